@@ -1,0 +1,170 @@
+"""ObjectStore: the one interface between the harness and durable bytes.
+
+Owns the interface, its obligations in prose, and what a key may look like. Implementations are `directory.py`,
+`memory.py` and `s3.py`; every one passes `tests/contract`. Cross-cutting concerns (retry, faults) wrap an ObjectStore
+with an ObjectStore.
+
+Obligations of every implementation:
+
+- Objects are immutable. There is put, put-if-absent and delete; no append, no rename, no overwrite of a committed name.
+  (`put` to a key that exists replaces it atomically; the harness never does that: every payload key holds a nonce.)
+- When `put` or `put_if_absent` returns, the whole object is durable against process death and power loss. Before that,
+  no reader sees any of it: not in `get`, not in `stat`, not in `list`.
+- `put_if_absent` succeeds for exactly one of any number of concurrent callers.
+- Read-after-write and list-after-write: what has returned is seen by every later call, from every process.
+- `delete` of an absent key succeeds. Deleting is durable when it returns.
+- Keys come from `list` in ascending code-point order.
+- Every call blocks, may be made from several threads at once, and ends soon after its deadline.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cloud.notice import Deadline
+
+CHUNK_BYTES = 16 * 1024 * 1024
+"""Bytes per chunk digest in a `Receipt`; a multiple of 8 MiB, so that a chunk can be one part of an S3 upload."""
+
+Source = memoryview | Path
+"""What `put` can send: a contiguous byte buffer, or a file that does not change meanwhile."""
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes newly sent, from the thread that called `put`."""
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a store knows of an object without reading it.
+
+    Attributes:
+        key: its key.
+        size: bytes.
+        crc64nvme: the store's own sum of the whole object, or `None` where it keeps none.
+    """
+
+    key: str
+    size: int
+    crc64nvme: int | None = None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was written, computed from the very bytes as they passed.
+
+    Attributes:
+        size: bytes.
+        crc64nvme: CRC-64/NVME of all bytes.
+        chunk_crcs: CRC-64/NVME of each `CHUNK_BYTES` chunk, in order; the last may be shorter. None for an
+            empty object.
+    """
+
+    size: int
+    crc64nvme: int
+    chunk_crcs: tuple[int, ...]
+
+
+class ObjectStore(Protocol):
+    """Durable bytes under keys. See the module's docstring for what every implementation owes."""
+
+    url: str
+    """How a user names this store: "s3://bucket/prefix", or a directory's absolute path."""
+
+    def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
+        """Make an object of `source` durable under `key`.
+
+        Raises:
+            Full: no room; nothing is left behind.
+            OutcomeUnknown: the reply was lost; the caller reads back.
+            CloudError: any other kind; nothing is visible under `key`.
+        """
+        ...
+
+    def put_if_absent(self, key: str, data: bytes, *, deadline: Deadline) -> None:
+        """Make a small object durable unless `key` exists: the only commit there is.
+
+        Raises:
+            AlreadyExists: the key exists (a caller that had to retry compares: it may be its own).
+            OutcomeUnknown: the reply was lost; the caller reads back.
+        """
+        ...
+
+    def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
+        """Fill the writable buffer `into` with the object's bytes from `offset` on.
+
+        Raises:
+            NotFound: no such object.
+            Truncated: the object ends before `into` is full.
+        """
+        ...
+
+    def read(self, key: str, *, limit_bytes: int, deadline: Deadline) -> bytes:
+        """A small object, whole.
+
+        Raises:
+            NotFound: no such object.
+            TooLarge: it has more than `limit_bytes` bytes (a hostile or foreign object).
+        """
+        ...
+
+    def stat(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        """Size and, where the store keeps one, sum. Raises `NotFound`."""
+        ...
+
+    def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
+        """Objects whose key starts with `prefix` and is greater than `after`, ascending. An unknown prefix is empty."""
+        ...
+
+    def delete(self, key: str, *, deadline: Deadline) -> None:
+        """Remove an object; absent is success."""
+        ...
+
+    def local_path(self, key: str) -> Path | None:
+        """The file that holds exactly this object's bytes, or `None` for a store without files."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Room left for new objects, reservations of this store's own included; `None` where there is no limit."""
+        ...
+
+    def reserve(self, size: int) -> None:
+        """Keep `size` bytes free for this process's later puts (0 gives them back). Raises `Full`.
+
+        A store without a limit does nothing. A `put` uses up the reservation; the caller renews it afterwards.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up connections and reservations. Idempotent."""
+        ...
+
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*")
+MAX_KEY_BYTES = 900  # S3 allows 1024 with the bucket's prefix
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is one that every store can hold; a key is never a way out of a store.
+
+    Segments of ASCII letters, digits and `_.=+-`, joined by `/`; no segment starts with a dot or a dash.
+
+    Raises:
+        ValueError: it is not; the harness built it wrong or read it from a hostile manifest unchecked.
+    """
+    if len(key) > MAX_KEY_BYTES or not all(_SEGMENT.fullmatch(part) for part in key.split("/")):
+        raise ValueError(f"not a store key: {key[:120]!r}")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if some key could start with it; the empty prefix is every key.
+
+    Raises:
+        ValueError: no key can; it was built wrong.
+    """
+    check_key(prefix + "0")
+    return prefix

@@ -1,0 +1,1 @@
+"""The process that survives: watches for notices, makes snapshots durable, finds them again. Never imports torch."""

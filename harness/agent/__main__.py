@@ -1,0 +1,25 @@
+"""`python -m harness.agent SETTINGS-JSON COMMAND-JSON`: a detached agent, started by a Checkpointer that found none."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from harness.agent.main import Agent
+from harness.config import Settings
+from harness.errors import HarnessError
+
+
+def main(arguments: list[str]) -> int:
+    """Run a detached agent until its trainer is gone and everything is saved. Returns the exit code."""
+    settings = Settings.from_json(arguments[0])
+    try:
+        return Agent(settings, None, script=tuple(json.loads(arguments[1])), environ=os.environ).run()
+    except HarnessError as err:
+        sys.stderr.write(f"harness: error: {err}\n")
+        return err.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

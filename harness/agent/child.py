@@ -1,0 +1,80 @@
+"""The trainer as a child: spawn, watch, signal, reap. A transparent parent: the child shares the terminal and its group.
+
+Owns the process; decides nothing. The child inherits stdin, stdout, stderr and the process group, so that Ctrl-C,
+window size and job control reach it as if it had been started by the shell.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from harness.errors import ConfigError
+from harness.ipc.channel import open_pidfd
+
+
+class Child:
+    """One life of the trainer."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Spawn `command`.
+
+        Raises:
+            ConfigError: there is no such command, or it cannot be executed.
+        """
+        try:
+            self._process = subprocess.Popen(list(command), env=dict(environment))
+        except FileNotFoundError as err:
+            raise ConfigError(f"{command[0]}: command not found") from err
+        except OSError as err:
+            raise ConfigError(f"{command[0]}: {err.strerror}") from err
+        self.pid = self._process.pid
+        pidfd = open_pidfd(self.pid)
+        assert pidfd is not None, "a child that is not reaped has a pidfd"
+        self.pidfd = pidfd
+
+    def reap(self) -> int | None:
+        """The exit status as a shell shows it (128 + signal), or `None` while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        return 128 - code if code < 0 else code
+
+    def signal(self, signum: int) -> None:
+        """Signal the trainer alone, never its group: DataLoader workers would die first."""
+        if self._process.poll() is None:
+            signal.pidfd_send_signal(self.pidfd, signum)
+
+    def close(self) -> None:
+        """Give up the descriptor of a child that was reaped."""
+        os.close(self.pidfd)
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuse what can be seen to be wrong before anything is started.
+
+    Raises:
+        ConfigError: nothing to run, or a Python script that does not exist.
+    """
+    if not command:
+        raise ConfigError("nothing to run: harness run -- python train.py")
+    script = script_of(command)
+    if script is not None and not os.path.exists(script):  # noqa: PTH110  a user's word, shown as it was given
+        raise ConfigError(f"{script}: no such script (looked in {os.getcwd()})")  # noqa: PTH109
+
+
+def script_of(command: Sequence[str]) -> str | None:
+    """The Python script that a command runs, as it was given; `None` for `-m`, `-c` and other programs."""
+    if not os.path.basename(command[0]).startswith("python"):  # noqa: PTH119
+        return command[0] if command[0].endswith(".py") else None
+    words = iter(command[1:])
+    for word in words:
+        if word in ("-c", "-m"):
+            return None
+        if word in ("-W", "-X"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None

@@ -1,0 +1,410 @@
+"""claim, survey, publish, finish, retire: the only writer of generations/ and commits/.
+
+Owns the commit protocol of docs/commit-protocol.md over any ObjectStore; knows neither slots' memory nor threads.
+
+    publish:  shards ──▶ part (put-if-absent) ──▶ manifest (put-if-absent) ──▶ read back
+    retire:   manifest ──▶ part ──▶ shards, newest verified never
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cloud.digest import format_crc
+from cloud.errors import AlreadyExists, NotFound, Truncated
+from cloud.notice import Deadline
+from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
+from harness.core import events
+from harness.core.manifest import (
+    FORMAT,
+    MAX_RECORD_BYTES,
+    Claim,
+    Done,
+    Manifest,
+    Part,
+    Quarantine,
+    ShardEntry,
+    combine_parts,
+    encode,
+    parse_claim,
+    parse_done,
+    parse_manifest,
+    parse_part,
+)
+from harness.core.snapshot import RunKeys, SnapshotId
+from harness.errors import SnapshotCorrupt
+
+Emit = Callable[[events.Event], None]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One rank's snapshot, ready to be published: what the part will say, and where the bytes are.
+
+    Attributes:
+        id: generation and step.
+        run_id: identity of the run.
+        parent: what this generation resumed from.
+        rank: whose.
+        world_size: of how many.
+        state: small state, tagged JSON text.
+        environment: as in `Part`.
+        sealed_at: ISO 8601 UTC.
+        shards: name and bytes of each shard, in file order.
+    """
+
+    id: SnapshotId
+    run_id: str
+    parent: str | None
+    rank: int
+    world_size: int
+    state: bytes
+    environment: dict[str, str]
+    sealed_at: str
+    shards: Sequence[tuple[str, Source]]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a store knows of a run, from listing it and reading its newest claim.
+
+    Attributes:
+        last_claim: the newest readable claim; `None` if nobody ever started the run here.
+        next_generation: the first number that nobody has.
+        done: the end of the newest generation, if it has one.
+        commits: snapshots with a manifest that are not quarantined, ascending.
+        quarantined: those that are.
+    """
+
+    last_claim: Claim | None
+    next_generation: int
+    done: Done | None
+    commits: tuple[SnapshotId, ...]
+    quarantined: frozenset[SnapshotId] = field(default_factory=frozenset)
+
+    @property
+    def finished_at(self) -> int | None:
+        """The step at which the run finished, or `None` while it has not."""
+        return self.done.step if self.done is not None and self.done.outcome == "finished" else None
+
+
+def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
+    """List a run. Raises CloudError; SnapshotCorrupt if the newest claim or end cannot be read."""
+    claims, dones = [], []
+    for info in store.list(keys.generations, deadline=deadline):
+        if (number := keys.parse_claim(info.key)) is not None:
+            claims.append(number)
+        elif (number := keys.parse_done(info.key)) is not None:
+            dones.append(number)
+    last = max(claims, default=0)
+    claim = done = None
+    if last:
+        key = keys.claim(last)
+        claim = parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
+    if last in dones:
+        key = keys.done(last)
+        done = parse_done(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
+    quarantined = frozenset(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
+    committed = _snapshots(store, keys.commits, keys.parse_commit, deadline)
+    return Survey(
+        last_claim=claim,
+        next_generation=max([0, *claims, *(snapshot.generation for snapshot in committed)]) + 1,
+        done=done,
+        commits=tuple(snapshot for snapshot in committed if snapshot not in quarantined),
+        quarantined=quarantined,
+    )
+
+
+def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline) -> Claim:
+    """Claim `wanted.generation`, or the next number that is free. Never deleted, never modified.
+
+    Returns:
+        The claim as it stands in the store, its number possibly higher than wanted.
+
+    Raises:
+        CloudError: the store could not be asked; nothing is claimed, or the claim is found to be ours next time.
+    """
+    while True:
+        key = keys.claim(wanted.generation)
+        try:
+            store.put_if_absent(key, encode(wanted), deadline=deadline)
+            return wanted
+        except AlreadyExists:
+            standing = parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
+            if standing.nonce == wanted.nonce:
+                return standing
+            wanted = msgspec.structs.replace(wanted, generation=wanted.generation + 1)
+
+
+def end(
+    store: ObjectStore, keys: RunKeys, generation: int, nonce: str, outcome: str, step: int | None, deadline: Deadline
+) -> None:
+    """Say once and for all how a generation ended. A second word is ignored. Raises CloudError."""
+    done = Done(format=FORMAT, generation=generation, nonce=nonce, outcome=outcome, step=step, ended_at=utc_now())
+    try:
+        store.put_if_absent(keys.done(generation), encode(done), deadline=deadline)
+    except AlreadyExists:
+        return
+
+
+def publish(
+    store: ObjectStore,
+    keys: RunKeys,
+    staged: Staged,
+    tier: str,
+    deadline: Deadline,
+    emit: Emit,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Manifest:
+    """Make `staged` durable and commit it. Blocks for as long as the bytes take.
+
+    Whatever dies in the middle leaves either a commit or invisible bytes in a directory of their own. Committing a
+    snapshot that is committed already succeeds, whoever did it.
+
+    Raises:
+        CloudError: not committed; the directory that was begun is garbage for `sweep`.
+        SnapshotCorrupt: another, different snapshot stands under this id.
+    """
+    directory = keys.directory(staged.id, secrets.token_hex(8))
+    entries = []
+    for name, source in staged.shards:
+        receipt = store.put(keys.payload(directory, name), source, deadline=deadline, progress=progress)
+        entries.append(_entry(name, receipt))
+        emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=receipt.size))
+    part = Part(
+        format=FORMAT,
+        run_id=staged.run_id,
+        generation=staged.id.generation,
+        step=staged.id.step,
+        rank=staged.rank,
+        world_size=staged.world_size,
+        directory=directory,
+        parent=staged.parent,
+        sealed_at=staged.sealed_at,
+        shards=tuple(entries),
+        state=msgspec.Raw(staged.state),
+        environment=staged.environment,
+    )
+    store.put_if_absent(keys.part(directory, part.rank, part.world_size), encode(part), deadline=deadline)
+    emit(events.PartStored(tier=tier, step=staged.id.step))
+    return commit(store, keys, combine_parts([part]), deadline)
+
+
+def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> Manifest:
+    """Put the manifest and read it back (I13): when this returns, the snapshot exists.
+
+    Returns:
+        The manifest that stands: ours, or an equal snapshot's that was there first.
+
+    Raises:
+        SnapshotCorrupt: a *different* snapshot of this id is committed.
+    """
+    key, data = keys.commit(manifest.id), encode(manifest)
+    try:
+        store.put_if_absent(key, data, deadline=deadline)
+    except AlreadyExists:
+        pass
+    standing = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, manifest.id)
+    if _digests(standing) != _digests(manifest):
+        raise SnapshotCorrupt(
+            f"{key}: another snapshot is committed under this id; was generation {manifest.generation} used twice?"
+        )
+    return standing
+
+
+def finish_complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline) -> list[SnapshotId]:
+    """Commit what somebody died over: snapshots above Latest whose parts are all there. Returns what it committed.
+
+    A part is written only after its shards are durable, so complete parts are a complete snapshot.
+    """
+    committed = _snapshots(store, keys.commits, keys.parse_commit, deadline)
+    quarantined = set(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
+    latest = max(committed, default=None)
+    parts: dict[str, list[str]] = {}
+    for info in store.list(keys.snapshots, deadline=deadline):
+        named = keys.parse_directory(info.key)
+        if (
+            named is not None
+            and info.key.endswith(".json")
+            and (latest is None or named[0] > latest)
+            and named[0] not in quarantined
+        ):
+            parts.setdefault(named[1], []).append(info.key)
+    done = []
+    for part_keys in parts.values():
+        try:
+            found = [
+                parse_part(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key) for key in part_keys
+            ]
+            manifest = combine_parts(found)
+            if manifest.run_id != run_id or not _all_there(store, keys, manifest, deadline):
+                continue
+            commit(store, keys, manifest, deadline)
+        except SnapshotCorrupt:
+            continue  # incomplete, or not ours: it stays invisible
+        done.append(manifest.id)
+    return done
+
+
+def read_manifest(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> Manifest:
+    """The manifest of a committed snapshot. Raises NotFound, SnapshotCorrupt, CloudError."""
+    data = store.read(keys.commit(snapshot), limit_bytes=MAX_RECORD_BYTES, deadline=deadline)
+    return parse_manifest(data, keys, snapshot)
+
+
+def quarantine(
+    store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, reason: str, host: str, deadline: Deadline
+) -> None:
+    """Mark a committed snapshot unusable, for everybody. Raises CloudError."""
+    record = Quarantine(
+        format=FORMAT, generation=snapshot.generation, step=snapshot.step, reason=reason, found_at=utc_now(), host=host
+    )
+    try:
+        store.put_if_absent(keys.quarantined(snapshot), encode(record), deadline=deadline)
+    except AlreadyExists:
+        return
+
+
+def verify(
+    store: ObjectStore,
+    keys: RunKeys,
+    manifest: Manifest,
+    deadline: Deadline,
+    *,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Whether the store still holds exactly what was committed, without keeping the bytes.
+
+    Where the store keeps sums itself (S3), size and sum of each shard are compared; elsewhere every byte is read again.
+
+    Args:
+        store: where the snapshot is committed.
+        keys: of the run.
+        manifest: what was committed.
+        deadline: for the whole.
+        interrupted: asked between chunks; when true, verification stops.
+
+    Returns:
+        False if it was interrupted; a verified snapshot returns True.
+
+    Raises:
+        SnapshotCorrupt: which shard differs, and how.
+    """
+    from cloud.digest import crc64nvme
+
+    scratch = memoryview(
+        bytearray(min(CHUNK_BYTES, max((s.size for p in manifest.parts for s in p.shards), default=1)))
+    )
+    for part in manifest.parts:
+        for shard in part.shards:
+            key = keys.payload(manifest.directory, shard.name)
+            try:
+                info = store.stat(key, deadline=deadline)
+                if info.size != shard.size:
+                    raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
+                if info.crc64nvme is not None:
+                    if format_crc(info.crc64nvme) != shard.crc64nvme:
+                        raise SnapshotCorrupt(f"{key}: the store's sum is not the committed one")
+                    continue
+                crc = 0
+                for offset in range(0, shard.size, len(scratch)):
+                    if interrupted():
+                        return False
+                    piece = scratch[: min(len(scratch), shard.size - offset)]
+                    store.get(key, piece, offset=offset, deadline=deadline)
+                    crc = crc64nvme(piece, crc)
+            except (NotFound, Truncated) as err:
+                raise SnapshotCorrupt(f"{key}: {err}") from err
+            if format_crc(crc) != shard.crc64nvme:
+                raise SnapshotCorrupt(f"{key}: bytes differ from what was committed")
+    return True
+
+
+def remove(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> None:
+    """Delete one snapshot: manifest first, then parts, then shards (I6). Raises CloudError."""
+    directories = set()
+    try:
+        directories.add(read_manifest(store, keys, snapshot, deadline).directory)
+    except (NotFound, SnapshotCorrupt):
+        pass  # the directories are found by name below
+    store.delete(keys.commit(snapshot), deadline=deadline)
+    prefix = f"{keys.snapshots}{snapshot}-"
+    for info in store.list(prefix, deadline=deadline):
+        if (named := keys.parse_directory(info.key)) is not None:
+            directories.add(named[1])
+    for directory in directories:
+        _remove_directory(store, keys, directory, deadline)
+    store.delete(keys.quarantined(snapshot), deadline=deadline)
+
+
+def sweep(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> int:
+    """Delete payload that nothing names, below Latest and from `generation` or older. Returns how many directories."""
+    committed = set(_snapshots(store, keys.commits, keys.parse_commit, deadline))
+    if not committed:
+        return 0
+    latest = max(committed)
+    named = {}
+    for info in store.list(keys.snapshots, deadline=deadline):
+        found = keys.parse_directory(info.key)
+        if found is not None and found[0] < latest and found[0].generation <= generation:
+            named[found[1]] = found[0]
+    count = 0
+    for directory, snapshot in named.items():
+        if snapshot in committed:
+            try:
+                if read_manifest(store, keys, snapshot, deadline).directory == directory:
+                    continue
+            except (NotFound, SnapshotCorrupt):
+                continue  # retired meanwhile, or damaged: not ours to judge here
+        _remove_directory(store, keys, directory, deadline)
+        count += 1
+    return count
+
+
+def utc_now() -> str:
+    """ISO 8601 UTC, for people: nothing is ever decided by it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _remove_directory(store: ObjectStore, keys: RunKeys, directory: str, deadline: Deadline) -> None:
+    found = [info.key for info in store.list(f"{keys.snapshots}{directory}/", deadline=deadline)]
+    for key in sorted(found, key=lambda key: not key.endswith(".json")):
+        store.delete(key, deadline=deadline)
+
+
+def _all_there(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> bool:
+    try:
+        return all(
+            store.stat(keys.payload(manifest.directory, shard.name), deadline=deadline).size == shard.size
+            for part in manifest.parts
+            for shard in part.shards
+        )
+    except NotFound:
+        return False
+
+
+def _entry(name: str, receipt: Receipt) -> ShardEntry:
+    return ShardEntry(
+        name=name,
+        size=receipt.size,
+        crc64nvme=format_crc(receipt.crc64nvme),
+        chunk_bytes=CHUNK_BYTES,
+        chunks=tuple(format_crc(crc) for crc in receipt.chunk_crcs),
+    )
+
+
+def _digests(manifest: Manifest) -> list[tuple[str, str]]:
+    return [(shard.name, shard.crc64nvme) for part in manifest.parts for shard in part.shards]
+
+
+def _snapshots(
+    store: ObjectStore, prefix: str, parse: Callable[[str], SnapshotId | None], deadline: Deadline
+) -> list[SnapshotId]:
+    found = (parse(info.key) for info in store.list(prefix, deadline=deadline))
+    return sorted(snapshot for snapshot in found if snapshot is not None)

@@ -1,0 +1,121 @@
+"""The journal of one agent: typed events to listeners, to the log on stderr, and to the store in segments put once.
+
+Owns the order and the segments; knows nothing of what events mean. `emit` never blocks on the store: a thread puts a
+segment every 15 s (which is also the heartbeat) and whenever `flush` asks. A store that is down costs nothing but memory
+for the lines that wait.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from cloud.errors import AlreadyExists, CloudError
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.core import events
+from harness.core.snapshot import RunKeys
+
+SEGMENT_S = 15.0
+_PUT_S = 10.0
+_QUIET = (events.Heartbeat, events.ShardStored, events.PartStored, events.Due, events.Verified, events.SlotsReady)
+
+Listener = Callable[[events.Line], None]
+Emit = Callable[[events.Event], None]
+
+
+class Journal:
+    """Thread-safe. Listeners run in the emitting thread, before `emit` returns."""
+
+    def __init__(
+        self,
+        keys: RunKeys,
+        host: str,
+        *,
+        listeners: Sequence[Listener] = (),
+        log: TextIO = sys.stderr,
+        heartbeat: Callable[[], events.Heartbeat],
+    ) -> None:
+        """Lines wait in memory until `start` names a store.
+
+        Args:
+            keys: of the run.
+            host: part of the segments' keys.
+            listeners: called with every line.
+            log: where people read; one line for each event that is news to them.
+            heartbeat: makes the event that keeps a quiet journal alive.
+        """
+        self._keys, self._host, self._listeners, self._log, self._heartbeat = keys, host, listeners, log, heartbeat
+        self.generation = 0
+        self._lock = threading.Lock()
+        self._pending: list[events.Line] = []
+        self._segment = 0
+        self._wake = threading.Event()
+        self._stop = False
+        self._thread: threading.Thread | None = None
+        self._put_lock = threading.Lock()
+
+    def emit(self, event: events.Event) -> None:
+        """Record `event` now."""
+        line = events.Line(
+            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            mono=time.monotonic(),
+            generation=self.generation,
+            body=event,  # type: ignore[arg-type]
+        )
+        with self._lock:
+            self._pending.append(line)
+        if not isinstance(event, _QUIET):
+            self._log.write(f"harness: {self._keys.run} g{self.generation} {events.describe(event)}\n")
+            self._log.flush()
+        for listener in self._listeners:
+            listener(line)
+
+    def start(self, store: ObjectStore) -> None:
+        """Begin to put segments into `store`, every 15 s and on `flush`."""
+        self._thread = threading.Thread(target=self._run, args=(store,), name="harness-journal", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Ask for a segment soon. Does not wait."""
+        self._wake.set()
+
+    def close(self, wait_s: float = _PUT_S) -> None:
+        """Put what is pending and end the thread; gives up after `wait_s`."""
+        self._stop = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(wait_s)
+
+    def _run(self, store: ObjectStore) -> None:
+        while not self._stop:
+            asked = self._wake.wait(SEGMENT_S)
+            self._wake.clear()
+            if not asked:
+                self.emit(self._heartbeat())
+            self._put(store)
+        self._put(store)
+
+    def _put(self, store: ObjectStore) -> None:
+        with self._lock:
+            lines = list(self._pending)
+        if not lines or self.generation == 0:
+            return
+        data = b"".join(events.encode_line(line) for line in lines)
+        try:
+            while True:
+                key = self._keys.journal(self.generation, self._host, self._segment)
+                self._segment += 1
+                try:
+                    store.put_if_absent(key, data, deadline=Deadline.after(_PUT_S))
+                    break
+                except AlreadyExists:
+                    continue  # an earlier agent of this generation on this host
+        except CloudError:
+            return  # the lines stay pending; the tiers report a store that is down
+        with self._lock:
+            del self._pending[: len(lines)]

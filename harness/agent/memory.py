@@ -1,0 +1,147 @@
+"""The slots of one node: how many fit, which is free, which holds the newest snapshot.
+
+Owns the agent's side of every slot's life; knows neither stores nor messages. Used from the agent's main thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness.errors import NoSpace
+from harness.ipc.slots import Slot, SlotState
+
+RESERVED_BYTES = 256 * 1024 * 1024  # left to the trainer and the kernel when the budget is checked
+TWO_SLOTS_FROM_BYTES = 32 * 1024**3
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """Memory that can still be taken: the host's, or the cgroup's where that is less (memfds are charged to it)."""
+    host = _meminfo("MemAvailable")
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit == "max":
+            return host
+        used = int((_CGROUP / "memory.current").read_text())
+        return max(0, min(host, int(limit) - used))
+    except (OSError, ValueError):
+        return host
+
+
+def total_bytes() -> int:
+    """The host's memory."""
+    return _meminfo("MemTotal")
+
+
+def check_room(size: int, count: int, available: int) -> None:
+    """Raise NoSpace unless `count` slots of `size` bytes fit into `available` bytes."""
+    if size * count + RESERVED_BYTES > available:
+        raise NoSpace(
+            f"a snapshot needs {size / 1e9:.2f} GB of shared memory in each of {count} slots, "
+            f"{available / 1e9:.2f} GB of memory are free here; use a host (or a cgroup limit) with more memory"
+            + (", or --slots 1" if count > 1 else "")
+        )
+
+
+class SlotPool:
+    """Slots by index. A slot is *busy* while a tier reads it; the newest sealed one is kept until a newer one is."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, Slot] = {}
+        self._busy: dict[int, set[str]] = {}
+        self._retired: set[int] = set()
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self.usable)
+
+    @property
+    def usable(self) -> list[int]:
+        """Indexes of the slots of the current layout."""
+        return [index for index in self._slots if index not in self._retired]
+
+    def __getitem__(self, index: int) -> Slot:
+        return self._slots[index]
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._slots
+
+    def add(self, slot: Slot) -> int:
+        """Take over a slot; its index never comes again while the agent lives (it wraps only after 250)."""
+        while self._next in self._slots:
+            self._next = (self._next + 1) % 250
+        index, self._next = self._next, (self._next + 1) % 250
+        self.put(index, slot)
+        return index
+
+    def put(self, index: int, slot: Slot) -> None:
+        """Take over a slot under an index that the trainer knows it by."""
+        self._slots[index] = slot
+        self._busy[index] = set()
+
+    def allocate(self, size: int, count: int) -> list[int]:
+        """Make `count` slots of `size` bytes for a new layout; slots of the old one go as soon as nobody needs them.
+
+        Slots that are large enough already are kept: a resume's slot becomes the first snapshot's.
+
+        Raises:
+            NoSpace: they do not fit into memory.
+        """
+        kept = [index for index in self.usable if self._slots[index].size >= size][:count]
+        self._retired |= set(self._slots) - set(kept)
+        self.collect()
+        missing = count - len(kept)
+        if missing:
+            check_room(size, missing, available_bytes())
+            try:
+                kept += [self.add(Slot.create(size)) for _ in range(missing)]
+            except OSError as err:
+                raise NoSpace(f"cannot allocate {missing} slots of {size / 1e9:.2f} GB: {err.strerror}") from err
+        return kept
+
+    def hold(self, index: int, tier: str) -> None:
+        """A tier (or a resume) starts to need the slot's content."""
+        self._busy[index].add(tier)
+
+    def release(self, index: int, tier: str) -> None:
+        """It does not any more."""
+        if index in self._busy:
+            self._busy[index].discard(tier)
+            self.collect()
+
+    def grant(self) -> int | None:
+        """A slot that the trainer may fill now: the one with the oldest content. `None` if all are needed."""
+        free = [index for index in self.usable if not self._busy[index]]
+        return min(free, key=lambda index: self._slots[index].sequence, default=None)
+
+    def newest_sealed(self) -> int | None:
+        """The slot with the newest complete snapshot."""
+        return max(self.sealed(), key=lambda index: self._slots[index].sequence, default=None)
+
+    def sealed(self) -> list[int]:
+        """Every slot that holds a complete snapshot, retired layouts included."""
+        return [index for index, slot in self._slots.items() if slot.state is SlotState.SEALED]
+
+    def collect(self) -> None:
+        """Close slots of old layouts that nobody needs; a complete snapshot stays until a newer one is sealed."""
+        newest = self.newest_sealed()
+        for index in [i for i in self._retired if not self._busy[i] and i != newest]:
+            self._retired.discard(index)
+            del self._busy[index]
+            self._slots.pop(index).close()
+
+    def close(self, indexes: Iterable[int] | None = None) -> None:
+        """Close all slots."""
+        for index in list(self._slots if indexes is None else indexes):
+            self._busy.pop(index, None)
+            self._retired.discard(index)
+            self._slots.pop(index).close()
+
+
+def _meminfo(name: str) -> int:
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise NoSpace(f"{_MEMINFO} has no {name}")

@@ -1,0 +1,194 @@
+"""What can be said of a run from its stores and its live agent: status, snapshots, verification, removal.
+
+Owns the rows that the command line prints; starts nothing, and changes nothing but on `remove`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cloud.errors import CloudError
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.agent import commit
+from harness.agent.stores import open_store
+from harness.config import Settings
+from harness.core import events
+from harness.core.manifest import MAX_RECORD_BYTES, parse_quarantine
+from harness.core.snapshot import RunKeys, SnapshotId
+from harness.errors import ConfigError, SnapshotCorrupt
+from harness.ipc import channel as ipc
+from harness.ipc.channel import ChannelClosed, RunPlace
+
+_CALL_S = 60.0
+_VERIFY_S = 24 * 3600.0
+
+
+def status(settings: Settings) -> dict[str, Any]:
+    """A live agent's own answer; without one, what the journal in the store says of the last generation.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    live = _ask_agent(settings)
+    if live is not None:
+        return live
+    store, keys = open_store(settings.store), RunKeys(settings.run)
+    known = _survey(store, keys, settings)
+    told = fold(read_journal(store, keys, known.last_claim.generation if known.last_claim else 0))
+    newest = known.commits[-1] if known.commits else None
+    return {
+        "run": settings.run,
+        "store": settings.store,
+        "state": known.done.outcome if known.done else "not running here",
+        "generation": known.last_claim.generation if known.last_claim else None,
+        "step": told["step"],
+        "local_step": told["local_step"],
+        "durable_step": newest.step if newest else None,
+        "latest": str(newest) if newest else None,
+        "snapshots": len(known.commits),
+        "quarantined": len(known.quarantined),
+        "ended_at": known.done.ended_at if known.done else None,
+    }
+
+
+def fold(lines: Iterator[events.Line]) -> dict[str, Any]:
+    """The last word of a journal on each figure."""
+    told: dict[str, Any] = {"step": None, "local_step": None, "durable_step": None}
+    for line in lines:
+        body = line.body
+        if isinstance(body, events.Published):
+            told["durable_step" if body.tier == "remote" else "local_step"] = body.step
+        if isinstance(body, events.Ended):
+            told["local_step"], told["durable_step"] = body.local_step, body.durable_step
+        if isinstance(body, events.Sealed | events.TrainerFinished) or (
+            isinstance(body, events.Heartbeat | events.TrainerLeft) and body.step is not None
+        ):
+            told["step"] = body.step
+    return told
+
+
+def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = None) -> Iterator[events.Line]:
+    """Lines of a run's journal, of one generation or of all, in the order of their keys. Foreign lines are skipped."""
+    deadline = Deadline.after(_CALL_S)
+    prefix = keys.events if generation is None else f"{keys.events}{generation:08d}-"
+    for info in store.list(prefix, deadline=deadline):
+        for data in store.read(info.key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline).splitlines():
+            try:
+                yield events.decode_line(data)
+            except msgspec.MsgspecError:
+                continue
+
+
+def runs(settings: Settings) -> list[str]:
+    """Names of the runs in the store."""
+    store = open_store(settings.store)
+    names = {info.key.split("/", 1)[0] for info in store.list("", deadline=Deadline.after(_CALL_S))}
+    return sorted(names)
+
+
+def snapshots(settings: Settings) -> list[dict[str, Any]]:
+    """One row for each committed snapshot of each tier, oldest first, with why it cannot be used if so."""
+    rows = []
+    for tier, store in _tiers(settings):
+        keys = RunKeys(settings.run)
+        for snapshot, reason in _all_snapshots(store, keys):
+            row: dict[str, Any] = {"snapshot": str(snapshot), "tier": tier, "step": snapshot.step}
+            try:
+                manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
+                row |= {"bytes": manifest.payload_bytes, "sealed_at": manifest.parts[0].sealed_at}
+            except (SnapshotCorrupt, CloudError) as err:
+                row |= {"bytes": None, "sealed_at": None}
+                reason = reason or str(err)
+            rows.append({**row, "unusable": reason})
+    return rows
+
+
+def verify(settings: Settings) -> list[dict[str, Any]]:
+    """One row for each snapshot of each tier: "ok", or what differs. Reads every byte."""
+    rows = []
+    for tier, store in _tiers(settings):
+        keys = RunKeys(settings.run)
+        for snapshot, reason in _all_snapshots(store, keys):
+            verdict = f"quarantined: {reason}" if reason else "ok"
+            if not reason:
+                try:
+                    manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
+                    commit.verify(store, keys, manifest, Deadline.after(_VERIFY_S))
+                except (SnapshotCorrupt, CloudError) as err:
+                    verdict = str(err)
+            rows.append({"snapshot": str(snapshot), "tier": tier, "verdict": verdict})
+    if not rows:
+        raise ConfigError(f"run {settings.run!r} has no snapshot in {settings.store}")
+    return rows
+
+
+def remove(settings: Settings, snapshot: str) -> Iterator[str]:
+    """Delete one snapshot, or the whole run for "ALL". Yields a line for each thing done.
+
+    Raises:
+        ConfigError: there is no such snapshot, or the run is being trained here.
+    """
+    if _ask_agent(settings) is not None:
+        raise ConfigError(f"run {settings.run!r} is being trained on this host: stop it first")
+    keys, found = RunKeys(settings.run), False
+    for tier, store in _tiers(settings):
+        for known, _reason in _all_snapshots(store, keys):
+            if snapshot in ("ALL", str(known)):
+                commit.remove(store, keys, known, Deadline.after(_VERIFY_S))
+                found = True
+                yield f"deleted {known} from {tier}"
+        if snapshot == "ALL":
+            leftover = [info.key for info in store.list(f"{settings.run}/", deadline=Deadline.after(_CALL_S))]
+            for key in leftover:
+                store.delete(key, deadline=Deadline.after(_CALL_S))
+            found |= bool(leftover)
+            yield f"deleted {len(leftover)} records of {settings.run} from {tier}"
+    if not found:
+        raise ConfigError(f"{snapshot}: no such snapshot of run {settings.run!r}; see harness ls --run {settings.run}")
+
+
+def _tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:
+    if settings.local is not None:
+        yield "local", open_store(settings.local)
+    yield "remote", open_store(settings.store)
+
+
+def _all_snapshots(store: ObjectStore, keys: RunKeys) -> list[tuple[SnapshotId, str | None]]:
+    """Every snapshot with a manifest, and the reason of its quarantine if it is in one."""
+    deadline, reasons = Deadline.after(_CALL_S), {}
+    for info in store.list(keys.quarantine, deadline=deadline):
+        if (snapshot := keys.parse_quarantined(info.key)) is not None:
+            try:
+                data = store.read(info.key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline)
+                reasons[snapshot] = parse_quarantine(data, info.key).reason
+            except SnapshotCorrupt as err:
+                reasons[snapshot] = str(err)
+    found = (keys.parse_commit(info.key) for info in store.list(keys.commits, deadline=deadline))
+    return [(snapshot, reasons.get(snapshot)) for snapshot in found if snapshot is not None]
+
+
+def _survey(store: ObjectStore, keys: RunKeys, settings: Settings) -> commit.Survey:
+    known = commit.survey(store, keys, Deadline.after(_CALL_S))
+    if known.last_claim is None and not known.commits:
+        raise ConfigError(f"no run {settings.run!r} in {settings.store}; see harness ls --store {settings.store}")
+    return known
+
+
+def _ask_agent(settings: Settings) -> dict[str, Any] | None:
+    place = RunPlace.of(Path(settings.runtime_dir), settings.store, settings.run)
+    channel = ipc.connect(place.socket)
+    if channel is None:
+        return None
+    try:
+        channel.send("status")
+        found: dict[str, Any] = channel.receive()["status"]
+        return found
+    except ChannelClosed:
+        return None
+    finally:
+        channel.close()

@@ -1,0 +1,225 @@
+"""locate → fetch → verify → ResumePoint; falls back, loudly.
+
+Owns the choice of what a start resumes from. The greatest (generation, step) that is complete in any tier wins; the tier
+decides only between copies of one snapshot: memory, then local, then remote. What is used is verified; what is damaged
+after two independent reads is quarantined and the next older one is taken (I12). A run that is known to have commits
+never silently starts at step 0 (I10).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cloud.digest import combine, crc64nvme, format_crc
+from cloud.errors import NotFound, Truncated
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.agent import commit
+from harness.agent.memory import available_bytes, check_room
+from harness.core import events
+from harness.core.manifest import Manifest, Part
+from harness.core.snapshot import RunKeys, SnapshotId
+from harness.errors import SnapshotCorrupt
+from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
+
+FETCH_S = 3600.0
+_ORDER = {"memory": 2, "local": 1, "remote": 0}
+
+
+@dataclass(frozen=True)
+class MemoryCopy:
+    """A sealed slot of this host; `manifest` is known once a tier has published it, and verifies it."""
+
+    id: SnapshotId
+    index: int
+    slot: Slot
+    record: SlotRecord
+    manifest: Manifest | None = None
+
+    tier = "memory"
+
+
+@dataclass(frozen=True)
+class StoredCopy:
+    """A committed snapshot in a store."""
+
+    id: SnapshotId
+    tier: str
+    store: ObjectStore
+
+
+Copy = MemoryCopy | StoredCopy
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """What the trainers will restore: a sealed slot with verified content.
+
+    Attributes:
+        id: the snapshot.
+        tier: where it came from.
+        index: the slot's index where it is one of the node's own already, else `None`.
+        slot: the slot.
+        record: what it holds.
+        verified: False only for a memory copy that no tier had digests of yet.
+    """
+
+    id: SnapshotId
+    tier: str
+    index: int | None
+    slot: Slot
+    record: SlotRecord
+    verified: bool
+
+
+def order(copies: Sequence[Copy]) -> list[Copy]:
+    """Newest snapshot first; of one snapshot's copies the nearest first."""
+    return sorted(copies, key=lambda copy: (copy.id, _ORDER[copy.tier]), reverse=True)
+
+
+def stored_copies(store: ObjectStore, keys: RunKeys, tier: str, known: Sequence[SnapshotId]) -> list[Copy]:
+    """The copies that a survey of one store found."""
+    return [StoredCopy(snapshot, tier, store) for snapshot in known]
+
+
+class _Foreign(Exception):
+    """A snapshot of another run."""
+
+
+class Finder:
+    """Tries copies in order until one is in a slot and verified. Blocks on disk and network; one thread."""
+
+    def __init__(self, keys: RunKeys, run_id: str, host: str, emit: commit.Emit) -> None:
+        """`run_id` is the identity that a copy must have to count."""
+        self._keys, self._run_id, self._host, self._emit = keys, run_id, host, emit
+
+    def find(self, copies: Sequence[Copy], head: Callable[[Copy, SlotRecord], None]) -> ResumePoint | None:
+        """The newest usable copy in a slot; `None` if the run has no snapshot at all.
+
+        Args:
+            copies: candidates, in any order.
+            head: called with each copy that is about to be fetched and its record, as soon as that is known, so that
+                small state is ready long before the tensors are.
+
+        Raises:
+            SnapshotCorrupt: there are snapshots of this run, and none of them can be used.
+            NoSpace: the newest one does not fit into memory.
+            CloudError: a store failed; nothing was concluded.
+        """
+        refused: dict[SnapshotId, str] = {}
+        foreign: set[str] = set()
+        for copy in order(copies):
+            if copy.tier in foreign:
+                continue
+            try:
+                point = self._take(copy, head)
+            except _Foreign as err:
+                # What lay here before --fresh, or a local disk that served another store; older ones are no nearer.
+                foreign.add(copy.tier)
+                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
+                continue
+            except (SnapshotCorrupt, NotFound) as err:
+                refused[copy.id] = str(err)
+                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
+                continue
+            return point
+        if refused:
+            raise SnapshotCorrupt(
+                "this run has snapshots, and none of them can be used: "
+                + "; ".join(f"{snapshot}: {reason}" for snapshot, reason in refused.items())
+                + ". Nothing was started; --fresh starts at step 0"
+            )
+        return None
+
+    def _take(self, copy: Copy, head: Callable[[Copy, SlotRecord], None]) -> ResumePoint:
+        if isinstance(copy, MemoryCopy):
+            self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
+            head(copy, copy.record)
+            return self._from_memory(copy)
+        manifest = commit.read_manifest(copy.store, self._keys, copy.id, Deadline.after(FETCH_S))
+        if manifest.run_id != self._run_id:
+            raise _Foreign("belongs to another run of this name")
+        self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
+        record = to_record(manifest.parts[0])
+        head(copy, record)
+        return self._from_store(copy, manifest, record)
+
+    def _from_memory(self, copy: MemoryCopy) -> ResumePoint:
+        started = time.monotonic()
+        if copy.manifest is not None:
+            for span, shard in zip(copy.record.shards, copy.manifest.parts[0].shards, strict=True):
+                if format_crc(crc64nvme(copy.slot.shard(span))) != shard.crc64nvme:
+                    raise SnapshotCorrupt(f"slot {copy.index}: {span.name} is not what was committed")
+        verified = copy.manifest is not None
+        self._emit_fetched(copy, sum(span.size for span in copy.record.shards), started, verified=verified)
+        return ResumePoint(copy.id, copy.tier, copy.index, copy.slot, copy.record, verified)
+
+    def _from_store(self, copy: StoredCopy, manifest: Manifest, record: SlotRecord) -> ResumePoint:
+        started = time.monotonic()
+        size = slot_bytes(record.shards, len(record.state))
+        check_room(size, 1, available_bytes())
+        slot = Slot.create(size)
+        try:
+            try:
+                self._fill(slot, copy.store, manifest, record)
+            except (SnapshotCorrupt, NotFound, Truncated):
+                try:  # a second, independent read, before anybody calls it damaged
+                    self._fill(slot, copy.store, manifest, record)
+                except (SnapshotCorrupt, NotFound, Truncated) as err:
+                    reason = str(err)
+                    commit.quarantine(copy.store, self._keys, copy.id, reason, self._host, Deadline.after(60.0))
+                    self._emit(events.Quarantined(snapshot=str(copy.id), reason=reason))
+                    raise SnapshotCorrupt(reason) from err
+            slot.seal(record, 0)
+        except BaseException:
+            slot.close()
+            raise
+        self._emit_fetched(copy, manifest.parts[0].payload_bytes, started, verified=True)
+        return ResumePoint(copy.id, copy.tier, None, slot, record, verified=True)
+
+    def _fill(self, slot: Slot, store: ObjectStore, manifest: Manifest, record: SlotRecord) -> None:
+        deadline = Deadline.after(FETCH_S)
+        slot.begin()
+        for span, shard in zip(record.shards, manifest.parts[0].shards, strict=True):
+            key = self._keys.payload(manifest.directory, shard.name)
+            target, total = slot.shard(span), 0
+            info = store.stat(key, deadline=deadline)
+            if info.size != shard.size:
+                raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
+            for number, expected in enumerate(shard.chunks):
+                piece = target[number * shard.chunk_bytes : (number + 1) * shard.chunk_bytes]
+                store.get(key, piece, offset=number * shard.chunk_bytes, deadline=deadline)
+                crc = crc64nvme(piece)
+                if format_crc(crc) != expected:
+                    raise SnapshotCorrupt(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
+                total = combine(total, crc, len(piece)) if number else crc
+            if format_crc(total) != shard.crc64nvme:
+                raise SnapshotCorrupt(f"{key}: not what was committed")
+
+    def _emit_fetched(self, copy: Copy, size: int, started: float, *, verified: bool) -> None:
+        self._emit(
+            events.Fetched(
+                snapshot=str(copy.id),
+                tier=copy.tier,
+                bytes=size,
+                seconds=time.monotonic() - started,
+                verified=verified,
+            )
+        )
+
+
+def to_record(part: Part) -> SlotRecord:
+    """The slot record that describes a stored part: the same that its trainer sealed."""
+    spans: tuple[ShardSpan, ...] = place_shards([(shard.name, shard.size) for shard in part.shards])
+    return SlotRecord(
+        step=part.step,
+        rank=part.rank,
+        world_size=part.world_size,
+        generation=part.generation,
+        shards=spans,
+        state=bytes(part.state).decode(),
+        environment=part.environment,
+        sealed_at=part.sealed_at,
+    )

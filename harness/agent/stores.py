@@ -1,0 +1,27 @@
+"""Which ObjectStore a location names. Owns the mapping from a user's words to a store, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloud.directory import DirectoryStore
+from cloud.errors import CloudError
+from cloud.retry import RetryingStore
+from cloud.store import ObjectStore
+from harness.errors import ConfigError
+
+
+def open_store(location: str) -> ObjectStore:
+    """The store at `location`: an absolute directory, or a URL; transient failures are retried inside each deadline.
+
+    Raises:
+        ConfigError: no such kind of store, or the directory cannot be used.
+    """
+    if location.startswith("s3://"):
+        raise ConfigError(f"{location}: S3 stores come with the next release; use a directory for now")
+    if "://" in location:
+        raise ConfigError(f"{location}: a store is a directory or s3://bucket/prefix")
+    try:
+        return RetryingStore(DirectoryStore(Path(location)))
+    except (CloudError, OSError) as err:
+        raise ConfigError(f"the store {location} cannot be used: {err}") from err

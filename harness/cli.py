@@ -1,0 +1,256 @@
+"""The command line: run · status · ls · verify · rm · metadata-sim.
+
+Owns words on the screen and exit codes; every command parses, calls, prints. Human text goes to stderr, data to stdout,
+`--json` is for machines. Errors say what, where and what to do, without a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.config import Settings, resolve
+from harness.errors import ConfigError, ExitCode, HarnessError
+
+app = typer.Typer(
+    name="harness",
+    help="Training on spot instances that loses nothing but the seconds it takes to move to the next machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+simulator = typer.Typer(
+    help="An EC2 metadata service on this machine, to try what a spot notice does.\n\n"
+    "Example: harness metadata-sim start --port 1338 &  harness metadata-sim notice --in 20",
+    no_args_is_help=True,
+)
+app.add_typer(simulator, name="metadata-sim")
+
+Store = Annotated[
+    str | None, typer.Option(help="Durable store: a directory, or s3://bucket/prefix. Default: ./.harness")
+]
+Run = Annotated[str | None, typer.Option(help="The run's name. Default: the script's name")]
+Local = Annotated[str | None, typer.Option(help="Directory of the local tier. Default: none for a directory store")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout")]
+Port = Annotated[int, typer.Option(help="Port on 127.0.0.1")]
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="Example: harness run --store /mnt/checkpoints --run gpt-small -- python train.py --lr 3e-4",
+)
+def run(
+    context: typer.Context,
+    store: Store = None,
+    run: Run = None,
+    local: Local = None,
+    every_s: Annotated[float | None, typer.Option(help="Seconds between snapshots")] = None,
+    durable_every_s: Annotated[
+        float | None, typer.Option(help="Seconds between snapshots in the store, with a local tier")
+    ] = None,
+    every_steps: Annotated[int | None, typer.Option(help="A snapshot at each multiple of this step too")] = None,
+    keep_last: Annotated[int | None, typer.Option(help="Snapshots to keep in the store")] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(help="Keep snapshots of each multiple of this step for good")
+    ] = None,
+    keep_local: Annotated[int | None, typer.Option(help="Snapshots to keep in the local tier")] = None,
+    slots: Annotated[int | None, typer.Option(help="Images of the state in memory. Default: 2, 1 below 32 GB")] = None,
+    grace_s: Annotated[float | None, typer.Option(help="Seconds that a SIGTERM leaves us")] = None,
+    drain_file: Annotated[str | None, typer.Option(help="A file whose appearance is a notice")] = None,
+    max_crashes: Annotated[int | None, typer.Option(help="Crashes without progress before giving up")] = None,
+    metadata: Annotated[str | None, typer.Option(help='Base URL of the instance metadata service, or "off"')] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start at step 0 although the run has snapshots")] = False,
+) -> None:
+    """Run a training script; start it or resume it, whichever it is.
+
+    Exit codes: 0 finished, 75 interrupted and durable (run me again), 74 interrupted and only local, 73 superseded,
+    70 bug, 64 usage, 130 Ctrl-C; otherwise the script's own.
+    """
+    from harness.agent.child import check_command, script_of
+
+    command = tuple(context.args)
+    check_command(command)
+    flags = {name: value for name, value in context.params.items() if name != "fresh"}
+    settings = resolve({**flags, "fresh": fresh or None}, os.environ, Path.cwd(), script=script_of(command))
+    _say_settings(settings)
+    from harness.agent.main import Agent
+
+    raise typer.Exit(Agent(settings, command, environ=os.environ).run())
+
+
+@app.command(epilog="Example: harness status --run gpt-small --json")
+def status(store: Store = None, run: Run = None, as_json: Json = False) -> None:
+    """What a run is doing now, or how it ended: step, local step, durable step, bytes pending."""
+    from harness.agent import report
+
+    found = report.status(_settings(store, run, None))
+    if as_json:
+        _print_json(found)
+    else:
+        _print_fields(found)
+
+
+@app.command(name="ls", epilog="Example: harness ls --run gpt-small")
+def list_(store: Store = None, run: Run = None, local: Local = None, as_json: Json = False) -> None:
+    """Snapshots in each tier, and why one is not usable. Without --run, the runs of the store."""
+    from harness.agent import report
+
+    if run is None and "HARNESS_RUN" not in os.environ:
+        runs = report.runs(_settings(store, "_", local))
+        _print_json(runs) if as_json else _print_table([{"run": name} for name in runs])
+        return
+    rows = report.snapshots(_settings(store, run, local))
+    _print_json(rows) if as_json else _print_table(rows)
+
+
+@app.command(epilog="Example: harness verify --run gpt-small")
+def verify(store: Store = None, run: Run = None, local: Local = None, as_json: Json = False) -> None:
+    """Read every snapshot of a run again and compare each byte with what was committed. Exits 70 if one differs."""
+    from harness.agent import report
+
+    rows = report.verify(_settings(store, run, local))
+    _print_json(rows) if as_json else _print_table(rows)
+    if any(row["verdict"] != "ok" for row in rows):
+        raise typer.Exit(ExitCode.BUG)
+
+
+@app.command(epilog="Example: harness rm 00000002-000000001200 --run gpt-small")
+def rm(
+    snapshot: Annotated[str, typer.Argument(help="A snapshot, as `harness ls` shows it; or ALL for the whole run")],
+    store: Store = None,
+    run: Run = None,
+    local: Local = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+) -> None:
+    """Delete a snapshot from every tier, or a whole run with everything that is known of it."""
+    from harness.agent import report
+
+    settings = _settings(store, run, local)
+    if not yes and not typer.confirm(f"delete {snapshot} of run {settings.run!r} from {settings.store}?", err=True):
+        raise typer.Exit(1)
+    for line in report.remove(settings, snapshot):
+        _say(line)
+
+
+@simulator.command(epilog="Example: harness metadata-sim start --port 1338")
+def start(port: Port = 1338) -> None:
+    """Serve until Ctrl-C. Point the harness at it: harness run --metadata http://127.0.0.1:1338 -- ..."""
+    from cloud.metadata_sim import MetadataSimulator
+
+    with MetadataSimulator(port=port) as serving:
+        typer.echo(serving.url)
+        try:
+            serving.wait()
+        except KeyboardInterrupt:
+            _say("stopped")
+
+
+@simulator.command(epilog="Example: harness metadata-sim notice --in 20 --lead 120")
+def notice(
+    in_s: Annotated[float, typer.Option("--in", help="Seconds from now until the notice appears")] = 0.0,
+    lead_s: Annotated[float, typer.Option("--lead", help="Seconds from the notice to the end of the instance")] = 120.0,
+    action: Annotated[str, typer.Option(help="terminate, stop or hibernate")] = "terminate",
+    port: Port = 1338,
+) -> None:
+    """A spot interruption notice."""
+    _steer(port, "notice", in_s=in_s, lead_s=lead_s, action=action)
+
+
+@simulator.command(epilog="Example: harness metadata-sim rebalance")
+def rebalance(port: Port = 1338) -> None:
+    """A rebalance recommendation: make a snapshot durable and go on."""
+    _steer(port, "rebalance")
+
+
+@simulator.command(epilog="Example: harness metadata-sim lifecycle Terminated")
+def lifecycle(state: Annotated[str, typer.Argument(help="e.g. InService, Terminated")], port: Port = 1338) -> None:
+    """The Auto Scaling group's target state."""
+    _steer(port, "lifecycle", state=state)
+
+
+@simulator.command(epilog="Example: harness metadata-sim withdraw")
+def withdraw(port: Port = 1338) -> None:
+    """Take every notice back."""
+    _steer(port, "withdraw")
+
+
+@simulator.command(epilog="Example: harness metadata-sim fault token-expiry --for 10")
+def fault(
+    kind: Annotated[str, typer.Argument(help="token-expiry, hang, 5xx, xhtml, slow, unauthorized, ...")],
+    for_s: Annotated[float, typer.Option("--for", help="Seconds")] = 10.0,
+    port: Port = 1338,
+) -> None:
+    """Misbehave for a while."""
+    _steer(port, "fault", kind=kind, for_s=for_s)
+
+
+def main() -> None:
+    """The `harness` command."""
+    try:
+        app(standalone_mode=True)
+    except HarnessError as err:
+        _say(f"error: {err}")
+        sys.exit(err.exit_code)
+
+
+def _settings(store: str | None, run: str | None, local: str | None) -> Settings:
+    return resolve({"store": store, "run": run, "local": local}, os.environ, Path.cwd(), script=None)
+
+
+def _steer(port: int, verb: str, **fields: object) -> None:
+    from cloud.metadata_sim import steer
+
+    try:
+        typer.echo(json.dumps(steer(f"http://127.0.0.1:{port}", verb, **fields)))
+    except OSError as err:
+        raise ConfigError(
+            f"no simulator answers on port {port}: {err}. Start one: harness metadata-sim start --port {port}"
+        ) from err
+
+
+def _say_settings(settings: Settings) -> None:
+    local = f", local tier {settings.local}" if settings.local else ""
+    _say(f"run {settings.run!r}, store {settings.store}{local}, a snapshot every {settings.every_s:g} s")
+
+
+def _say(text: str) -> None:
+    typer.echo(f"harness: {text}", err=True)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _print_fields(fields: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in fields.items():
+        table.add_row(name.replace("_", " "), "-" if value is None else str(value))
+    Console().print(table)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        _say("nothing there")
+        return
+    table = Table(box=None, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*("-" if value is None else str(value) for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

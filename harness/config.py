@@ -1,0 +1,206 @@
+"""Options, defaults and units: defaults < harness.toml < HARNESS_* < flags, validated once, printed at start.
+
+Owns every environment read of the harness. Used by the command line, and by a Checkpointer without `harness run`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.core.snapshot import check_run_name
+from harness.errors import ConfigError
+
+DEFAULT_STORE = ".harness"
+CONFIG_FILE = "harness.toml"
+SOCKET_VARIABLE = "HARNESS_SOCKET"  # set by the agent for its child
+OFF_VARIABLE = "HARNESS"  # HARNESS=off makes every Checkpointer inert
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run can be told. Durations are seconds, sizes bytes.
+
+    Attributes:
+        store: durable store: a directory, or s3://bucket/prefix.
+        run: the run's name in the store.
+        run_named: whether the user chose the name, as opposed to the script's.
+        local: directory of the local tier; `None` for none when the store is a directory.
+        every_s: a snapshot at least this often, into the local tier (or the store, where it is a directory).
+        durable_every_s: a snapshot into the store at least this often, where there is a local tier as well.
+        every_steps: a snapshot each time the step is a multiple of this; `None` for time alone.
+        keep_last: how many snapshots the store keeps.
+        keep_every: snapshots whose step is a multiple of this are kept for good; `None` for none.
+        keep_local: how many snapshots the local tier keeps.
+        slots: images of the state held in shared memory; `None` for 2, or 1 below 32 GB of RAM.
+        grace_s: how long a SIGTERM leaves us, since it does not say.
+        drain_file: a file whose appearance is a notice; `None` for none.
+        max_crashes: crashes in a row without progress that are answered by a restart in place.
+        fresh: start at step 0 although the run has snapshots, and ignore those from now on.
+        metadata: base URL of the instance metadata service; "off" for none.
+        runtime_dir: where agents listen on this host.
+    """
+
+    store: str
+    run: str
+    run_named: bool = True
+    local: str | None = None
+    every_s: float = 60.0
+    durable_every_s: float = 300.0
+    every_steps: int | None = None
+    keep_last: int = 3
+    keep_every: int | None = None
+    keep_local: int = 2
+    slots: int | None = None
+    grace_s: float = 30.0
+    drain_file: str | None = None
+    max_crashes: int = 3
+    fresh: bool = False
+    metadata: str = "http://169.254.169.254"
+    runtime_dir: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            check_run_name(self.run)
+        except ValueError as err:
+            raise ConfigError(str(err)) from err
+        for name in ("every_s", "durable_every_s", "grace_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
+        for name in ("every_steps", "keep_last", "keep_every", "keep_local"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.slots is not None and not 1 <= self.slots <= 8:
+            raise ConfigError(f"slots must be from 1 to 8, not {self.slots}")
+        if self.max_crashes < 0:
+            raise ConfigError("max_crashes must not be negative")
+
+    def to_json(self) -> str:
+        """For another process of the harness."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+    def remembered(self) -> dict[str, str]:
+        """What a later start of the same run is compared with."""
+        names = ("every_s", "durable_every_s", "every_steps", "keep_last", "keep_every", "keep_local")
+        return {name: str(getattr(self, name)) for name in names}
+
+
+def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, script: str | None) -> Settings:
+    """The settings in force.
+
+    Args:
+        flags: options given on the command line; `None` values count as not given.
+        environ: the environment: HARNESS_STORE, HARNESS_RUN, ... and AWS's own variables for the metadata service.
+        cwd: where harness.toml and relative directories are looked up.
+        script: file name of the training script, which names the run when nobody else does; `None` if it has none.
+
+    Raises:
+        ConfigError: a value that cannot be, an unknown key in harness.toml, or no name for the run.
+    """
+    values: dict[str, Any] = _metadata_from(environ)
+    values |= _from_file(cwd / CONFIG_FILE)
+    for name, kind in _kinds().items():
+        text = environ.get(f"HARNESS_{name.upper()}")
+        if text is not None and name not in ("run_named", "fresh"):
+            values[name] = _convert(text, kind, f"HARNESS_{name.upper()}")
+    values |= {name: value for name, value in flags.items() if value is not None}
+    if not values.get("run"):
+        values["run"] = _name_from(script)
+        values["run_named"] = False
+    values.setdefault("store", DEFAULT_STORE)
+    values["store"] = _absolute(values["store"], cwd)
+    if values.get("local"):
+        values["local"] = _absolute(values["local"], cwd)
+    elif "://" in values["store"]:
+        values["local"] = str(_default_local(environ))
+    values.setdefault("runtime_dir", str(_runtime_dir(environ)))
+    return Settings(**values)
+
+
+def is_off(environ: Mapping[str, str]) -> bool:
+    """Whether HARNESS=off asks every Checkpointer to do nothing."""
+    return environ.get(OFF_VARIABLE, "").lower() in ("off", "0", "no", "false")
+
+
+def _name_from(script: str | None) -> str:
+    if script is None:
+        raise ConfigError("this run has no name: pass --run NAME (or set HARNESS_RUN, or run= in Python)")
+    return re.sub(r"[^A-Za-z0-9_.=+-]", "-", Path(script).stem).lstrip(".-=+") or "run"
+
+
+def _absolute(location: str, cwd: Path) -> str:
+    if "://" in location:
+        return location.rstrip("/")
+    return os.path.normpath(cwd / Path(location).expanduser())
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path}: {err}") from err
+    kinds = _kinds()
+    unknown = sorted(set(table) - set(kinds))
+    if unknown:
+        raise ConfigError(f"{path}: unknown option {unknown[0]!r}; there are: {', '.join(sorted(kinds))}")
+    return {name: _convert(value, kinds[name], f"{path}: {name}") for name, value in table.items()}
+
+
+def _kinds() -> dict[str, type]:
+    """The plain type of each option: `float | None` is float."""
+    kinds = {}
+    for name, hint in typing.get_type_hints(Settings).items():
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        kinds[name] = next(option for option in options if option is not type(None))
+    return kinds
+
+
+def _convert(value: Any, kind: type, where: str) -> Any:
+    if kind is bool or isinstance(value, bool):
+        if kind is bool and isinstance(value, bool):
+            return value
+        raise ConfigError(f"{where}: expected {kind.__name__}, got {value!r}")
+    try:
+        return kind(value)
+    except (TypeError, ValueError) as err:
+        raise ConfigError(f"{where}: expected {kind.__name__}, got {value!r}") from err
+
+
+def _metadata_from(environ: Mapping[str, str]) -> dict[str, Any]:
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return {"metadata": "off"}
+    if endpoint := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
+        return {"metadata": endpoint.rstrip("/")}
+    if environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6":
+        return {"metadata": "http://[fd00:ec2::254]"}
+    return {}
+
+
+def _default_local(environ: Mapping[str, str]) -> Path:
+    cache = environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(cache) / "harness"
+
+
+def _runtime_dir(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_RUNTIME_DIR")
+    if base and len(base) < 60 and Path(base).is_dir():  # the socket's path must stay below 108 bytes
+        return Path(base) / "harness"
+    return Path(tempfile.gettempdir()) / f"harness-{os.getuid()}"

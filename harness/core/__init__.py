@@ -1,0 +1,1 @@
+"""Values and formats: no I/O, no torch, no cloud; msgspec at most."""

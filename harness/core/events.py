@@ -1,0 +1,353 @@
+"""The typed events that everything reports through: one JSON line each, in the journal and to listeners.
+
+Owns what can happen and its fields; knows neither where lines go nor what the time is. `status`, the log on stderr and
+the demo's table are all folds over these. Sizes are bytes, durations seconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True, omit_defaults=True):
+    """Base of every event; the class name is the tag in JSON."""
+
+
+class AgentStarted(Event, frozen=True):
+    """An agent is up: the first event of a journal."""
+
+    run: str
+    store: str
+    local: str | None
+    host: str
+    pid: int
+    detached: bool = False
+
+
+class Claimed(Event, frozen=True):
+    """A generation is ours, in the store."""
+
+    generation: int
+    run_id: str
+
+
+class ClaimDeferred(Event, frozen=True):
+    """The store could not be asked: training goes on under a number to be claimed later."""
+
+    generation: int
+    reason: str
+
+
+class Located(Event, frozen=True):
+    """The resume point is chosen."""
+
+    snapshot: str
+    tier: str
+
+
+class NothingToResume(Event, frozen=True):
+    """There is no snapshot of this run anywhere: it starts at step 0, and this is said."""
+
+    reason: str
+
+
+class Fetched(Event, frozen=True):
+    """A snapshot's shards are in a slot."""
+
+    snapshot: str
+    tier: str
+    bytes: int
+    seconds: float
+    verified: bool
+
+
+class Rejected(Event, frozen=True):
+    """A snapshot that looked newest was not used, and why."""
+
+    snapshot: str
+    tier: str
+    reason: str
+
+
+class Quarantined(Event, frozen=True):
+    """A snapshot was marked unusable in the store."""
+
+    snapshot: str
+    reason: str
+
+
+class TrainerStarted(Event, frozen=True):
+    """The trainer's process was spawned."""
+
+    pid: int
+    restarts: int
+
+
+class TrainerConnected(Event, frozen=True):
+    """A Checkpointer has said hello."""
+
+    pid: int
+    rank: int
+
+
+class Restored(Event, frozen=True):
+    """The trainer's live state is the snapshot's."""
+
+    snapshot: str
+    step: int
+    seconds: float
+
+
+class FirstStep(Event, frozen=True):
+    """The first optimizer step of this generation is complete.
+
+    Attributes:
+        step: its number.
+        seconds: since the agent started, or since the trainer's previous end where it was restarted in place.
+    """
+
+    step: int
+    seconds: float
+
+
+class SlotsReady(Event, frozen=True):
+    """Shared memory for snapshots is allocated."""
+
+    slots: int
+    bytes: int
+
+
+class Due(Event, frozen=True):
+    """A snapshot was asked for, and why."""
+
+    reason: str
+
+
+class Sealed(Event, frozen=True):
+    """A snapshot is complete in memory. `stall_s` is what it cost the training loop."""
+
+    step: int
+    bytes: int
+    stall_s: float
+
+
+class ShardStored(Event, frozen=True):
+    """One shard is durable in a tier."""
+
+    tier: str
+    step: int
+    name: str
+    bytes: int
+
+
+class PartStored(Event, frozen=True):
+    """One rank's part is durable in a tier."""
+
+    tier: str
+    step: int
+
+
+class Published(Event, frozen=True):
+    """The manifest is in the tier: the snapshot exists there. `seconds` since it was sealed."""
+
+    tier: str
+    snapshot: str
+    step: int
+    bytes: int
+    seconds: float
+
+
+class Verified(Event, frozen=True):
+    """A committed snapshot was read back and is what was committed."""
+
+    tier: str
+    snapshot: str
+
+
+class SaveFailed(Event, frozen=True):
+    """A tier could not take a snapshot. Training goes on; the tier tries again."""
+
+    tier: str
+    step: int
+    reason: str
+    retry_in_s: float | None
+
+
+class Retired(Event, frozen=True):
+    """A snapshot was deleted by the retention rule."""
+
+    tier: str
+    snapshot: str
+
+
+class UpkeepFailed(Event, frozen=True):
+    """Verification, retention or reservation could not be done just now; it is tried again after the next snapshot."""
+
+    tier: str
+    reason: str
+
+
+class NoticeSeen(Event, frozen=True):
+    """An announcement about this instance. `in_s` is the time left, when known."""
+
+    kind: str
+    source: str
+    in_s: float | None
+    detail: str = ""
+
+
+class NoticeWithdrawn(Event, frozen=True):
+    """An announcement is no longer in force."""
+
+    source: str
+
+
+class SourceBlind(Event, frozen=True):
+    """A source of notices cannot be asked: a notice could be missed."""
+
+    source: str
+    reason: str
+
+
+class SourceBack(Event, frozen=True):
+    """A source of notices answers again (or for the first time)."""
+
+    source: str
+
+
+class Draining(Event, frozen=True):
+    """The plan for the time that is left: finish what is in flight, save the newest sealed, or take a new snapshot."""
+
+    choice: str
+    step: int | None
+    needs_s: float | None
+    has_s: float | None
+
+
+class TrainerFinished(Event, frozen=True):
+    """The trainer has reached the end of its last loop."""
+
+    step: int
+
+
+class TrainerLeft(Event, frozen=True):
+    """The trainer's process ended. `code` as a shell shows it: negative is a signal."""
+
+    code: int | None
+    step: int | None
+
+
+class Restarting(Event, frozen=True):
+    """The trainer will be started again in place."""
+
+    in_s: float
+    crashes: int
+
+
+class GaveUp(Event, frozen=True):
+    """No more restarts: too many crashes without progress."""
+
+    crashes: int
+
+
+class AgentReplaced(Event, frozen=True):
+    """This agent took over slots from one that died or handed over."""
+
+    slots: int
+
+
+class Heartbeat(Event, frozen=True):
+    """Nothing happened, and the agent lives."""
+
+    step: int | None = None
+    durable_step: int | None = None
+
+
+class Ended(Event, frozen=True):
+    """The agent's last word: its recorded outcome."""
+
+    outcome: str
+    exit_code: int
+    local_step: int | None
+    durable_step: int | None
+
+
+AnyEvent = (
+    AgentStarted
+    | Claimed
+    | ClaimDeferred
+    | Located
+    | NothingToResume
+    | Fetched
+    | Rejected
+    | Quarantined
+    | TrainerStarted
+    | TrainerConnected
+    | Restored
+    | FirstStep
+    | SlotsReady
+    | Due
+    | Sealed
+    | ShardStored
+    | PartStored
+    | Published
+    | Verified
+    | SaveFailed
+    | Retired
+    | UpkeepFailed
+    | NoticeSeen
+    | NoticeWithdrawn
+    | SourceBlind
+    | SourceBack
+    | Draining
+    | TrainerFinished
+    | TrainerLeft
+    | Restarting
+    | GaveUp
+    | AgentReplaced
+    | Heartbeat
+    | Ended
+)
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the journal.
+
+    Attributes:
+        at: ISO 8601 UTC, for people.
+        mono: the host's monotonic seconds; differences within one host's lines are true durations.
+        generation: the generation that was current, 0 before one was.
+        body: the event.
+    """
+
+    at: str
+    mono: float
+    generation: int
+    body: AnyEvent
+
+
+def encode_line(line: Line) -> bytes:
+    """One line of the journal, newline included."""
+    return msgspec.json.encode(line) + b"\n"
+
+
+def decode_line(data: bytes) -> Line:
+    """The inverse of `encode_line`. Raises msgspec.MsgspecError on foreign lines; a reader skips those."""
+    return msgspec.json.decode(data, type=Line)
+
+
+def describe(event: Event) -> str:
+    """`name key=value ...`, the body of a log line."""
+    fields = " ".join(
+        f"{field}={_short(value)}"
+        for field in event.__struct_fields__
+        if (value := getattr(event, field)) is not None and value != ""
+    )
+    return f"{type(event).__name__} {fields}".rstrip()
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value)
+    return f'"{text}"' if " " in text else text

@@ -1,0 +1,312 @@
+"""Claim, Part, Manifest, Done, Quarantine: encode, parse, and validate in one place.
+
+Owns the JSON records of a run (docs/format.md is normative). A record that came out of `parse_*` is trusted from then
+on; nothing else in the harness checks these fields again. Unknown fields are ignored, so that a later minor version can
+add some; another `format` number is refused.
+
+    shards ──▶ Part (one rank) ──▶ Manifest (all ranks) = the commit
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from harness.core.snapshot import RunKeys, SnapshotId, shard_name
+from harness.errors import SnapshotCorrupt
+
+FORMAT = 1
+MAX_RECORD_BYTES = 512 * 1024 * 1024
+"""A record larger than this is not read: small state is small, even of a thousand ranks."""
+MAX_SHARD_BYTES = 1024**5
+_CRC = re.compile(r"[0-9a-f]{16}")
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_OUTCOMES = frozenset({"finished", "interrupted", "superseded", "failed", "stopped"})
+
+
+class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One durable shard.
+
+    Attributes:
+        name: file name in the snapshot's directory.
+        size: bytes.
+        crc64nvme: of all bytes, 16 hex digits.
+        chunk_bytes: bytes that each of `chunks` covers (the last may be shorter).
+        chunks: CRC64NVME of each chunk, so that ranges can be verified while they arrive.
+    """
+
+    name: str
+    size: int
+    crc64nvme: str
+    chunk_bytes: int
+    chunks: tuple[str, ...]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's agent has made durable: its shards and its small state.
+
+    Attributes:
+        format: `FORMAT`.
+        run_id: identity of the run, 32 hex digits; the same name in another store is another run.
+        generation: which start of the trainers made it.
+        step: completed optimizer steps.
+        rank: this rank.
+        world_size: how many ranks make the snapshot complete.
+        directory: directory of the shards below `<run>/snapshots/`.
+        parent: the snapshot that this generation resumed from, or `None` if it began at step 0.
+        sealed_at: ISO 8601 UTC, for people; nothing is decided by it.
+        shards: in file order.
+        state: small state in the tagged encoding (`harness.core.tree`), still encoded.
+        environment: what bit-identity depends on, as text.
+    """
+
+    format: int
+    run_id: str
+    generation: int
+    step: int
+    rank: int
+    world_size: int
+    directory: str
+    parent: str | None
+    sealed_at: str
+    shards: tuple[ShardEntry, ...]
+    state: msgspec.Raw
+    environment: dict[str, str] = {}
+
+    @property
+    def id(self) -> SnapshotId:
+        """The snapshot that this is a part of."""
+        return SnapshotId(self.generation, self.step)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The commit: names one directory and holds every rank's part, in rank order.
+
+    A function of the parts alone, so whichever agent writes it writes the same bytes.
+    """
+
+    format: int
+    run_id: str
+    generation: int
+    step: int
+    directory: str
+    parent: str | None
+    parts: tuple[Part, ...]
+
+    @property
+    def id(self) -> SnapshotId:
+        """The snapshot that this commits."""
+        return SnapshotId(self.generation, self.step)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all shards of all ranks."""
+        return sum(part.payload_bytes for part in self.parts)
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Who started a generation. Never deleted: it is also how a run is known to exist.
+
+    Attributes:
+        format: `FORMAT`.
+        run_id: identity of the run; made by the first claim, or anew by a `fresh` one, and copied by every later one.
+        generation: the number claimed.
+        nonce: tells this claimant from one that raced for the same number.
+        claimed_at: ISO 8601 UTC, for people.
+        host: where the agent runs.
+        pid: the agent's process.
+        fresh: whether everything before this generation is to be ignored (`--fresh`).
+        parent: the snapshot resumed from, where it was known when claiming.
+        command: the trainer's command line.
+        named: whether the user named the run, as opposed to the name of the script.
+        settings: the configuration that a later start is compared with, as text.
+    """
+
+    format: int
+    run_id: str
+    generation: int
+    nonce: str
+    claimed_at: str
+    host: str
+    pid: int
+    fresh: bool
+    parent: str | None
+    command: tuple[str, ...]
+    named: bool
+    settings: dict[str, str] = {}
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """How a generation ended.
+
+    Attributes:
+        format: `FORMAT`.
+        generation: the number.
+        nonce: the claimant's.
+        outcome: finished, interrupted, superseded, failed or stopped.
+        step: last durable step, or `None` if there was none.
+        ended_at: ISO 8601 UTC, for people.
+    """
+
+    format: int
+    generation: int
+    nonce: str
+    outcome: str
+    step: int | None
+    ended_at: str
+
+
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a snapshot is not used any more, after two independent failed reads."""
+
+    format: int
+    generation: int
+    step: int
+    reason: str
+    found_at: str
+    host: str
+
+
+Record = Claim | Part | Manifest | Done | Quarantine
+_T = TypeVar("_T", Claim, Part, Manifest, Done, Quarantine)
+
+
+def encode(record: Record) -> bytes:
+    """The record's bytes: JSON with fields in declared order, one trailing newline."""
+    return msgspec.json.encode(record) + b"\n"
+
+
+def combine_parts(parts: Sequence[Part]) -> Manifest:
+    """The manifest of complete `parts` (I11: one step, one generation, one directory, every rank once).
+
+    Raises:
+        SnapshotCorrupt: the parts do not make one snapshot.
+    """
+    ordered = tuple(sorted(parts, key=lambda part: part.rank))
+    if not ordered:
+        raise SnapshotCorrupt("no parts")
+    first = ordered[0]
+    manifest = Manifest(
+        format=FORMAT,
+        run_id=first.run_id,
+        generation=first.generation,
+        step=first.step,
+        directory=first.directory,
+        parent=first.parent,
+        parts=ordered,
+    )
+    return _check_manifest(manifest, "parts")
+
+
+def parse_claim(data: bytes, key: str) -> Claim:
+    """Parse and validate a claim. Raises SnapshotCorrupt, naming `key`."""
+    claim = _decode(data, Claim, key)
+    _require(claim.generation >= 1, key, "generation")
+    _require(bool(_RUN_ID.fullmatch(claim.run_id)), key, "run_id")
+    return claim
+
+
+def parse_done(data: bytes, key: str) -> Done:
+    """Parse and validate an end. Raises SnapshotCorrupt, naming `key`."""
+    done = _decode(data, Done, key)
+    _require(done.outcome in _OUTCOMES, key, "outcome")
+    return done
+
+
+def parse_quarantine(data: bytes, key: str) -> Quarantine:
+    """Parse and validate a quarantine record. Raises SnapshotCorrupt, naming `key`."""
+    return _decode(data, Quarantine, key)
+
+
+def parse_part(data: bytes, key: str) -> Part:
+    """Parse and validate one rank's part. Raises SnapshotCorrupt, naming `key`."""
+    return _check_part(_decode(data, Part, key), key)
+
+
+def parse_manifest(data: bytes, keys: RunKeys, snapshot: SnapshotId) -> Manifest:
+    """Parse and validate the manifest that stands under `keys.commit(snapshot)`.
+
+    Raises:
+        SnapshotCorrupt: it is not valid JSON of this format, a field is missing or impossible, it is another
+            snapshot's, or it names anything outside its own directory.
+    """
+    key = keys.commit(snapshot)
+    manifest = _check_manifest(_decode(data, Manifest, key), key)
+    _require(manifest.id == snapshot, key, f"it says that it is {manifest.id}")
+    return manifest
+
+
+def _decode(data: bytes, kind: type[_T], key: str) -> _T:
+    try:
+        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        number: Any = msgspec.json.decode(head["format"]) if "format" in head else None
+    except (msgspec.MsgspecError, RecursionError) as err:
+        raise SnapshotCorrupt(f"{key}: not a JSON object: {err}") from err
+    if number != FORMAT:
+        raise SnapshotCorrupt(
+            f"{key}: format {number!r}; this version reads format {FORMAT}. Written by another version of the harness?"
+        )
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as err:
+        raise SnapshotCorrupt(f"{key}: {err}") from err
+
+
+def _check_manifest(manifest: Manifest, key: str) -> Manifest:
+    _require(bool(manifest.parts), key, "no parts")
+    _require(manifest.format == FORMAT, key, "format")
+    world = manifest.parts[0].world_size
+    ranks = tuple(part.rank for part in manifest.parts)
+    _require(ranks == tuple(range(world)), key, f"parts of ranks {ranks[:16]}, expected all of 0..{world - 1} in order")
+    for part in manifest.parts:
+        _check_part(part, key)
+        same = (part.run_id, part.generation, part.step, part.world_size, part.directory, part.parent) == (
+            manifest.run_id,
+            manifest.generation,
+            manifest.step,
+            world,
+            manifest.directory,
+            manifest.parent,
+        )
+        _require(same, key, f"the part of rank {part.rank} belongs to another snapshot")
+    return manifest
+
+
+def _check_part(part: Part, key: str) -> Part:
+    _require(part.format == FORMAT, key, "format")
+    try:
+        snapshot = part.id
+        if part.parent is not None:
+            SnapshotId.parse(part.parent)
+    except ValueError as err:
+        raise SnapshotCorrupt(f"{key}: {err}") from err
+    _require(bool(_RUN_ID.fullmatch(part.run_id)), key, "run_id")
+    _require(0 <= part.rank < part.world_size <= 100_000, key, f"rank {part.rank} of {part.world_size}")
+    named = RunKeys("r").parse_directory(f"r/snapshots/{part.directory}/x")
+    _require(named == (snapshot, part.directory), key, f"directory {part.directory[:80]!r} is not this snapshot's")
+    for index, shard in enumerate(part.shards):
+        expected = shard_name(part.rank, part.world_size, index)
+        _require(shard.name == expected, key, f"shard {shard.name[:80]!r}, expected {expected}")
+        _check_shard(shard, key)
+    return part
+
+
+def _check_shard(shard: ShardEntry, key: str) -> None:
+    _require(8 <= shard.size <= MAX_SHARD_BYTES, key, f"{shard.name}: size {shard.size}")
+    _require(shard.chunk_bytes >= 1, key, f"{shard.name}: chunk_bytes {shard.chunk_bytes}")
+    count = -(-shard.size // shard.chunk_bytes)
+    _require(len(shard.chunks) == count, key, f"{shard.name}: {len(shard.chunks)} chunks, expected {count}")
+    _require(all(_CRC.fullmatch(crc) for crc in (shard.crc64nvme, *shard.chunks)), key, f"{shard.name}: digest")
+
+
+def _require(condition: bool, key: str, what: str) -> None:
+    if not condition:
+        raise SnapshotCorrupt(f"{key}: not a valid record: {what}")

@@ -1,0 +1,172 @@
+"""SnapshotId, the keys of a run in a store, and their order.
+
+Owns every key the harness ever writes: nothing else formats or parses one. The layout is docs/format.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_GENERATION = 10**8 - 1
+MAX_STEP = 10**12 - 1
+_ID = re.compile(r"(\d{8})-(\d{12})")
+_RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,99}")
+_NONCE = re.compile(r"[0-9a-f]{8,32}")
+
+
+@dataclass(frozen=True, order=True)
+class SnapshotId:
+    """Names one snapshot of a run; ordered generation first (invariant I4).
+
+    Attributes:
+        generation: which start of the trainers made it; 1 and up.
+        step: completed optimizer steps; 0 and up.
+    """
+
+    generation: int
+    step: int
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.generation <= MAX_GENERATION and 0 <= self.step <= MAX_STEP):
+            raise ValueError(f"not a snapshot: generation {self.generation}, step {self.step}")
+
+    def __str__(self) -> str:
+        return f"{self.generation:08d}-{self.step:012d}"
+
+    @classmethod
+    def parse(cls, text: str) -> SnapshotId:
+        """The inverse of `str`. Raises ValueError."""
+        match = _ID.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a snapshot id: {text[:60]!r}")
+        return cls(int(match[1]), int(match[2]))
+
+
+def check_run_name(run: str) -> str:
+    """Return `run` if it can be a key's first segment. Raises ValueError with what is allowed."""
+    if not _RUN.fullmatch(run):
+        raise ValueError(
+            f"{run[:120]!r} cannot be a run's name: letters, digits and _.=+- (not first), at most 100 characters"
+        )
+    return run
+
+
+def shard_name(rank: int, world_size: int, index: int) -> str:
+    """The file name of one shard of one rank, e.g. "rank-00003-of-00008.00.safetensors"."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.{index:02d}.safetensors"
+
+
+@dataclass(frozen=True)
+class RunKeys:
+    """The keys of one run in any store, local and remote alike.
+
+    Attributes:
+        run: the run's name, the first segment of every key.
+    """
+
+    run: str
+
+    def claim(self, generation: int) -> str:
+        """Who started a generation; put-if-absent, never deleted, remote store only."""
+        return f"{self.run}/generations/{generation:08d}.json"
+
+    def done(self, generation: int) -> str:
+        """How a generation ended; put-if-absent."""
+        return f"{self.run}/generations/{generation:08d}.done.json"
+
+    @property
+    def generations(self) -> str:
+        """Prefix of claims and ends."""
+        return f"{self.run}/generations/"
+
+    @property
+    def commits(self) -> str:
+        """Prefix of manifests: a snapshot exists iff its manifest is here (I1)."""
+        return f"{self.run}/commits/"
+
+    @property
+    def snapshots(self) -> str:
+        """Prefix of payloads."""
+        return f"{self.run}/snapshots/"
+
+    @property
+    def quarantine(self) -> str:
+        """Prefix of the records that say why a snapshot is not usable."""
+        return f"{self.run}/quarantine/"
+
+    @property
+    def events(self) -> str:
+        """Prefix of the journal."""
+        return f"{self.run}/events/"
+
+    def commit(self, snapshot: SnapshotId) -> str:
+        """The manifest: its presence is the commit."""
+        return f"{self.commits}{snapshot}.json"
+
+    def quarantined(self, snapshot: SnapshotId) -> str:
+        """Says that a snapshot is unusable, and why."""
+        return f"{self.quarantine}{snapshot}.json"
+
+    def directory(self, snapshot: SnapshotId, nonce: str) -> str:
+        """The directory of one attempt at a snapshot; the nonce keeps two claimants' payloads apart."""
+        if not _NONCE.fullmatch(nonce):
+            raise ValueError(f"not a nonce: {nonce[:40]!r}")
+        return f"{snapshot}-{nonce}"
+
+    def payload(self, directory: str, name: str) -> str:
+        """One file in a snapshot's directory."""
+        return f"{self.snapshots}{directory}/{name}"
+
+    def part(self, directory: str, rank: int, world_size: int) -> str:
+        """What one rank's agent has made durable; put-if-absent, after its shards."""
+        return self.payload(directory, f"rank-{rank:05d}-of-{world_size:05d}.json")
+
+    def journal(self, generation: int, host: str, segment: int) -> str:
+        """One segment of the journal; put once."""
+        return f"{self.events}{generation:08d}-{host}/{segment:06d}.jsonl"
+
+    def parse_commit(self, key: str) -> SnapshotId | None:
+        """The snapshot that a key under `commits` names, or `None` for a foreign object."""
+        return _parse(key, self.commits, ".json")
+
+    def parse_quarantined(self, key: str) -> SnapshotId | None:
+        """The snapshot that a key under `quarantine` names, or `None` for a foreign object."""
+        return _parse(key, self.quarantine, ".json")
+
+    def parse_claim(self, key: str) -> int | None:
+        """The generation that a claim's key names, or `None` (ends and foreign objects)."""
+        return _parse_generation(key, self.generations, ".json")
+
+    def parse_done(self, key: str) -> int | None:
+        """The generation that an end's key names, or `None`."""
+        return _parse_generation(key, self.generations, ".done.json")
+
+    def parse_directory(self, key: str) -> tuple[SnapshotId, str] | None:
+        """The snapshot and directory that a payload's key lies in, or `None` for a foreign object."""
+        if not key.startswith(self.snapshots):
+            return None
+        directory = key[len(self.snapshots) :].split("/", 1)[0]
+        snapshot, _, nonce = directory[:21], directory[21:22], directory[22:]
+        if not _NONCE.fullmatch(nonce) or directory[21] != "-":
+            return None
+        try:
+            return SnapshotId.parse(snapshot), directory
+        except ValueError:
+            return None
+
+
+def _parse(key: str, prefix: str, suffix: str) -> SnapshotId | None:
+    if not (key.startswith(prefix) and key.endswith(suffix)):
+        return None
+    try:
+        return SnapshotId.parse(key[len(prefix) : -len(suffix)])
+    except ValueError:
+        return None
+
+
+def _parse_generation(key: str, prefix: str, suffix: str) -> int | None:
+    if not (key.startswith(prefix) and key.endswith(suffix)):
+        return None
+    digits = key[len(prefix) : -len(suffix)]
+    return int(digits) if re.fullmatch(r"\d{8}", digits) and int(digits) > 0 else None

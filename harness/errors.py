@@ -1,0 +1,69 @@
+"""Every exception that a user can meet, and the exit code it becomes.
+
+    HarnessError
+    ├── ConfigError        64  you asked for something that cannot be
+    ├── StateError         70  this object cannot be captured or restored, and the remedy
+    ├── SnapshotCorrupt    70  bytes are not what was committed
+    ├── NoSpace            70  not enough disk or memory, with the numbers
+    ├── Superseded         73  a newer generation of this run took over
+    ├── DeadlineExceeded   74  the instance's time ran out
+    └── AgentGone          70  the agent died and no other could be started
+
+`cloud.errors` has its own tree; `harness.agent` turns it into this one where a user would see it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What `harness run` tells the shell, a unit file or a fleet. The trainer's own code is passed through otherwise."""
+
+    FINISHED = 0
+    USAGE = 64
+    BUG = 70
+    SUPERSEDED = 73
+    INTERRUPTED_LOCAL = 74
+    INTERRUPTED = 75
+    CTRL_C = 130
+
+
+class HarnessError(Exception):
+    """Base of every error that the harness raises on purpose."""
+
+    exit_code: ExitCode = ExitCode.BUG
+
+
+class ConfigError(HarnessError):
+    """Usage or configuration: nothing was started, nothing was changed."""
+
+    exit_code = ExitCode.USAGE
+
+
+class StateError(HarnessError):
+    """This object cannot be captured or restored exactly. Names the path in the tree, and the remedy."""
+
+
+class SnapshotCorrupt(HarnessError):
+    """A snapshot's bytes are not what was committed, or its manifest cannot be trusted."""
+
+
+class NoSpace(HarnessError):
+    """Not enough disk or memory: what is needed, what there is, where, and what to do."""
+
+
+class Superseded(HarnessError):
+    """A newer generation of this run took over: do not restart."""
+
+    exit_code = ExitCode.SUPERSEDED
+
+
+class DeadlineExceeded(HarnessError):
+    """The instance's time ran out before the work was done."""
+
+    exit_code = ExitCode.INTERRUPTED_LOCAL
+
+
+class AgentGone(HarnessError):
+    """The agent died and no other could be started: training may go on, but nothing is being saved."""

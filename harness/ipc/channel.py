@@ -1,0 +1,246 @@
+"""The Unix socket between trainer and agent: messages, descriptors, liveness, and starting an agent where there is none.
+
+Owns framing, the handshake's addresses and the runtime directory; knows nothing of what messages mean. A message is a
+JSON object with a `type`, framed by its length, with file descriptors beside it. Payload never travels here: it lies in
+slots. Liveness is a pidfd: after SIGKILL of a trainer its forked DataLoader workers keep its socket open for seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PROTOCOL = 1
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_FDS = 16  # 254 in one message fail; a node has few slots
+_LENGTH = struct.Struct("<I")
+
+
+class ChannelClosed(ConnectionError):
+    """The other side is gone."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: its type, its fields, and the descriptors that came with it (the receiver owns them)."""
+
+    type: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    fds: tuple[int, ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+
+class Channel:
+    """One connection. `send` may be called from several threads; `receive` from one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over a connected stream socket."""
+        self.socket = sock
+        self._send_lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """For selectors; -1 once closed."""
+        return self.socket.fileno()
+
+    def send(self, type: str, fds: Sequence[int] = (), /, **fields: Any) -> None:
+        """Send one message. Blocks while the other side's buffer is full.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        data = json.dumps({"type": type, **fields}).encode()
+        frame = memoryview(_LENGTH.pack(len(data)) + data)
+        with self._send_lock:
+            try:
+                sent = socket.send_fds(self.socket, [frame], list(fds)) if fds else self.socket.send(frame)
+                while sent < len(frame):
+                    sent += self.socket.send(frame[sent:])
+            except OSError as err:
+                raise ChannelClosed(f"cannot send {type}: {err}") from err
+
+    def receive(self) -> Message:
+        """The next message. Blocks until it is complete.
+
+        Raises:
+            ChannelClosed: the other side is gone, or what came is no message.
+        """
+        try:
+            head, fds = self._receive_head()
+            (length,) = _LENGTH.unpack(head)
+            if length > MAX_MESSAGE_BYTES:
+                raise ChannelClosed(f"a message of {length} bytes")
+            fields = json.loads(self._receive_exactly(length))
+            return Message(fields.pop("type"), fields, fds)
+        except (OSError, ValueError, KeyError, AttributeError) as err:
+            raise ChannelClosed(f"cannot receive: {err}") from err
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self.socket.close()
+
+    def _receive_head(self) -> tuple[bytes, tuple[int, ...]]:
+        # Descriptors ride on the first byte of a frame, so they arrive with its head.
+        data, fds, _flags, _address = socket.recv_fds(self.socket, _LENGTH.size, MAX_FDS)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        if not data:
+            raise ChannelClosed("closed by the other side")
+        return data + self._receive_exactly(_LENGTH.size - len(data)), tuple(fds)
+
+    def _receive_exactly(self, count: int) -> bytes:
+        data = bytearray(count)
+        view, filled = memoryview(data), 0
+        while filled < count:
+            got = self.socket.recv_into(view[filled:])
+            if not got:
+                raise ChannelClosed("closed in the middle of a message")
+            filled += got
+        return bytes(data)
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where the agent of one run lives on this host: a short private directory, since socket paths end at 107 bytes.
+
+    Attributes:
+        directory: 0700, one per (user, store, run, rank's node).
+    """
+
+    directory: Path
+
+    @classmethod
+    def of(cls, runtime_dir: Path, store_url: str, run: str) -> RunPlace:
+        """The place of `run` in `store_url`; two stores may hold runs of one name."""
+        name = hashlib.blake2b(f"{store_url}\0{run}".encode(), digest_size=6).hexdigest()
+        return cls(runtime_dir / name)
+
+    @property
+    def socket(self) -> Path:
+        """The agent's address."""
+        return self.directory / "agent.sock"
+
+    @property
+    def log(self) -> Path:
+        """What a detached agent prints."""
+        return self.directory / "agent.log"
+
+    def prepare(self) -> None:
+        """Create the directory, private to this user. Raises OSError."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.directory.stat().st_uid != os.getuid():
+            raise PermissionError(f"{self.directory} belongs to another user")
+
+    def try_lock(self) -> int | None:
+        """The run's lock on this host as a descriptor to keep open, or `None` if another agent holds it."""
+        fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path`; the caller holds the run's lock, so a socket that is there is a dead agent's."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(str(path))
+    sock.listen(16)
+    return sock
+
+
+def connect(path: Path) -> Channel | None:
+    """Connect to the agent at `path`; `None` if nobody listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    return Channel(sock)
+
+
+def peer_pid(channel: Channel) -> int:
+    """The process at the other end when it connected (SO_PEERCRED)."""
+    credentials = channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", credentials)[0])
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when `pid` dies; `None` if it is gone already."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def pidfd_dead(pidfd: int) -> bool:
+    """Whether the process behind `pidfd` has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def start_agent(
+    place: RunPlace, arguments: Sequence[str], environment: Mapping[str, str], *, wait_s: float = 10.0
+) -> Channel:
+    """Start a detached agent for `place` and connect to it.
+
+    Another process may start one at the same moment: the lock decides, and whoever lost connects to the winner.
+
+    Args:
+        place: where it shall listen.
+        arguments: passed to `python -m harness.agent`.
+        environment: the agent's whole environment.
+        wait_s: how long it may take to listen.
+
+    Raises:
+        ConnectionError: no agent listens; the message holds the end of its log.
+    """
+    place.prepare()
+    with place.log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness.agent", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    give_up_at = time.monotonic() + wait_s
+    while time.monotonic() < give_up_at:
+        channel = connect(place.socket)
+        if channel is not None:
+            threading.Thread(target=process.wait, name="harness-agent-reaper", daemon=True).start()
+            return channel
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+        if process.returncode != 0 and connect(place.socket) is None:
+            break
+    raise ConnectionError(f"no agent came up: {_tail(place.log)}")
+
+
+def _tail(path: Path, count: int = 2000) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()[-count:].decode(errors="replace").strip()
+    return f"nothing in {path}"

@@ -1,0 +1,303 @@
+"""Slots and the control page: shared memory between one trainer and its agent.
+
+Owns the memory layout of both; knows neither tensors nor stores. A slot is a memfd:
+
+    0      header page: magic, state, sequence, step, payload bytes, where the record is
+    4096   shards, each a whole safetensors file, each at a multiple of 4096
+    ...    record: JSON that describes the shards and holds the small state
+
+Payload first, then one small record that names it: `seal` writes the record, then the state word. A slot whose state
+word is not SEALED holds nothing, whatever died in between (I8). The sequence number orders slots of one host.
+
+The control page is one page of 64-bit words. The trainer's normal step reads one of them and writes one; each word has
+one writer, and an aligned 8-byte store is atomic on every machine that PyTorch runs on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PAGE = 4096
+_MAGIC = b"HRNSLOT1"
+_HEADER = struct.Struct("<8sQQQQQQQ")
+_STATE_AT = 8
+_MIN_RECORD_BYTES = 256 * 1024
+_POPULATE_PIECE = 8 * 1024 * 1024
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap.madvise would hold the GIL for the whole range
+
+
+class SlotState(enum.IntEnum):
+    """EMPTY → FILLING → SEALED → FILLING → ...; only the trainer (or a fetch) moves it."""
+
+    EMPTY = 0
+    FILLING = 1
+    SEALED = 2
+
+
+@dataclass(frozen=True)
+class ShardSpan:
+    """Where one shard lies in a slot: `offset` is a multiple of 4096, `size` the file's bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class SlotRecord:
+    """What a sealed slot holds.
+
+    Attributes:
+        step: completed optimizer steps.
+        rank: whose shards these are.
+        world_size: of how many.
+        generation: the start of the trainers that made it.
+        shards: in file order.
+        state: small state, JSON text in the tagged encoding.
+        environment: what bit-identity depends on.
+        sealed_at: ISO 8601 UTC.
+    """
+
+    step: int
+    rank: int
+    world_size: int
+    generation: int
+    shards: tuple[ShardSpan, ...]
+    state: str
+    environment: dict[str, str]
+    sealed_at: str
+
+    def encode(self) -> bytes:
+        """The record's bytes."""
+        return json.dumps({**vars(self), "shards": [vars(span) for span in self.shards]}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> SlotRecord:
+        """The inverse of `encode`. Raises ValueError, KeyError or TypeError on anything else."""
+        fields: dict[str, Any] = json.loads(data)
+        fields["shards"] = tuple(ShardSpan(**span) for span in fields["shards"])
+        return cls(**fields)
+
+
+def place_shards(sizes: Sequence[tuple[str, int]]) -> tuple[ShardSpan, ...]:
+    """Lay shards of the given names and sizes behind the header page."""
+    spans, offset = [], PAGE
+    for name, size in sizes:
+        spans.append(ShardSpan(name, offset, size))
+        offset = _align(offset + size)
+    return tuple(spans)
+
+
+def slot_bytes(spans: Sequence[ShardSpan], record_bytes: int) -> int:
+    """Size of a slot that holds `spans` and a record of up to twice `record_bytes`: small state may grow."""
+    end = spans[-1].offset + spans[-1].size if spans else PAGE
+    return _align(end) + _align(max(_MIN_RECORD_BYTES, 2 * record_bytes))
+
+
+class SlotFull(ValueError):
+    """The record does not fit: a larger slot is needed."""
+
+
+class Slot:
+    """One mapped slot. Created by the agent, filled by the trainer, read by the agent between seal and release."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the memfd `fd`, which the slot owns from now on."""
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, self.size)
+        # A forked DataLoader worker must neither see the slot nor pay for copying its page tables.
+        self._map.madvise(mmap.MADV_DONTFORK)
+        self.buffer = memoryview(self._map)
+
+    @classmethod
+    def create(cls, size: int) -> Slot:
+        """Make a new, empty slot with every page allocated. Blocks about 0.5 s per GiB; raises OSError (ENOMEM)."""
+        fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            slot = cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        slot._write_header(SlotState.EMPTY, 0, 0, 0, 0, 0, 0)
+        return slot
+
+    def populate(self) -> None:
+        """Map every page now, in small pieces through ctypes, so that neither the first copy nor the GIL waits."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for offset in range(0, self.size, _POPULATE_PIECE):
+            length = min(_POPULATE_PIECE, self.size - offset)
+            if libc.madvise(ctypes.c_void_p(address + offset), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
+                return  # an older kernel: the first copy maps the pages instead
+
+    @property
+    def state(self) -> SlotState:
+        """EMPTY for a foreign or damaged header too: such a slot holds nothing."""
+        magic, state, *_ = _HEADER.unpack_from(self.buffer)
+        return SlotState(state) if magic == _MAGIC and state in (1, 2) else SlotState.EMPTY
+
+    @property
+    def sequence(self) -> int:
+        """Order of sealing on this host; 0 before the first seal."""
+        return int(_HEADER.unpack_from(self.buffer)[2])
+
+    @property
+    def step(self) -> int:
+        """Step of the last seal."""
+        return int(_HEADER.unpack_from(self.buffer)[3])
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of shards in the last seal."""
+        return int(_HEADER.unpack_from(self.buffer)[4])
+
+    def begin(self) -> None:
+        """Declare the content void, before the first byte changes."""
+        struct.pack_into("<Q", self.buffer, _STATE_AT, SlotState.FILLING)
+
+    def seal(self, record: SlotRecord, sequence: int) -> None:
+        """Name the payload that is in place now.
+
+        Raises:
+            SlotFull: the record does not fit behind the shards.
+        """
+        data = record.encode()
+        last = record.shards[-1] if record.shards else ShardSpan("", 0, PAGE)
+        offset = _align(last.offset + last.size)
+        if offset + len(data) > self.size:
+            raise SlotFull(f"{len(data)} bytes of record behind {offset} of {self.size}")
+        self.buffer[offset : offset + len(data)] = data
+        payload = sum(span.size for span in record.shards)
+        self._write_header(SlotState.FILLING, sequence, record.step, payload, offset, len(data), zlib.crc32(data))
+        struct.pack_into("<Q", self.buffer, _STATE_AT, SlotState.SEALED)
+
+    def record(self) -> SlotRecord | None:
+        """The sealed content's record; `None` if there is no sealed content or it cannot be trusted."""
+        magic, state, _, _, _, offset, length, crc = _HEADER.unpack_from(self.buffer)
+        if magic != _MAGIC or state != SlotState.SEALED or offset + length > self.size:
+            return None
+        data = bytes(self.buffer[offset : offset + length])
+        if zlib.crc32(data) != crc:
+            return None
+        try:
+            record = SlotRecord.decode(data)
+        except (ValueError, KeyError, TypeError):
+            return None
+        inside = all(span.offset >= PAGE and span.offset + span.size <= offset for span in record.shards)
+        return record if inside else None
+
+    def shard(self, span: ShardSpan) -> memoryview:
+        """The bytes of one shard, without a copy."""
+        return self.buffer[span.offset : span.offset + span.size]
+
+    def close(self) -> None:
+        """Unmap where nothing refers to the memory any more (tensors may), and close the descriptor. Idempotent."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self.buffer.release()
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # views are alive: the mapping goes with the last of them
+
+    def _write_header(
+        self, state: int, sequence: int, step: int, payload: int, offset: int, length: int, crc: int
+    ) -> None:
+        _HEADER.pack_into(self.buffer, 0, _MAGIC, state, sequence, step, payload, offset, length, crc)
+
+
+class Ask(enum.IntEnum):
+    """What the agent asks of the trainer at its next boundary."""
+
+    NOTHING = 0
+    SNAPSHOT = 1
+    """Take a snapshot into the slot that is granted."""
+    SNAPSHOT_AND_LEAVE = 2
+    """Take one as soon as a slot is granted, then leave the loop."""
+    LEAVE = 3
+    """Leave the loop with what is sealed already."""
+
+
+class Word(enum.IntEnum):
+    """Words of the control page, and who writes them."""
+
+    ASK = 0  # agent: sequence << 8 | Ask
+    GRANT = 1  # agent: sequence << 8 | slot; the trainer may fill that slot once for each new sequence
+    AGENT_PID = 2  # agent
+    LOCAL_STEP = 3  # agent: step + 1, 0 for none
+    DURABLE_STEP = 4  # agent: step + 1, 0 for none
+    DEADLINE_NS = 5  # agent: CLOCK_MONOTONIC, 0 for none
+    TRAINER_STEP = 8  # trainer: completed optimizer steps + 1, 0 before the loop
+
+
+@dataclass(frozen=True)
+class Request:
+    """A decoded ASK word: `value` is an `Ask`. A GRANT word: `value` is a slot's index."""
+
+    value: int
+    sequence: int
+
+    def encode(self) -> int:
+        """The word."""
+        return self.sequence << 8 | self.value
+
+    @classmethod
+    def decode(cls, word: int) -> Request:
+        """The inverse of `encode`."""
+        return cls(word & 0xFF, word >> 8)
+
+
+class ControlPage:
+    """The shared page of words. Created by the first agent; handed on by the trainer to the next."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the memfd `fd`, which the page owns from now on."""
+        self.fd = fd
+        self._map = mmap.mmap(fd, PAGE)
+        self._map.madvise(mmap.MADV_DONTFORK)
+        self.words = memoryview(self._map).cast("Q")
+
+    @classmethod
+    def create(cls) -> ControlPage:
+        """A new page, all zero."""
+        fd = os.memfd_create("harness-control", os.MFD_CLOEXEC)
+        os.ftruncate(fd, PAGE)
+        return cls(fd)
+
+    def step_or_none(self, word: Word) -> int | None:
+        """A word that holds step + 1."""
+        value = self.words[word]
+        return value - 1 if value else None
+
+    def put_step(self, word: Word, step: int | None) -> None:
+        """Write a word that holds step + 1."""
+        self.words[word] = 0 if step is None else step + 1
+
+    def close(self) -> None:
+        """Close the descriptor and unmap. Idempotent."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self.words.release()
+        try:
+            self._map.close()
+        except BufferError:
+            pass
+
+
+def _align(offset: int) -> int:
+    return -(-offset // PAGE) * PAGE

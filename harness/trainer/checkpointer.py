@@ -1,0 +1,868 @@
+"""Checkpointer: what the training loop sees.
+
+Owns boundaries, the place in the program, and the way out. Which objects hold state and how is `state.py`; where a loader
+stands is `loader.py`; the copy is `copy.py`; the agent is behind `link.py`.
+
+    normal step:  the optimizer stepped ─▶ step += 1 ─▶ one word of the control page is as before ─▶ go on
+    snapshot:     the word is new ─▶ capture ─▶ copy into the granted slot ─▶ seal          (the only stall)
+    leaving:      ... ─▶ wait until it is durable, or the deadline has passed ─▶ SystemExit(75)
+
+A place in the program is (stage, epoch, loop, kind): the how-manieth outermost loop, its epoch, the how-manieth loop in
+that epoch, and where in it. On resume the script runs again from the top; loops before that place hand out nothing, and
+at that place everything is restored: whatever ran before is overwritten.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import os
+import signal
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from harness.config import SOCKET_VARIABLE, is_off, resolve
+from harness.core import tree
+from harness.core.shard import ShardLayout, TensorSpec, plan_shards
+from harness.core.snapshot import SnapshotId, shard_name
+from harness.errors import ConfigError, ExitCode, StateError
+from harness.ipc.slots import Ask, Request, Slot, SlotFull, SlotRecord, Word, place_shards, slot_bytes
+from harness.trainer import copy, state
+from harness.trainer.link import Link, Ready
+from harness.trainer.loader import InstrumentedLoader, instrument
+
+EXTRA_WARN_BYTES = 1_000_000
+_POLL_S = 0.02
+_PROGRESS_S = 1.0
+_NEVER = -1
+
+
+@dataclass(frozen=True)
+class ResumedFrom:
+    """Where this start goes on.
+
+    Attributes:
+        generation: the start of the trainers that made the snapshot.
+        step: completed optimizer steps.
+        tier: where it was found: "memory", "local" or "remote".
+    """
+
+    generation: int
+    step: int
+    tier: str
+
+
+@dataclass
+class _Place:
+    """A place in the program; see the module's docstring."""
+
+    stage: int = 0
+    epoch: int | None = None
+    loop: int = 0
+    evaluation: int = 0
+    kind: str = "start"  # start | batches | steps | step | evaluating | end
+    iteration: int = 0
+    calls: int = 0
+
+    def to_tree(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The plan of a slot: which tensors lie where."""
+
+    specs: tuple[TensorSpec, ...]
+    shards: tuple[ShardLayout, ...]
+    offsets: tuple[int, ...]
+    names: tuple[str, ...]
+    bytes: int
+
+
+class Checkpointer:
+    """Makes a training loop survive its instance. One per process; used from the thread that trains.
+
+    Example:
+        ckpt = Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler)
+        for epoch in ckpt.epochs(10):
+            for batch in ckpt.batches(loader):
+                train_one_step(batch)
+    """
+
+    def __init__(
+        self,
+        *,
+        loader: Any = None,
+        accumulate: int | None = None,
+        on_interrupt: Literal["exit", "return"] = "exit",
+        seed_workers: bool = True,
+        run: str | None = None,
+        store: str | None = None,
+        local: str | None = None,
+        every_s: float | None = None,
+        every_steps: int | None = None,
+        fresh: bool = False,
+        **states: Any,
+    ) -> None:
+        """Connect to the agent (or start one) and find out what is resumed. Blocks until that is known.
+
+        Tensors are restored later, when the loop starts; `resumed_from` and `extra` are ready when this returns.
+
+        Args:
+            loader: a DataLoader that the loop iterates over by itself, with `ckpt.step()` after each batch.
+            accumulate: batches per optimizer step, where the optimizer's own steps are no sign (a GradScaler skips some).
+            on_interrupt: "exit" leaves the loop by SystemExit(75); "return" ends it, with `interrupted` set.
+            seed_workers: seed the RNG of DataLoader workers for each batch; without it, random numbers drawn in workers
+                differ after a resume.
+            run: name of the run; without it the script's name. Only without `harness run`, as the next five.
+            store: durable store; without it ./.harness.
+            local: directory of the local tier.
+            every_s: seconds between snapshots.
+            every_steps: a snapshot each time the step is a multiple of this.
+            fresh: start at step 0 although the run has snapshots.
+            **states: what to capture, by name: anything with `state_dict` and `load_state_dict`, a torch.Generator, a
+                numpy Generator or a random.Random.
+
+        Raises:
+            StateError: one of `states` cannot be captured; names it, and the remedy.
+            ConfigError: no name for the run, a finished run, or one that is being trained already.
+            SnapshotCorrupt: the run has snapshots, and none can be used.
+        """
+        if accumulate is not None and accumulate < 1:
+            raise ValueError("accumulate must be at least 1")
+        if on_interrupt not in ("exit", "return"):
+            raise ValueError('on_interrupt is "exit" or "return"')
+        self._states = state.flatten(states)
+        self._accumulate, self._on_interrupt, self._seed_workers = accumulate, on_interrupt, seed_workers
+        self.step_count = 0
+        self.interrupted = False
+        self.extra: dict[str, Any] = {}
+        self.resumed_from: ResumedFrom | None = None
+        self._place = _Place()
+        self._target: _Place | None = None
+        self._restored = False
+        self._loaders: dict[str, InstrumentedLoader] = {}
+        self._loader_ids: dict[str, int] = {}
+        self._pending_positions: dict[str, Any] = {}
+        self._pending_rng: Any = None
+        self._head_snapshot = ""
+        self._every_steps: int | None = None
+        self._evaluating = 0
+        self._looping = 0
+        self._optimizer_stepped = False
+        self._sees_optimizers = any(_holds_optimizer(value) for value in self._states.values())
+        self._layout: _Layout | None = None
+        self._slot_views: dict[int, tuple[_Layout, dict[str, torch.Tensor]]] = {}
+        self._record_bytes = 0
+        self._sequence = 0
+        self._sealed_step: int | None = None
+        self._overdue = False
+        self._wait_after = False
+        self._finished = False
+        self._used_grant = 0
+        self._seen = 0
+        self._next_due = 0
+        self._stepped_told = False
+        self._ctrl_c = False
+        self._previous_handlers: dict[int, Any] = {}
+        self._inert = is_off(os.environ)
+        self._words = memoryview(bytearray(8 * 16)).cast("Q")
+        self._loader = None
+        if loader is not None:
+            self._loader = self._instrumented(loader, "loader")
+            self._loader.hook_iter(self._iterate_hooked)
+        if self._inert:
+            return
+        self._link = self._open_link(run, store, local, every_s, every_steps, fresh)
+        self._every_steps = self._link.settings.every_steps
+        self._words = self._link.page.words
+        os.environ["HARNESS_RUN_ID"] = self._link.life["run_id"]
+        os.environ["HARNESS_RESTARTS"] = str(self._link.restarts)
+        self._learn_head()
+        self._hook_process()
+
+    # ---- loops ------------------------------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epoch numbers 0 .. count-1, from where the run stopped. The end takes a final snapshot and waits for it."""
+        stage = self._enter_stage()
+        if self._over(stage):
+            return
+        first = 0
+        if (target := self._target) is not None and not self._restored and target.stage == stage:
+            if target.kind == "end":
+                self._restore()
+                first = self._place.iteration
+            elif target.epoch is not None:
+                first = target.epoch
+        for epoch in range(first, count):
+            place = self._place
+            place.epoch, place.loop, place.evaluation = epoch, 0, 0
+            self._looping += 1
+            try:
+                yield epoch
+            finally:
+                self._looping -= 1
+            if self.interrupted:
+                return
+            self._check_reached(f"epoch {epoch}")
+        self._place.epoch = None
+        self._end_stage(max(first, count))
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """The loader's batches, from where the run stopped in this epoch; a boundary between any two of them.
+
+        Inside `evaluating()`, and on a Checkpointer that is off, just the loader's batches.
+
+        Raises:
+            StateError: the loader's position cannot be restored exactly; says why, and the remedy.
+        """
+        if self._evaluating or self._inert:
+            for batch in loader:
+                self.safe_point()
+                yield batch
+            return
+        if self.interrupted:
+            return
+        instrumented = self._instrumented(loader)
+        loop = self._enter_loop()
+        if self._skips(loop, "batches"):
+            return
+        yield from self._guarded(instrumented.iterate(), "batches")
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Iteration numbers 0 .. count-1, from where the run stopped: for loops that draw their own data from RNG.
+
+        Each iteration counts as one step.
+        """
+        outermost = self._place.epoch is None
+        stage = self._enter_stage() if outermost else self._place.stage
+        if outermost and self._over(stage):
+            return
+        loop = self._enter_loop()
+        first = 0
+        if not self._restored and self._target is not None:
+            target = self._target
+            if outermost and target.kind == "end" and target.stage == stage:
+                self._restore()
+                first = self._place.iteration
+            elif self._skips(loop, "steps"):
+                return
+            else:
+                first = self._place.iteration
+        self._restore_if_nothing_to()
+        self._looping += 1
+        try:
+            for iteration in range(first, count):
+                yield iteration
+                self._place.iteration = iteration + 1
+                self._optimizer_stepped = False
+                self._count_step("steps")
+                if self.interrupted:
+                    return
+        finally:
+            self._looping -= 1
+        if outermost:
+            self._end_stage(max(first, count))
+
+    def resume(self) -> int:
+        """Restore everything now, for a hand-written loop; the number of completed steps, 0 for a new run.
+
+        The loop then calls `step()` after each of its steps.
+        """
+        if not self._inert and not self._restored:
+            if self._target is not None and self._target.kind not in ("step", "end"):
+                raise StateError(
+                    f"the snapshot was taken in a loop of ckpt.{self._target.kind}; ckpt.resume() cannot go on there: "
+                    "use the same loops as before, or --fresh"
+                )
+            self._restore()
+        self._looping = max(self._looping, 1)
+        return self.step_count
+
+    def step(self) -> None:
+        """A boundary in a hand-written loop, after each step (or each batch: see `accumulate`). May leave the loop."""
+        if self._inert:
+            self._count_inert()
+            return
+        if self._place.epoch is not None and self._loader is None:
+            raise StateError(
+                "ckpt.step() in ckpt.epochs() without loader=: the position within the epoch is not known. "
+                "Use ckpt.batches(loader) or ckpt.steps(n), or pass Checkpointer(loader=loader)"
+            )
+        if not self._restored:
+            if self._target is not None:
+                raise StateError("call ckpt.resume() before the loop: there is a snapshot to go on from")
+            self._restore()
+        self._after_batch("step")
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around a validation phase. Entering is a boundary; inside, `batches` hands out plainly and nothing is captured."""
+        place = self._place
+        if not self._inert and not self._evaluating and not self.interrupted:
+            ordinal = place.evaluation
+            place.evaluation += 1
+            target = self._target
+            if not self._restored and target is not None and target.kind == "evaluating":
+                same = (target.stage, target.epoch, target.evaluation) == (place.stage, place.epoch, ordinal + 1)
+                if same:
+                    self._restore()
+            if self._restored and (self._words[Word.ASK] != self._seen or self._overdue):
+                self._at_boundary("evaluating")
+        self._evaluating += 1
+        try:
+            yield
+        finally:
+            self._evaluating -= 1
+
+    def safe_point(self) -> None:
+        """In a long phase without boundaries: leave with the newest sealed snapshot if a notice demands it. Never captures."""
+        if self._inert or self._words[Word.ASK] == self._seen:
+            return
+        ask = Request.decode(self._words[Word.ASK]).value
+        if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
+            self._leave()
+
+    def save(self, *, wait: bool = False) -> None:
+        """Take a snapshot at the next boundary and make it durable; with `wait`, the loop waits for that there."""
+        if self._inert:
+            return
+        self._overdue, self._next_due = True, self.step_count + 1
+        self._wait_after |= wait
+        self._link.send("want", reason="save", durable=True)
+
+    @property
+    def local_step(self) -> int | None:
+        """The newest step that is committed on this machine; it dies with it."""
+        return self._word_step(Word.LOCAL_STEP)
+
+    @property
+    def durable_step(self) -> int | None:
+        """The newest step that is committed in the store; it survives."""
+        return self._word_step(Word.DURABLE_STEP)
+
+    # ---- places -----------------------------------------------------------------------------------------------------
+
+    def _enter_stage(self) -> int:
+        """A new outermost loop begins."""
+        place = self._place
+        if self._place.epoch is not None:
+            raise StateError(
+                "ckpt.epochs() inside ckpt.epochs(): put the inner loop into ckpt.batches() or ckpt.steps()"
+            )
+        place.stage += 1
+        place.loop = place.evaluation = 0
+        if self._finished and not self._inert:
+            self._finished = False
+            self._link.forget("finished")
+            self._link.send("training")
+        return place.stage
+
+    def _enter_loop(self) -> int:
+        self._place.loop += 1
+        return self._place.loop
+
+    def _over(self, stage: int) -> bool:
+        """Whether this outermost loop lies wholly before the place to resume."""
+        target = self._target
+        return self.interrupted or (not self._restored and target is not None and target.stage > stage)
+
+    def _skips(self, loop: int, kind: str) -> bool:
+        """Whether the loop that begins lies before the place to resume; restores everything if it *is* that place."""
+        target = self._target
+        if self._restored:
+            return False
+        if target is None:
+            self._restore()
+            return False
+        here = (self._place.stage, self._place.epoch, loop)
+        if target.kind in ("batches", "steps", "step") and (target.stage, target.epoch, target.loop) == here:
+            if target.kind != kind:
+                raise StateError(
+                    f"the snapshot was taken in a loop of ckpt.{target.kind}, and this is ckpt.{kind}: the script's loops "
+                    "differ from those that made it. Use the script as it was, or --fresh"
+                )
+            self._restore()
+            return False
+        return True
+
+    def _check_reached(self, where: str) -> None:
+        if not self._restored and self._target is not None and not self._inert:
+            raise StateError(
+                f"{where} ended without reaching the place of the snapshot ({self._target.kind} {self._target.loop}): the "
+                "script's loops differ from those that made it. Use the script as it was, or --fresh"
+            )
+
+    def _restore_if_nothing_to(self) -> None:
+        if not self._restored and not self._inert and self._target is None:
+            self._restore()
+
+    def _end_stage(self, completed: int) -> None:
+        """The last loop is over: a final snapshot, and nothing is left to do until it is durable."""
+        self._place.iteration = completed
+        if self._inert or self.interrupted:
+            return
+        self._check_reached("the loop")
+        self._restore_if_nothing_to()
+        self._finish()
+
+    # ---- boundaries -------------------------------------------------------------------------------------------------
+
+    def _guarded(self, batches: Iterator[Any], kind: str) -> Iterator[Any]:
+        """Hand out batches with a boundary after each. A `break` counts the batch, but is no boundary."""
+        self._looping += 1
+        try:
+            for batch in batches:
+                try:
+                    yield batch
+                except GeneratorExit:
+                    self._count_without_boundary()
+                    raise
+                self._after_batch(kind)
+                if self.interrupted:
+                    return
+        finally:
+            self._looping -= 1
+
+    def _iterate_hooked(self, instrumented: InstrumentedLoader) -> Iterator[Any]:
+        """A plain `for batch in loader` of the loader that was given to the constructor."""
+        if self._inert or self._evaluating:
+            return instrumented.iterate()
+        if self.interrupted:
+            return iter(())
+        if self._skips(self._enter_loop(), "step"):
+            return iter(())
+        return instrumented.iterate()
+
+    def _after_batch(self, kind: str) -> None:
+        """One batch is done. The hot path: no system call, no lock, no clock."""
+        if self._accumulate is not None:
+            self._place.calls += 1
+            if self._place.calls % self._accumulate:
+                return
+        elif self._sees_optimizers and not self._optimizer_stepped:
+            return
+        self._optimizer_stepped = False
+        self._count_step(kind)
+
+    def _count_step(self, kind: str) -> None:
+        step = self.step_count = self.step_count + 1
+        words = self._words
+        words[Word.TRAINER_STEP] = step + 1
+        if words[Word.ASK] != self._seen or step == self._next_due:
+            self._at_boundary(kind)
+
+    def _count_without_boundary(self) -> None:
+        if self._optimizer_stepped or (
+            self._accumulate is not None and (self._place.calls + 1) % self._accumulate == 0
+        ):
+            self._optimizer_stepped = False
+            self._place.calls += self._accumulate is not None
+            self.step_count += 1
+
+    def _count_inert(self) -> None:
+        self.step_count += 1
+
+    def _at_boundary(self, kind: str) -> None:
+        """Something is wanted, or it is time to look: plan, snapshot, leave."""
+        if self._inert:
+            self._next_due = _NEVER
+            return
+        self._place.kind = kind
+        if self.step_count and not self._stepped_told:
+            self._stepped_told = True
+            self._link.send("stepped", step=self.step_count)
+        word = self._words[Word.ASK]
+        ask = Request.decode(word).value
+        if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
+            if ask == Ask.SNAPSHOT_AND_LEAVE:
+                self._take_while_leaving(kind)
+            self._leave()
+            return
+        if self._every_steps is not None and self.step_count % self._every_steps == 0:
+            self._overdue |= self._sealed_step != self.step_count
+        if self._layout is None:
+            self._plan(state.capture(self._states))
+        if (ask == Ask.SNAPSHOT or self._overdue) and self._take(kind):
+            self._overdue = False
+            if self._wait_after:
+                self._wait_after = False
+                self._wait_durable()
+        elif ask == Ask.SNAPSHOT:
+            self._overdue = True
+        self._seen = word
+        self._next_due = self._following_due()
+
+    def _following_due(self) -> int:
+        if self._overdue:
+            return self.step_count + 1
+        if self._every_steps is not None:
+            return (self.step_count // self._every_steps + 1) * self._every_steps
+        return _NEVER
+
+    # ---- snapshots --------------------------------------------------------------------------------------------------
+
+    def _plan(self, captured: state.Captured) -> None:
+        """Lay out the slots for what there is to capture, and ask for them if those there are too small."""
+        specs = tuple(captured.specs())
+        shards = plan_shards(specs)
+        small = tree.dumps(self._small_state(captured))
+        _check_round_trip(small)
+        spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in shards])
+        size = slot_bytes(spans, max(len(small), self._record_bytes))
+        self._layout = _Layout(
+            specs, shards, tuple(span.offset for span in spans), tuple(span.name for span in spans), size
+        )
+        self._slot_views.clear()
+        self._link.ask_slots(size)
+
+    def _take(self, kind: str) -> bool:
+        """Capture into the granted slot and seal it. Returns False, at once, while there is no slot to fill.
+
+        A step is sealed once: (generation, step) names one snapshot, and never two.
+        """
+        if self._sealed_step == self.step_count:
+            return True
+        if (error := self._link.slot_error) is not None:
+            raise error
+        granted = self._link.granted(self._used_grant)
+        if granted is None:
+            return False
+        grant, slot = granted
+        self._place.kind = kind
+        started = time.perf_counter()
+        captured = state.capture(self._states)
+        layout = self._layout
+        if layout is None or tuple(captured.specs()) != layout.specs:
+            self._plan(captured)
+            return False
+        record = self._record(captured, layout)
+        self._used_grant = grant
+        slot.begin()
+        copy.copy_into(self._views_of(slot, layout), captured.tensors)
+        self._sequence = max(self._sequence, slot.sequence) + 1
+        try:
+            slot.seal(record, self._sequence)
+        except SlotFull:
+            self._record_bytes = 2 * len(record.state)
+            self._plan(captured)
+            return False
+        stall_s = time.perf_counter() - started
+        self._sealed_step = self.step_count
+        size = sum(span.size for span in record.shards)
+        self._link.send("sealed", index=self._link.index_of(slot), step=self.step_count, bytes=size, stall_s=stall_s)
+        return True
+
+    def _views_of(self, slot: Slot, layout: _Layout) -> dict[str, torch.Tensor]:
+        """The slot's tensors, made once for each layout; the shards' headers are written then too."""
+        known = self._slot_views.get(id(slot))
+        if known is not None and known[0] is layout:
+            return known[1]
+        for shard, offset in zip(layout.shards, layout.offsets, strict=True):
+            slot.buffer[offset : offset + len(shard.header)] = shard.header
+        found = copy.views(slot.buffer, layout.shards, layout.offsets)
+        self._slot_views[id(slot)] = (layout, found)
+        return found
+
+    def _record(self, captured: state.Captured, layout: _Layout) -> SlotRecord:
+        return SlotRecord(
+            step=self.step_count,
+            rank=0,
+            world_size=1,
+            generation=int(self._link.life["number"]),
+            shards=place_shards([(name, shard.size) for name, shard in zip(layout.names, layout.shards, strict=True)]),
+            state=tree.dumps(self._small_state(captured)).decode(),
+            environment=state.environment(),
+            sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        )
+
+    def _small_state(self, captured: state.Captured) -> dict[str, Any]:
+        extra = tree.dumps(self.extra)
+        if len(extra) > EXTRA_WARN_BYTES:
+            warnings.warn(
+                f"ckpt.extra is {len(extra) / 1e6:.1f} MB: it is written as JSON with every snapshot; put tensors into a state",
+                stacklevel=2,
+            )
+        return {
+            "step": self.step_count,
+            "place": self._place.to_tree(),
+            "states": captured.tree,
+            "rng": state.capture_rng(),
+            "loaders": {name: loader.position() for name, loader in self._loaders.items()},
+            "extra": self.extra,
+        }
+
+    def _take_while_leaving(self, kind: str) -> None:
+        """Take the last snapshot, waiting for a slot: the loop is over anyway."""
+        if self._layout is None:
+            self._plan(state.capture(self._states))
+        while not self._take(kind):
+            if Request.decode(self._words[Word.ASK]).value == Ask.LEAVE or self._link.gone or self._time_is_up():
+                return
+            time.sleep(_POLL_S)
+
+    # ---- leaving ----------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """The instance is going away: wait until the newest snapshot is durable or time is up, then leave the loop."""
+        self._link.send("leaving", repeat=True)
+        self._wait_durable()
+        self.interrupted = True
+        if self._on_interrupt == "return":
+            return
+        raise SystemExit(int(ExitCode.CTRL_C if self._ctrl_c else ExitCode.INTERRUPTED))
+
+    def _finish(self) -> None:
+        """The end of the last loop: a final snapshot, made durable before anything else happens."""
+        self._overdue = False
+        self._take_while_leaving("end")
+        if self._sealed_step != self.step_count:
+            if not self._link.gone:
+                self._leave()  # time was up, or the agent wants us out with what there is
+            return
+        self._finished = True
+        self._link.send("finished", repeat=True, step=self.step_count)
+        self._wait_durable()
+
+    def _wait_durable(self) -> None:
+        """Block until the newest sealed snapshot is durable, the deadline has passed, or nobody can do it."""
+        step = self._sealed_step
+        if step is None:
+            return
+        say_at = time.monotonic() + _PROGRESS_S
+        while not self._link.gone and not self._time_is_up():
+            durable = self.durable_step
+            if durable is not None and durable >= step:
+                return
+            if self._link.detached and time.monotonic() >= say_at:
+                sys.stderr.write(f"harness: step {step} is sealed, durable step is {durable}; waiting\n")
+                say_at = time.monotonic() + 5 * _PROGRESS_S
+            time.sleep(_POLL_S)
+
+    def _time_is_up(self) -> bool:
+        deadline_ns = self._words[Word.DEADLINE_NS]
+        return bool(deadline_ns) and time.monotonic_ns() >= deadline_ns
+
+    # ---- restoring --------------------------------------------------------------------------------------------------
+
+    def _learn_head(self) -> None:
+        """Small state comes first: `extra`, `resumed_from` and the place are known before any tensor is here."""
+        head = self._link.wait_head()
+        if head is not None:
+            self._adopt_head(head.snapshot, head.tier, head.record)
+
+    def _adopt_head(self, snapshot: str, tier: str, record: SlotRecord) -> None:
+        small = tree.loads(record.state.encode())
+        identity = SnapshotId.parse(snapshot)
+        self.resumed_from = ResumedFrom(identity.generation, identity.step, tier)
+        self._target = _Place(**small["place"])
+        self.step_count = small["step"]
+        self.extra.update(small["extra"])
+        self._head_snapshot = snapshot
+
+    def _restore(self) -> None:
+        """Make the live state the snapshot's; without a snapshot, just begin."""
+        self._restored = True
+        if self._inert:
+            return
+        ready = self._link.wait_ready()
+        if ready is not None:
+            started = time.perf_counter()
+            self._restore_from(ready)
+            self._link.send(
+                "restored",
+                snapshot=ready.snapshot,
+                step=self.step_count,
+                seconds=time.perf_counter() - started,
+            )
+            self._link.drop_ready()
+        self._words[Word.TRAINER_STEP] = self.step_count + 1
+        self._next_due = self.step_count + 1  # the first step plans the layout
+
+    def _restore_from(self, ready: Ready) -> None:
+        record = ready.slot.record()
+        if record is None:
+            raise StateError(f"snapshot {ready.snapshot} was lost from memory; start again")
+        if ready.snapshot != self._head_snapshot:
+            _say(f"snapshot {self._head_snapshot} turned out to be damaged; going on from {ready.snapshot} instead")
+            self._adopt_head(ready.snapshot, ready.tier, record)
+        if not ready.verified:
+            _say(f"snapshot {ready.snapshot} is resumed from memory as it is: no digest of it was written yet")
+        for line in _differences(record.environment, state.environment()):
+            _say(f"bit-identity is not promised: {line}")
+        small = tree.loads(record.state.encode())
+        tensors = _read_tensors(ready.slot, record)
+        state.restore(self._states, small["states"], tensors)
+        self.extra.update(small["extra"])
+        self._place = _Place(**small["place"])
+        self.step_count = small["step"]
+        self._pending_positions = small["loaders"]
+        for name, loader in self._loaders.items():
+            if name in self._pending_positions:
+                loader.restore(self._pending_positions.pop(name), small["rng"])
+        state.restore_rng(small["rng"])
+        self._pending_rng = small["rng"]
+
+    def _instrumented(self, loader: Any, name: str | None = None) -> InstrumentedLoader:
+        for known, instrumented in self._loaders.items():
+            if self._loader_ids[known] == id(loader):
+                return instrumented
+        name = name or f"loader-{len(self._loaders)}"
+        made = instrument(loader, name, state.capture_rng, state.restore_rng, self._seed_workers)
+        self._loaders[name] = made
+        self._loader_ids[name] = id(loader)
+        if name in self._pending_positions:
+            made.restore(self._pending_positions.pop(name), self._pending_rng)
+        return made
+
+    # ---- the process ------------------------------------------------------------------------------------------------
+
+    def _open_link(
+        self,
+        run: str | None,
+        store: str | None,
+        local: str | None,
+        every_s: float | None,
+        every_steps: int | None,
+        fresh: bool,
+    ) -> Link:
+        settings = None
+        if not os.environ.get(SOCKET_VARIABLE):
+            flags: dict[str, Any] = {
+                "run": run,
+                "store": store,
+                "local": local,
+                "every_s": every_s,
+                "every_steps": every_steps,
+                "fresh": fresh or None,
+            }
+            settings = resolve(flags, os.environ, Path.cwd(), script=_script())
+        link = Link(settings, [sys.executable, *sys.argv], os.environ)
+        if link.detached:
+            _say(
+                f"run {link.settings.run!r} in {link.settings.store}, without `harness run`: "
+                "no restart in place, no early fetch, no exit-code mapping"
+            )
+        return link
+
+    def _hook_process(self) -> None:
+        """Optimizer steps, signals, forks, the end of the process."""
+
+        def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            self._optimizer_stepped = True
+
+        register_optimizer_step_post_hook(stepped)
+        os.register_at_fork(after_in_child=self._become_inert)
+        atexit.register(self._at_exit)
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                self._previous_handlers[signum] = signal.signal(signum, self._on_signal)
+
+    def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
+        """Flag only: the agent decides what follows, at the next boundary. A second Ctrl-C is Python's own."""
+        again = self._ctrl_c
+        self._ctrl_c |= signum == signal.SIGINT
+        previous = self._previous_handlers.get(signum)
+        idle = not self._looping or self._inert or self._link.gone
+        if signum == signal.SIGINT and (again or idle):
+            _call(previous, signum, frame)
+            return
+        if self._inert or self._link.gone:
+            _call(previous, signum, frame)
+            return
+        self._link.poke(signum)
+        self._seen = _NEVER
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(signum, frame)
+
+    def _become_inert(self) -> None:
+        """In a forked child: no snapshots, no descriptors, no word to the agent."""
+        if not self._inert:
+            self._inert = True
+            self._words = memoryview(bytearray(8 * 16)).cast("Q")
+            self._seen = 0
+            self._link.close_in_child()
+
+    def _at_exit(self) -> None:
+        """The process ends: a loop without an end of its own gets its final snapshot here."""
+        if self._inert:
+            return
+        failed = getattr(sys, "last_value", None) is not None
+        trained = self._restored and self.step_count > 0 and not self.interrupted and not self._finished
+        if trained and not failed and not self._link.gone:
+            self._place.iteration = self.step_count
+            self._finish()
+        self._link.send("bye", exception=failed)
+        self._link.close()
+
+    def _word_step(self, word: Word) -> int | None:
+        value = self._words[word]
+        return value - 1 if value else None
+
+
+def _read_tensors(slot: Slot, record: SlotRecord) -> dict[str, torch.Tensor]:
+    """Views of every tensor in a sealed slot, by the shards' own headers."""
+    from harness.core.shard import header_bytes, parse_header
+
+    layouts = []
+    for index, span in enumerate(record.shards):
+        data = slot.shard(span)
+        head = header_bytes(bytes(data[:8]), span.size)
+        layouts.append(parse_header(bytes(data[:head]), span.size, index))
+    return copy.views(slot.buffer, layouts, [span.offset for span in record.shards])
+
+
+def _check_round_trip(small: bytes) -> None:
+    if tree.dumps(tree.loads(small)) != small:
+        raise StateError("small state does not survive its own encoding; please report this with your states' types")
+
+
+def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name} was {before.get(name, 'absent')}, is {now.get(name, 'absent')}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _holds_optimizer(value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer) or any(
+        isinstance(inner, torch.optim.Optimizer) for inner in getattr(value, "__dict__", {}).values()
+    )
+
+
+def _script() -> str | None:
+    """The training script's file, or `None` in a notebook, and for `-c` and `-m`."""
+    main = sys.modules.get("__main__")
+    if main is None or main.__spec__ is not None or not getattr(main, "__file__", None):
+        return None
+    return sys.argv[0] or None
+
+
+def _call(handler: Callable[..., Any] | int | None, signum: int, frame: types.FrameType | None) -> None:
+    """Do what would have happened without us."""
+    if callable(handler):
+        handler(signum, frame)
+    elif handler == signal.SIG_DFL:
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"harness: {text}\n")
+    sys.stderr.flush()
+
+
+__all__ = ["Checkpointer", "ConfigError", "ResumedFrom"]

@@ -1,0 +1,104 @@
+"""Device to slot: tensors as views into shared memory, and the one copy that a snapshot costs the training loop.
+
+Owns the table of torch dtypes that a shard can hold, and every byte that moves between a slot and a tensor. Knows
+neither state_dicts nor what a slot is made of: a slot is a writable buffer, and where its shards begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from harness.core.shard import ShardLayout
+from harness.errors import StateError
+
+TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U64": torch.uint64,
+        "U32": torch.uint32,
+        "U16": torch.uint16,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+        "C64": torch.complex64,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+        "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    }
+)
+"""safetensors' name of a dtype to torch's."""
+
+DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
+"""torch's dtype to safetensors' name; what is not here cannot be stored."""
+
+
+def views(buffer: Any, layouts: Sequence[ShardLayout], offsets: Sequence[int]) -> dict[str, Tensor]:
+    """Every tensor of some shards as a view into `buffer`: nothing is copied, and writing to one writes the slot.
+
+    Args:
+        buffer: a contiguous buffer (mmap, memoryview, bytearray). Each view keeps it open; torch warns if it is
+            read-only, since nothing stops a write through a view.
+        layouts: the shards in it.
+        offsets: where each shard's file begins in `buffer`; multiples of 8.
+
+    Raises:
+        ValueError: a shard does not fit into the buffer there.
+    """
+    data = torch.frombuffer(buffer, dtype=torch.uint8)
+    found: dict[str, Tensor] = {}
+    for layout, base in zip(layouts, offsets, strict=True):
+        if base < 0 or base % 8 or base + layout.size > data.numel():
+            raise ValueError(f"a shard of {layout.size} bytes at {base} in a buffer of {data.numel()}")
+        for placed in layout.tensors:
+            start = base + placed.offset
+            flat = data[start : start + placed.size]
+            found[placed.name] = flat.view(TORCH_DTYPES[placed.dtype]).reshape(placed.shape)
+    return found
+
+
+def copy_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy live tensors into a slot, in one pass. Blocks the training step; nothing else does.
+
+    Sources may be on any device, non-contiguous, conjugated or negated lazily; on the CPU nothing is allocated.
+
+    Args:
+        targets: what `views` returned for the slot.
+        tensors: the live tensors, by the same names.
+
+    Raises:
+        StateError: a tensor came, went, or changed its shape or dtype since the layout was planned. Nothing was copied.
+    """
+    if targets.keys() != tensors.keys():
+        odd = sorted(targets.keys() ^ tensors.keys())
+        raise StateError(f"{odd[0]} and {len(odd) - 1} more tensors came or went since the layout was planned")
+    into, sources = [], []
+    for name, target in targets.items():
+        source = tensors[name]
+        # Checked here because a foreach copy casts and broadcasts without a word.
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise StateError(f"{name} is now {describe(source)}; the layout was planned for {describe(target)}")
+        into.append(target)
+        sources.append(source)
+    if not into:
+        return
+    with torch.no_grad():
+        torch._foreach_copy_(into, sources, non_blocking=True)
+    for device in {source.device for source in sources if source.device.type != "cpu"}:
+        torch.get_device_module(device).synchronize(device)  # a non-blocking copy is over only after this
+
+
+def describe(tensor: Tensor) -> str:
+    """A tensor's dtype and shape for people: "float32 [3, 4]"."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

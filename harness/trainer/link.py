@@ -1,0 +1,311 @@
+"""The trainer's side of the seam: one connection, one thread, the slots it was given; replaces an agent that dies.
+
+Owns the socket, the control page and the mapped slots in the trainer's process; knows neither tensors nor loops. The
+thread only listens and maps memory: the loop reads one word of the control page and never waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness.errors
+from harness.config import SOCKET_VARIABLE, Settings
+from harness.errors import AgentGone, ConfigError, HarnessError
+from harness.ipc import channel as ipc
+from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
+from harness.ipc.slots import ControlPage, Request, Slot, SlotRecord, Word
+
+WAIT_NOTE_S = 3.0
+_MAX_REPLACEMENTS = 5  # in one life; an agent that dies again and again is a bug, and is reported
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is about to be resumed, as soon as its small state is known."""
+
+    snapshot: str
+    tier: str
+    record: SlotRecord
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A sealed slot with the tensors to restore."""
+
+    snapshot: str
+    tier: str
+    verified: bool
+    slot: Slot
+
+
+class Link:
+    """The connection to the agent. Created before anything else; lives as long as the process."""
+
+    def __init__(self, settings: Settings | None, script: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Connect to the agent of `harness run`, or start one. Blocks until it answers.
+
+        Args:
+            settings: for an agent that has to be started; `None` under `harness run`.
+            script: this process's command line, to be remembered.
+            environ: the environment: where the agent listens, and what a new one inherits.
+
+        Raises:
+            ConfigError: the run is being trained already, or it is finished.
+            AgentGone: no agent answers.
+        """
+        self._script, self._environ = script, environ
+        self._condition = threading.Condition()
+        self._head: Head | None = None
+        self._ready: Ready | None = None
+        self._nothing = False
+        self._error: HarnessError | None = None
+        self._slots: dict[int, Slot] = {}
+        self._slot_error: HarnessError | None = None
+        self._signals: list[int] = []
+        self._replacements = 0
+        self._closing = False
+        self._repeat: dict[str, dict[str, Any]] = {}
+        self._poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.detached = False
+        self.gone = False
+        channel = self._connect(settings)
+        welcome = self._greet(channel, life=None, fds=())
+        self.page = ControlPage(welcome.fds[0])
+        self._note_welcome(welcome)
+        self._channel = channel
+        self._thread = threading.Thread(target=self._listen, name="harness-link", daemon=True)
+        self._thread.start()
+
+    # ---- what the Checkpointer asks ---------------------------------------------------------------------------------
+
+    def send(self, type: str, /, *, repeat: bool = False, **fields: Any) -> None:
+        """Tell the agent something; lost if it is just dying, unless `repeat` (told again to the next agent)."""
+        if repeat:
+            self._repeat[type] = fields
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send(type, **fields)
+
+    def forget(self, type: str) -> None:
+        """What was to be repeated is not true any more."""
+        self._repeat.pop(type, None)
+
+    def poke(self, signum: int) -> None:
+        """From a signal handler: tell the agent soon. Does nothing that a handler must not."""
+        self._signals.append(signum)
+        os.eventfd_write(self._poke_fd, 1)
+
+    def wait_head(self) -> Head | None:
+        """Block until it is known what is resumed; `None` if nothing is. Raises what the agent reported."""
+        self._wait(lambda: self._head is not None or self._ready is not None or self._nothing, "the store")
+        return self._head
+
+    def wait_ready(self) -> Ready | None:
+        """Block until the tensors are there and verified; `None` if there is nothing to resume."""
+        self._wait(lambda: self._ready is not None or self._nothing, "the snapshot")
+        return self._ready
+
+    def drop_ready(self) -> None:
+        """The snapshot is restored: its slot is the agent's again."""
+        with self._condition:
+            ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.slot.close()
+
+    def granted(self, used: int) -> tuple[int, Slot] | None:
+        """The slot that may be filled now and its grant; `None` while there is none. Never blocks.
+
+        Args:
+            used: the grant that was used last.
+        """
+        request = Request.decode(self.page.words[Word.GRANT])
+        if request.sequence == used or (slot := self._slots.get(request.value)) is None:
+            return None
+        return request.sequence, slot
+
+    def index_of(self, slot: Slot) -> int:
+        """The index that the agent knows `slot` by."""
+        return next(index for index, held in self._slots.items() if held is slot)
+
+    def ask_slots(self, size: int) -> None:
+        """Ask for slots of `size` bytes each. Does not wait."""
+        with self._condition:
+            self._slot_error = None
+            old, self._slots = self._slots, {}
+        del old  # closed when the last view goes
+        self.send("layout", bytes=size, repeat=True)
+
+    @property
+    def slot_error(self) -> HarnessError | None:
+        """Why there are no slots, if that is so."""
+        return self._slot_error
+
+    def close(self) -> None:
+        """Stop listening. The agent sees the process end."""
+        self._closing = True
+        os.eventfd_write(self._poke_fd, 1)
+
+    def close_in_child(self) -> None:
+        """After a fork: let go of everything that would keep the agent waiting for a dead trainer."""
+        for fd in (self._channel.fileno(), self._poke_fd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    # ---- thread -----------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while not self._closing:
+            readable, _, _ = select.select([self._channel.fileno(), self._poke_fd], [], [])
+            if self._poke_fd in readable:
+                os.eventfd_read(self._poke_fd)
+                while self._signals:
+                    self.send("signal", signum=self._signals.pop(0))
+            if self._channel.fileno() in readable:
+                try:
+                    self._on_message(self._channel.receive())
+                except ChannelClosed:
+                    if not self._replace():
+                        return
+
+    def _on_message(self, message: Message) -> None:
+        slots = [Slot(fd) for fd in message.fds]
+        if message.type == "slots":
+            for slot in slots:
+                slot.populate()
+        with self._condition:
+            if message.type == "resume-head":
+                record = SlotRecord.decode(message["record"].encode())
+                self._head = Head(message["snapshot"], message["tier"], record)
+            elif message.type == "resume-none":
+                self._nothing = True
+            elif message.type == "resume-ready":
+                self._ready = Ready(message["snapshot"], message["tier"], message["verified"], slots[0])
+                if self._head is None and (found := slots[0].record()) is not None:
+                    self._head = Head(message["snapshot"], message["tier"], found)
+            elif message.type == "resume-failed":
+                self._error = _error_from(message)
+            elif message.type == "slots":
+                self._slots = dict(zip(message["indexes"], slots, strict=True))
+            elif message.type == "no-slots":
+                self._slot_error = _error_from(message)
+            self._condition.notify_all()
+
+    def _replace(self) -> bool:
+        """The agent is dead: start another, hand over the generation, the page and the slots. Training goes on."""
+        if self._closing:
+            return False
+        self._replacements += 1
+        try:
+            if self._replacements > _MAX_REPLACEMENTS:
+                raise AgentGone(f"{_MAX_REPLACEMENTS} agents died, one after another")
+            self._channel.close()
+            environment = {**self._environ, "HARNESS_ATTACH": "1"}
+            channel = ipc.start_agent(
+                self._place, [self._settings.to_json(), json.dumps(list(self._script))], environment
+            )
+            with self._condition:
+                slots = dict(self._slots)
+            fds = [self.page.fd, *(slot.fd for slot in slots.values())]
+            welcome = self._greet(channel, life=self.life, fds=fds, indexes=list(slots))
+            for fd in welcome.fds:
+                os.close(fd)  # our own control page, which the new agent works with now
+            self._note_welcome(welcome)
+        except (HarnessError, ConnectionError, OSError) as err:
+            self.gone = True
+            _say(f"the agent died and cannot be replaced: nothing is being saved any more. {err}")
+            with self._condition:
+                self._error = AgentGone(str(err))
+                self._condition.notify_all()
+            return False
+        self._channel = channel
+        _say("the agent died; another one goes on with what it had")
+        for type_, fields in list(self._repeat.items()):
+            if type_ != "layout" or not slots:
+                self.send(type_, **fields)
+        return True
+
+    # ---- connecting -------------------------------------------------------------------------------------------------
+
+    def _connect(self, settings: Settings | None) -> Channel:
+        if path := self._environ.get(SOCKET_VARIABLE):
+            self._place = RunPlace(Path(path).parent)
+            channel = ipc.connect(Path(path))
+            if channel is None:
+                raise AgentGone(f"nobody listens at {path} ({SOCKET_VARIABLE}): has `harness run` ended?")
+            return channel
+        assert settings is not None, "without harness run the settings come from the Checkpointer"
+        self._place = RunPlace.of(Path(settings.runtime_dir), settings.store, settings.run)
+        self._place.prepare()
+        channel = ipc.connect(self._place.socket)
+        if channel is not None and self._busy_elsewhere(channel):
+            channel.close()
+            channel = None
+        if channel is not None:
+            return channel
+        try:
+            return ipc.start_agent(
+                self._place, [settings.to_json(), json.dumps(list(self._script))], self._environ, wait_s=45.0
+            )
+        except ConnectionError as err:
+            raise ConfigError(str(err)) from err
+
+    def _busy_elsewhere(self, channel: Channel) -> bool:
+        """Whether that agent is ending: it saves what its dead trainer left, and a new one takes over from it."""
+        with contextlib.suppress(ChannelClosed):
+            channel.send("status")
+            status = channel.receive()["status"]
+            return not isinstance(status, dict) or status["trainer_pid"] is None
+        return True
+
+    def _greet(
+        self, channel: Channel, *, life: Mapping[str, Any] | None, fds: Sequence[int], indexes: Sequence[int] = ()
+    ) -> Message:
+        try:
+            channel.send("hello", fds, protocol=ipc.PROTOCOL, rank=0, world_size=1, life=life, indexes=list(indexes))
+            answer = channel.receive()
+        except ChannelClosed as err:
+            raise AgentGone(f"the agent ended before it answered: {err}") from err
+        if answer.type == "refused":
+            raise ConfigError(answer["message"])
+        return answer
+
+    def _note_welcome(self, welcome: Message) -> None:
+        self.life: dict[str, Any] = welcome["life"]
+        self.restarts = int(welcome["restarts"])
+        self.detached = bool(welcome["detached"])
+        self._settings = Settings.from_json(welcome["settings"])
+
+    @property
+    def settings(self) -> Settings:
+        """The run's settings, as the agent has them."""
+        return self._settings
+
+    def _wait(self, condition: Any, what: str) -> None:
+        note_at = time.monotonic() + WAIT_NOTE_S
+        with self._condition:
+            while not condition():
+                if self._error is not None:
+                    raise self._error
+                if time.monotonic() >= note_at:
+                    _say(f"waiting for {what}")
+                    note_at = time.monotonic() + 10 * WAIT_NOTE_S
+                self._condition.wait(0.2)
+
+
+def _error_from(message: Message) -> HarnessError:
+    kind = getattr(harness.errors, message["error"], HarnessError)
+    return kind(message["message"]) if issubclass(kind, HarnessError) else HarnessError(message["message"])
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"harness: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,86 @@
+"""Stores around stores: one that fails as told, one that remembers what it was asked."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from cloud.errors import CloudError, Unavailable
+from cloud.store import ObjectStore
+
+VERBS = frozenset({"put", "put_if_absent", "get", "read", "stat", "list", "delete", "reserve", "free_bytes"})
+
+
+class _Wrapper:
+    """Passes everything on to `store`, the calls in VERBS through `_call`."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._store, name)
+        return functools.partial(self._call, name, attribute) if name in VERBS else attribute
+
+    def _call(self, verb: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class FaultyStore(_Wrapper):
+    """Fails some calls of one verb, before or after they took effect; everything else passes.
+
+    Args:
+        store: what takes the calls that do not fail.
+        verb: whose calls fail.
+        fail_on: which of them, counted from 1; a number, several, or `None` for every one.
+        error: what is raised; a class is called with words.
+        after: let the call take effect first, as when only the reply is lost.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        verb: str,
+        *,
+        fail_on: int | tuple[int, ...] | None = 1,
+        error: CloudError | type[CloudError] = Unavailable,
+        after: bool = False,
+    ) -> None:
+        assert verb in VERBS, verb
+        super().__init__(store)
+        self.calls = 0
+        self._verb = verb
+        self._fail_on = (fail_on,) if isinstance(fail_on, int) else fail_on
+        self._error = error if isinstance(error, CloudError) else error(f"injected into {verb}")
+        self._after = after
+        self._lock = threading.Lock()
+
+    def _call(self, verb: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if verb != self._verb:
+            return call(*args, **kwargs)
+        with self._lock:
+            self.calls += 1
+            fails = self._fail_on is None or self.calls in self._fail_on
+        if fails and not self._after:
+            raise self._error
+        result = call(*args, **kwargs)
+        if fails:
+            raise self._error
+        return result
+
+
+class RecordingStore(_Wrapper):
+    """Remembers every call as (verb, key or prefix or size), in the order in which they began."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.calls: list[tuple[str, Any]] = []
+
+    def _call(self, verb: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((verb, args[0] if args else None))
+        return call(*args, **kwargs)
+
+    def keys(self, verb: str) -> list[Any]:
+        """What `verb` was called with, in order."""
+        return [subject for name, subject in self.calls if name == verb]

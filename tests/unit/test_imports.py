@@ -1,0 +1,51 @@
+"""torch stays in the user's process: import-linter proves it for the source, this for the interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TORCH_ROOM = ROOT / "harness" / "trainer"
+
+
+def torchless_modules() -> list[str]:
+    """Every module of the harness and the cloud outside harness/trainer, by name, found without importing any."""
+    files = [path for room in ("harness", "cloud") for path in sorted((ROOT / room).rglob("*.py"))]
+    names = [path.relative_to(ROOT).with_suffix("").parts for path in files if not path.is_relative_to(TORCH_ROOM)]
+    return [".".join(parts).removesuffix(".__init__") for parts in names if parts[-1] != "__main__"]
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The modules that a fresh interpreter holds after `statement`."""
+    program = f"{statement}\nimport sys\nprint(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", torchless_modules())
+def test_a_module_outside_the_trainer_loads_no_torch(module: str) -> None:
+    loaded = loaded_after(f"import {module}")
+
+    assert module in loaded
+    assert not loaded & {"torch", "numpy"}
+
+
+def test_importing_the_cloud_loads_nothing_of_the_harness() -> None:
+    cloud = [module for module in torchless_modules() if module.startswith("cloud")]
+
+    loaded = loaded_after("\n".join(f"import {module}" for module in cloud))
+
+    assert not {name for name in loaded if name.partition(".")[0] == "harness"}
+
+
+def test_every_room_is_looked_at() -> None:
+    rooms = {".".join(module.split(".")[:2]) for module in torchless_modules()}
+
+    assert rooms >= {"cloud.store", "harness.core", "harness.errors", "harness.ipc", "harness.agent", "harness.cli"}

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.core.shard import DTYPE_BYTES, TensorSpec, plan_shards
+from harness.errors import StateError
+from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, copy_into, views
+
+
+def random_bits(dtype: torch.dtype, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    count = torch.Size(shape).numel() * dtype.itemsize
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator).view(dtype).reshape(shape)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return bytes(tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8).tolist())
+
+
+def slot_for(tensors: dict[str, Tensor], max_shard_bytes: int = 2**30) -> tuple[mmap.mmap, dict[str, Tensor]]:
+    """A slot laid out for `tensors`, shards at multiples of 4096, and its views."""
+    layouts = plan_shards(
+        [TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()],
+        max_shard_bytes,
+    )
+    offsets, end = [], 0
+    for layout in layouts:
+        offsets.append(end)
+        end += -(-layout.size // 4096) * 4096
+    buffer = mmap.mmap(-1, max(end, 1))
+    return buffer, views(buffer, layouts, offsets)
+
+
+def zoo() -> dict[str, Tensor]:
+    tensors = {str(dtype): random_bits(dtype, 8, 6) for dtype in DTYPE_NAMES}
+    tensors |= {f"{dtype} transposed": random_bits(dtype, 8, 6).t() for dtype in DTYPE_NAMES}
+    tensors |= {f"{dtype} scalar": random_bits(dtype) for dtype in DTYPE_NAMES}
+    tensors |= {f"{dtype} empty": random_bits(dtype, 0, 3) for dtype in DTYPE_NAMES}
+    complex_tensor = random_bits(torch.complex64, 5)
+    return tensors | {
+        "conjugated": complex_tensor.conj(),
+        "negated": complex_tensor.conj().imag,
+        "expanded": torch.ones(1).expand(4, 3),
+        "sliced": torch.arange(20.0)[1::3],
+        "with gradient": torch.ones(3, requires_grad=True),
+        "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    }
+
+
+def test_the_tables_of_dtypes_agree() -> None:
+    assert TORCH_DTYPES.keys() == DTYPE_BYTES.keys()
+    assert all(dtype.itemsize == DTYPE_BYTES[name] for name, dtype in TORCH_DTYPES.items())
+    assert len(DTYPE_NAMES) == len(TORCH_DTYPES)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [2**30, 500])
+def test_every_kind_of_tensor_arrives_bit_for_bit(max_shard_bytes: int) -> None:
+    tensors = zoo()
+    _, targets = slot_for(tensors, max_shard_bytes)
+
+    copy_into(targets, tensors)
+
+    for name, tensor in tensors.items():
+        assert bits(targets[name]) == bits(tensor.detach()), name
+
+
+def test_a_view_is_the_slot_s_own_memory() -> None:
+    tensors = {"a": torch.arange(4.0)}
+    buffer, targets = slot_for(tensors)
+
+    copy_into(targets, tensors)
+
+    assert buffer[4096 : 4096 + 16] == bits(tensors["a"])
+    buffer[4096:4100] = b"\0\0\x80?"
+    assert targets["a"][0] == 1.0
+
+
+def test_copying_draws_no_gradient_and_leaves_the_sources() -> None:
+    source = torch.ones(3, requires_grad=True)
+    _, targets = slot_for({"a": source})
+
+    copy_into(targets, {"a": source})
+
+    assert not targets["a"].requires_grad
+    assert source.grad is None
+    assert source.requires_grad
+
+
+def test_nothing_to_copy_is_nothing() -> None:
+    copy_into({}, {})
+
+
+@pytest.mark.parametrize(
+    ("live", "words"),
+    [
+        ({"a": torch.ones(3, 1), "b": torch.ones(2)}, r"a is now float32 \[3, 1\]; .* float32 \[1, 3\]"),
+        ({"a": torch.ones(3), "b": torch.ones(2)}, r"a is now float32 \[3\]"),
+        ({"a": torch.ones(1, 3).double(), "b": torch.ones(2)}, r"a is now float64 \[1, 3\]"),
+        ({"a": torch.ones(1, 3)}, "b and 0 more"),
+        ({"a": torch.ones(1, 3), "b": torch.ones(2), "c": torch.ones(1)}, "c and 0 more"),
+    ],
+)
+def test_a_tensor_that_changed_since_the_plan_is_refused_and_nothing_is_copied(
+    live: dict[str, Tensor], words: str
+) -> None:
+    _, targets = slot_for({"a": torch.zeros(1, 3), "b": torch.zeros(2)})
+
+    with pytest.raises(StateError, match=words):
+        copy_into(targets, live)
+
+    assert not any(target.any() for target in targets.values())
+
+
+@pytest.mark.parametrize("offset", [-8, 4, 8])
+def test_a_shard_that_does_not_fit_its_place_is_refused(offset: int) -> None:
+    (layout,) = plan_shards([TensorSpec("a", "F32", (4,))])
+    with pytest.raises(ValueError, match="a shard of 4112 bytes"):
+        views(bytearray(layout.size), [layout], [offset])
