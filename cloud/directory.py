@@ -93,7 +93,7 @@ class FileSystem:
 
     @staticmethod
     def fallocate(fd: int, size: int) -> None:
-        """Preallocate by fallocate(2): `os.posix_fallocate` writes every block where the file system cannot (NFS)."""
+        """Preallocate. Not `os.posix_fallocate`: where the file system cannot (NFS), that writes every block."""
         import ctypes  # 10 ms that only a reservation costs
 
         libc = ctypes.CDLL(None, use_errno=True)

@@ -79,7 +79,7 @@ def order(copies: Sequence[Copy]) -> list[Copy]:
     return sorted(copies, key=lambda copy: (copy.id, _ORDER[copy.tier]), reverse=True)
 
 
-def stored_copies(store: ObjectStore, keys: RunKeys, tier: str, known: Sequence[SnapshotId]) -> list[Copy]:
+def stored_copies(store: ObjectStore, tier: str, known: Sequence[SnapshotId]) -> list[Copy]:
     """The copies that a survey of one store found."""
     return [StoredCopy(snapshot, tier, store) for snapshot in known]
 

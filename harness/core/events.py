@@ -215,6 +215,13 @@ class SourceBack(Event, frozen=True):
     source: str
 
 
+class StoreBlind(Event, frozen=True):
+    """The store does not answer at a start: it is asked again, and nothing is concluded meanwhile."""
+
+    store: str
+    reason: str
+
+
 class Draining(Event, frozen=True):
     """The plan for the time that is left: finish what is in flight, save the newest sealed, or take a new snapshot."""
 
@@ -299,6 +306,7 @@ AnyEvent = (
     | NoticeWithdrawn
     | SourceBlind
     | SourceBack
+    | StoreBlind
     | Draining
     | TrainerFinished
     | TrainerLeft

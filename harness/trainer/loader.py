@@ -241,12 +241,19 @@ class _TorchLoader:
         start = self._order.moment()
         epoch = _Epoch(
             number=self._started,
-            seed=_word(repr((self.name, self._started, start))),
+            seed=self._epoch_seed(),
             start=start,
             workers_running=self._loader._iterator is not None,
             recent=self._recent(),
         )
         return epoch, self._open(epoch)
+
+    def _epoch_seed(self) -> int:
+        """From the generator that torch would have drawn the workers' seeds from, and no other: who seeds torch, and not
+        Python's `random`, has the same data in every run. Draws nothing."""
+        generator = self._loader.generator or torch.default_generator
+        state = hashlib.blake2b(bytes(generator.get_state().tolist())).hexdigest()
+        return _word(f"{self.name}/{self._started}/{state}")
 
     def _replay(self, position: Tree, rng: Any) -> tuple[_Epoch, Iterator[Any]]:
         epoch = _Epoch.from_tree(position["epoch"], self._recent())
@@ -285,6 +292,7 @@ class _TorchLoader:
     def _recent(self) -> deque[Any]:
         prefetched = self._loader.num_workers * (self._loader.prefetch_factor or 0)
         return deque(maxlen=prefetched + 1)
+
 
 class _Moment(NamedTuple):
     """Every random state that a loader's order can depend on, at one instant."""
@@ -380,9 +388,9 @@ class _Iteration:
 class _Order:
     """Stands between torch and the batch sampler; transparent while no epoch of ours is being opened.
 
-    Holds nothing that leads back to the loader: torch's iterator holds this, and with persistent workers the loader holds
-    the iterator. Such a ring would be left to the garbage collector, which closes queues before the iterator can tell
-    its workers to end; they would be waited for in vain, 10 s each.
+    Holds nothing that leads back to the loader: torch's iterator holds this, and with persistent workers the loader
+    holds the iterator. Such a ring would be left to the garbage collector, which closes queues before the iterator can
+    tell its workers to end; they would be waited for in vain, 10 s each.
     """
 
     def __init__(
@@ -433,8 +441,8 @@ class _Order:
         for path, state in states.items():
             if path not in generators:
                 raise StateError(
-                    f"the snapshot has the state of a generator at {self._name}.{path}, and there is none: make it where"
-                    " the object that holds it is made, not later"
+                    f"the snapshot has the state of a generator at {self._name}.{path}, and there is none: make it"
+                    " where the object that holds it is made, not later"
                 )
             _set_state(generators[path], state)
 
@@ -465,8 +473,8 @@ class _Order:
             )
         if _fingerprint(epoch.recent[-1]) != epoch.expected:
             raise StateError(
-                f"{self._name} gives other batches than before the snapshot: the data, the sampler or the batch size has"
-                " changed, or the sampler draws from a source that cannot be restored; resume with the old ones, or"
+                f"{self._name} gives other batches than before the snapshot: the data, the sampler or the batch size"
+                " has changed, or the sampler draws from a source that cannot be restored; resume with the old ones, or"
                 " have the sampler draw from a generator that is an attribute of it"
             )
 
@@ -495,7 +503,7 @@ class _Order:
 
 
 class _Workers:
-    """Starts data workers with a dataset that seeds and a beginning of our own, and ends them when the trainer exits."""
+    """Starts data workers with a dataset that seeds and a beginning of our own; ends them when the trainer exits."""
 
     def __init__(self, seed_workers: bool) -> None:
         self._seed_workers = seed_workers
@@ -514,9 +522,12 @@ class _Workers:
         if self._seed_workers:
             object.__setattr__(loader, "dataset", _SeededDataset(dataset))  # DataLoader.__setattr__ refuses
         loader.worker_init_fn = _WorkerStart(worker_init_fn)
+        # Workers inherit the mask, and lift it when they are ready for signals: until then one would end them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             iterator = make_iterator()
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             object.__setattr__(loader, "dataset", dataset)
             loader.worker_init_fn = worker_init_fn
         self._iterators.add(iterator)
@@ -535,8 +546,8 @@ def _end_workers(iterators: Iterable[Any], pid: int) -> None:
 def _hook(loader: Any, instrumented: _TorchLoader | _OwnStateLoader) -> None:
     """Switch the class of `loader` to a subclass, so that a plain `for batch in loader` can be redirected.
 
-    A subclass of the one class alone: with a mixin before it, Python sees another layout and refuses the switch. It knows
-    `instrumented` weakly, for the reason that `_Order` gives; without it the loader is its old self.
+    A subclass of the one class alone: with a mixin before it, Python sees another layout and refuses the switch. It
+    knows `instrumented` weakly, for the reason that `_Order` gives; without it the loader is its old self.
     """
     owner = weakref.ref(instrumented)
     kind: Any = type(loader)
@@ -552,7 +563,7 @@ def _hook(loader: Any, instrumented: _TorchLoader | _OwnStateLoader) -> None:
 
 
 def _tap(loader: DataLoader[Any], instrumented: _TorchLoader, order: _Order, workers: _Workers) -> None:
-    """Stand between torch and its sampler too. The loader's attributes stay the user's own: replacing them would show."""
+    """Stand between torch and its sampler too. Its attributes stay the user's own: replacing them would show."""
     _hook(loader, instrumented)
     kind: Any = type(loader)
 
@@ -653,6 +664,9 @@ class _WorkerStart:
             self.worker_init_fn(worker_id)
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 def _outlive_first_sigterm() -> None:
     """A signal to the process group or to all of a unit must not take the workers before the snapshot is taken.
 
@@ -662,6 +676,7 @@ def _outlive_first_sigterm() -> None:
     """
     signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which a program that is executed inherits
     signal.signal(signal.SIGTERM, lambda signum, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _seed(batch: _SeededBatch, generators: Mapping[str, Any]) -> None:

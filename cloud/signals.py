@@ -1,0 +1,102 @@
+"""SignalSource and DrainFileSource: announcements that come from the host itself.
+
+Owns what a signal or a file means as a Notice. Installs no handler: the process's one signal handler calls `received`.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cloud.errors import Unavailable
+from cloud.notice import Clock, Deadline, Notice, NoticeKind
+
+
+class SignalSource:
+    """Announces the signals that it is told of; a signal is never withdrawn.
+
+    Args:
+        grace_s: how long whoever sends signals waits before it kills (Kubernetes: 30, systemd: 90).
+        clock: monotonic seconds.
+    """
+
+    name = "signal"
+
+    def __init__(self, grace_s: float, clock: Clock = time.monotonic) -> None:
+        self._grace_s = grace_s
+        self._clock = clock
+        self._received: dict[int, Notice] = {}
+
+    def received(self, signum: int) -> None:
+        """Note a signal. Only sets a value, so a handler may call it. The first of a kind fixes the deadline."""
+        name = signal.Signals(signum).name
+        deadline = Deadline.after(self._grace_s, self._clock)
+        notice = Notice(f"signal {name}", NoticeKind.INTERRUPT, f"signal {name}", deadline)
+        self._received.setdefault(signum, notice)
+
+    def poll(self) -> Sequence[Notice]:
+        """See `NoticeSource.poll`. Does not block."""
+        return tuple(self._received.copy().values())
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+
+class DrainFileSource:
+    """Announces the end while a file exists: `touch` it to drain a node by hand or from a script.
+
+    A number in the file is how many seconds there are, from when it is first seen; anything else counts as `grace_s`.
+    Writing the file again is a new announcement; removing it withdraws.
+
+    Args:
+        path: the file.
+        grace_s: how long there is if the file does not say.
+        clock: monotonic seconds.
+    """
+
+    name = "drain file"
+
+    def __init__(self, path: Path, grace_s: float, clock: Clock = time.monotonic) -> None:
+        self._path = path
+        self._grace_s = grace_s
+        self._clock = clock
+        self._in_force: Notice | None = None
+
+    def poll(self) -> Sequence[Notice]:
+        """See `NoticeSource.poll`. Raises `Unavailable` if it cannot even be seen whether the file exists."""
+        try:
+            status = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            self._in_force = None
+            return ()
+        except OSError as err:
+            raise Unavailable(f"cannot look for the drain file {self._path}: {err.strerror}") from err
+        identity = f"drain file {self._path} {status.st_ino}-{status.st_mtime_ns}"
+        if self._in_force is None or self._in_force.id != identity:
+            text = self._text()
+            deadline = Deadline.after(self._seconds(text), self._clock)
+            self._in_force = Notice(identity, NoticeKind.INTERRUPT, "drain file", deadline, text)
+        return (self._in_force,)
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+    def _text(self) -> str:
+        """The file's beginning; empty for what cannot be read, since that it exists is enough."""
+        try:
+            if not self._path.is_file():
+                return ""  # opening a pipe would block
+            with self._path.open("rb") as file:
+                return file.read(200).decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def _seconds(self, text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            return self._grace_s
+        return seconds if math.isfinite(seconds) and seconds >= 0 else self._grace_s

@@ -1,0 +1,318 @@
+"""Where a generation comes from: which run it belongs to, its claim, and the snapshot it resumes.
+
+Owns the first words with the store at a start: survey, identity, claim, resume. Everything that waits for a store runs in
+a thread; what it found is told in the main thread through `post`. A store that is down delays a claim, never a step; but a
+run whose snapshots cannot be known is not started at step 0 (I10): it waits, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+
+from cloud.errors import CloudError
+from cloud.notice import Deadline
+from harness.agent import commit
+from harness.agent.child import script_of
+from harness.agent.journal import Journal
+from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
+from harness.agent.saves import Saves
+from harness.agent.tier import Generation
+from harness.config import Settings
+from harness.core import events
+from harness.core.manifest import FORMAT, Claim
+from harness.core.snapshot import RunKeys
+from harness.errors import ConfigError, HarnessError, SnapshotCorrupt
+from harness.ipc.slots import SlotRecord
+
+FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it goes on without
+CALL_S = 60.0
+_ASK_AGAIN_S = 2.0
+
+
+class Finding(enum.Enum):
+    """How far the search for a resume point is. PENDING → READY, NOTHING or FAILED; a new generation begins again."""
+
+    PENDING = "pending"
+    READY = "ready"
+    NOTHING = "nothing"
+    FAILED = "failed"
+
+
+class Origin:
+    """The current generation, and what it resumes. Main thread only, but for the threads it starts itself."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: RunKeys,
+        host: str,
+        command: Sequence[str],
+        saves: Saves,
+        journal: Journal,
+        post: Callable[[Callable[[], None]], None],
+        on_change: Callable[[], None],
+        refuse: Callable[[ConfigError], None],
+        fatal: Callable[[BaseException], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            settings: of the run.
+            keys: of the run.
+            host: for records.
+            command: the trainer's command line, remembered by the claim.
+            saves: tiers, and slots of earlier lives.
+            journal: of this agent.
+            post: runs something in the main thread.
+            on_change: called in the main thread when more is known of the resume.
+            refuse: called in the main thread when a store that answers late shows that the run must not start.
+            fatal: called from a thread that met a bug.
+            say: a word to the user.
+        """
+        self._settings, self._keys, self._host, self._command = settings, keys, host, tuple(command)
+        self._saves, self._journal, self._post, self._say = saves, journal, post, say
+        self._on_change, self._refuse, self._fatal = on_change, refuse, fatal
+        self.generation = Generation(0, "", secrets.token_hex(8))
+        self.finding = Finding.PENDING
+        self.point: ResumePoint | None = None
+        self.head: tuple[str, str, SlotRecord] | None = None
+        self.error: HarnessError | None = None
+        self._search_number = 0
+        self._closed = threading.Event()
+
+    def begin(self) -> None:
+        """The first generation of this agent. Blocks until the store has answered, 10 s at most.
+
+        Raises:
+            ConfigError: the run is finished, or another script's; or the store cannot be used.
+        """
+        known = self._first_survey()
+        fresh = self._settings.fresh
+        before = "" if fresh or known is None or known.last_claim is None else known.last_claim.run_id
+        run_id = before if known is None else before or secrets.token_hex(16)
+        self._start(known, run_id, fresh=fresh)
+
+    def begin_again(self, outcome: str) -> None:
+        """The next generation, for trainers that are started in place. A store that is down does not stop it."""
+        known = None
+        with contextlib.suppress(CloudError, SnapshotCorrupt):
+            self.end(outcome, Deadline.after(5.0))
+            known = commit.survey(self._saves.remote.store, self._keys, Deadline.after(5.0))
+        self._start(known, self.generation.run_id, fresh=False)
+
+    def adopt(self, generation: Generation) -> None:
+        """A live trainer whose agent died: its generation goes on, and nothing is resumed."""
+        self.generation = generation
+        self._journal.generation = generation.number
+        self._claim_later(generation, "the agent was replaced", fresh=False)
+
+    def end(self, outcome: str, deadline: Deadline) -> None:
+        """Record how the generation ended, if it ever was claimed. Raises CloudError."""
+        generation, step = self.generation, self._saves.steps.durable
+        if generation.claimed.is_set():
+            store = self._saves.remote.store
+            commit.end(store, self._keys, generation.number, generation.nonce, outcome, step, deadline)
+
+    def close(self) -> None:
+        """No thread of ours begins anything any more."""
+        self._closed.set()
+
+    # ---- identity ---------------------------------------------------------------------------------------------------
+
+    def _first_survey(self) -> commit.Survey | None:
+        """What the store knows of the run; `None` if it does not answer in time (we go on asking, and say so)."""
+        try:
+            known = commit.survey(self._saves.remote.store, self._keys, Deadline.after(FIRST_ANSWER_S))
+        except SnapshotCorrupt as err:
+            raise ConfigError(f"run {self._settings.run!r} in {self._settings.store}: {err}") from err
+        except CloudError as err:
+            if not err.retryable:
+                raise ConfigError(f"the store {self._settings.store} cannot be used: {err}") from err
+            self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
+            return None
+        self._check_identity(known)
+        return known
+
+    def _check_identity(self, known: commit.Survey) -> None:
+        """Refuse a finished run and another script's; tell what else differs from the last start."""
+        claim, settings = known.last_claim, self._settings
+        if claim is None or settings.fresh:
+            return
+        if known.finished_at is not None:
+            raise ConfigError(
+                f"run {settings.run!r} finished at step {known.finished_at}: "
+                "--fresh starts it again at step 0, another --run starts another"
+            )
+        if not settings.run_named and not claim.named and _scripts_differ(claim.command, self._command):
+            raise ConfigError(
+                f"run {settings.run!r} belongs to another script: {' '.join(claim.command)}. Name this one: --run NAME"
+            )
+        if self._command and claim.command and self._command != claim.command:
+            self._say(f"the command differs from the last start's, which was: {' '.join(claim.command)}")
+        for name, value in settings.remembered().items():
+            before = claim.settings.get(name)
+            if before is not None and before != value:
+                self._say(f"{name} differs from the last start's: it was {before}, now it is {value}")
+
+    # ---- claim ------------------------------------------------------------------------------------------------------
+
+    def _start(self, known: commit.Survey | None, run_id: str, *, fresh: bool) -> None:
+        """A new generation: claimed now if the store answers, later if it does not; and the search for its origin."""
+        number = self.generation.number + 1
+        if known is not None:
+            number = max(known.next_generation, number)
+        generation = self.generation = Generation(number, run_id, secrets.token_hex(8))
+        if known is None:
+            if run_id:
+                self._claim_later(generation, "the store has not answered", fresh=fresh)
+        else:
+            try:
+                self._claim(generation, Deadline.after(FIRST_ANSWER_S), fresh=fresh)
+            except CloudError as err:
+                if not err.retryable:
+                    raise ConfigError(f"the store {self._settings.store} cannot be written: {err}") from err
+                self._claim_later(generation, str(err), fresh=fresh)
+        self._journal.generation = generation.number
+        self._find(known, fresh=fresh)
+
+    def _claim(self, generation: Generation, deadline: Deadline, *, fresh: bool) -> None:
+        wanted = Claim(
+            format=FORMAT,
+            run_id=generation.run_id,
+            generation=generation.number,
+            nonce=generation.nonce,
+            claimed_at=commit.utc_now(),
+            host=self._host,
+            pid=os.getpid(),
+            fresh=fresh,
+            parent=generation.parent,
+            command=self._command,
+            named=self._settings.run_named,
+            settings=self._settings.remembered(),
+        )
+        standing = commit.claim(self._saves.remote.store, self._keys, wanted, deadline)
+        generation.number = standing.generation
+        if generation is self.generation:
+            self._journal.generation = generation.number
+        self._journal.emit(events.Claimed(generation=generation.number, run_id=generation.run_id))
+        generation.claimed.set()
+
+    def _claim_later(self, generation: Generation, reason: str, *, fresh: bool) -> None:
+        self._journal.emit(events.ClaimDeferred(generation=generation.number, reason=reason))
+
+        def attempt() -> None:
+            while not self._closed.is_set() and not generation.claimed.is_set():
+                with contextlib.suppress(CloudError):
+                    self._claim(generation, Deadline.after(CALL_S), fresh=fresh)
+                    return
+                self._closed.wait(_ASK_AGAIN_S)
+
+        self._thread("harness-claim", attempt)
+
+    # ---- resume -----------------------------------------------------------------------------------------------------
+
+    def _find(self, known: commit.Survey | None, *, fresh: bool) -> None:
+        """Locate, fetch and verify in a thread, while the trainer imports torch."""
+        self._search_number += 1
+        number, generation = self._search_number, self.generation
+        self.finding, self.point, self.head, self.error = Finding.PENDING, None, None, None
+        if fresh:
+            self._found(number, None, "--fresh")
+            return
+        memory = self._saves.memory_copies(generation.run_id)
+
+        def work() -> None:
+            survey = known
+            while not self._closed.is_set():
+                try:
+                    if survey is None and not memory:
+                        survey = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S))
+                    if survey is not None and not generation.run_id:
+                        self._identify_late(generation, survey)
+                    found = self._search(survey, memory, generation, number)
+                    self._post(lambda: self._found(number, found, "no snapshot of this run anywhere"))
+                    return
+                except CloudError as err:
+                    if not err.retryable:
+                        failure = SnapshotCorrupt(f"the store {self._settings.store} cannot be read: {err}")
+                        self._post(lambda: self._failed(number, failure))
+                        return
+                    self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
+                    self._closed.wait(_ASK_AGAIN_S)
+                except ConfigError as refusal:
+                    self._post(lambda err=refusal: self._refuse(err))  # type: ignore[misc]
+                    return
+                except HarnessError as err:
+                    self._post(lambda err=err: self._failed(number, err))  # type: ignore[misc]
+                    return
+
+        self._thread("harness-resume", work)
+
+    def _identify_late(self, generation: Generation, known: commit.Survey) -> None:
+        """The store answers at last: now the run has an identity, and the generation its number. Resume thread."""
+        self._check_identity(known)
+        generation.run_id = known.last_claim.run_id if known.last_claim is not None else secrets.token_hex(16)
+        generation.number = max(known.next_generation, generation.number)
+        self._claim_later(generation, "the store had not answered", fresh=False)
+
+    def _search(
+        self, survey: commit.Survey | None, memory: Sequence[MemoryCopy], generation: Generation, number: int
+    ) -> ResumePoint | None:
+        """All tiers' copies, newest first; what somebody died over is committed before looking. Resume thread."""
+        copies: list[Copy] = list(memory)
+        remote, local = self._saves.remote, self._saves.local
+        if survey is not None:
+            finished = commit.finish_complete(remote.store, self._keys, generation.run_id, Deadline.after(CALL_S))
+            copies += stored_copies(remote.store, "remote", [*survey.commits, *finished])
+        if local is not None:
+            commit.finish_complete(local.store, self._keys, generation.run_id, Deadline.after(CALL_S))
+            at_hand = commit.survey(local.store, self._keys, Deadline.after(CALL_S))
+            copies += stored_copies(local.store, "local", at_hand.commits)
+
+        def head(copy: Copy, record: SlotRecord) -> None:
+            self._post(lambda: self._heard(number, copy, record))
+
+        return Finder(self._keys, generation.run_id, self._host, self._journal.emit).find(copies, head)
+
+    def _heard(self, number: int, copy: Copy, record: SlotRecord) -> None:
+        if number == self._search_number and self.finding is Finding.PENDING:
+            self.head = (str(copy.id), copy.tier, record)
+            self._on_change()
+
+    def _found(self, number: int, point: ResumePoint | None, why_none: str) -> None:
+        if number != self._search_number:
+            return
+        if point is None:
+            self.finding = Finding.NOTHING
+            self._journal.emit(events.NothingToResume(reason=why_none))
+        else:
+            self.finding = Finding.READY
+            self.generation.parent = str(point.id)
+            self.point = self._saves.note_resumed(point, self.generation)
+        self._on_change()
+
+    def _failed(self, number: int, err: HarnessError) -> None:
+        if number == self._search_number:
+            self.finding, self.error = Finding.FAILED, err
+            self._say(str(err))
+            self._on_change()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> None:
+        def root() -> None:
+            try:
+                work()
+            except Exception as err:  # noqa: BLE001  the thread's root
+                self._fatal(err)
+
+        threading.Thread(target=root, name=name, daemon=True).start()
+
+
+def _scripts_differ(before: Sequence[str], now: Sequence[str]) -> bool:
+    first, second = (script_of(command) if command else None for command in (before, now))
+    return first is not None and second is not None and os.path.normpath(first) != os.path.normpath(second)

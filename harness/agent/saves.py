@@ -1,0 +1,279 @@
+"""What becomes of sealed slots: which tier takes which, which step is local, which is durable.
+
+Owns the slot pool, both tiers, and the two figures that are always kept apart. Knows neither trainers nor notices. Main
+thread only; the tiers' threads report through `post`.
+
+    sealed ──▶ local ──(durable_every_s, or at once when it presses)──▶ remote, from the local file
+       └──────────────────── no local tier, or it presses ───────────▶ remote, from the slot
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cloud.errors import CloudError
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.agent import commit
+from harness.agent.memory import SlotPool
+from harness.agent.resume import MemoryCopy, ResumePoint
+from harness.agent.tier import Generation, Job, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
+from harness.config import Settings
+from harness.core.manifest import Manifest
+from harness.core.policy import Cadence
+from harness.core.snapshot import RunKeys, SnapshotId
+from harness.errors import SnapshotCorrupt
+
+_CALL_S = 60.0
+_MANIFESTS = 16  # of slots, for verifying a resume from memory
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The newest committed steps. Only `durable` survives this machine."""
+
+    local: int | None = None
+    durable: int | None = None
+
+
+class Saves:
+    """Slots in, commits out."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: RunKeys,
+        host: str,
+        emit: commit.Emit,
+        post: Callable[[Callable[[], None]], None],
+        on_commit: Callable[[Steps], None],
+        fatal: Callable[[BaseException], None],
+        stores: Callable[[str], ObjectStore],
+    ) -> None:
+        """Open the stores; nothing is written before `start`.
+
+        Args:
+            settings: of the run.
+            keys: of the run.
+            host: for records.
+            emit: the journal.
+            post: runs something in the main thread.
+            on_commit: called in the main thread whenever a figure has changed.
+            fatal: called from a tier's thread that met a bug.
+            stores: opens a store by its location.
+
+        Raises:
+            ConfigError: a store cannot be used.
+        """
+        self._settings, self._keys, self._on_commit = settings, keys, on_commit
+        self._began_at = time.monotonic()
+        self.pool = SlotPool()
+        self.steps = Steps()
+        self.sealed_step: int | None = None
+        self.sealed_at: float | None = None
+        self.durable_at: float | None = None
+        self.pressing = False
+        self._upload_started_at: float | None = None
+        self._last_sequence = 0
+        self._made_by: dict[int, Generation] = {}
+        self._manifests: dict[tuple[int, int], Manifest] = {}
+        tell = TierEvents(
+            published=lambda tier, job, manifest: post(lambda: self._on_published(tier, job, manifest)),
+            failed=lambda tier, job, _err, _final: post(lambda: self._on_failed(tier, job)),
+            released=lambda tier, job: post(lambda: self._on_released(tier, job)),
+            fatal=fatal,
+        )
+        retention = Retention(settings.keep_last, settings.keep_every)
+        self.remote = Tier("remote", stores(settings.store), keys, retention, emit, tell, host=host)
+        self.local: Tier | None = None
+        if settings.local is not None:
+            self.local = Tier(
+                "local",
+                stores(settings.local),
+                keys,
+                Retention(settings.keep_local),
+                emit,
+                tell,
+                host=host,
+                pinned=lambda: [job.manifest.id for job in self.remote.jobs if isinstance(job, LocalSnapshot)],
+            )
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """The local tier, if there is one, and the remote."""
+        return [self.remote] if self.local is None else [self.local, self.remote]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is in flight."""
+        return all(tier.idle for tier in self.tiers)
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Bytes of the newest snapshot."""
+        newest = self.pool.newest_sealed()
+        return None if newest is None else self.pool[newest].payload_bytes
+
+    @property
+    def everything_durable(self) -> bool:
+        """Whether the newest snapshot there is survives this machine; what was resumed from counts as one."""
+        durable = self.steps.durable
+        return durable is not None and (self.sealed_step is None or durable >= self.sealed_step)
+
+    def start(self) -> None:
+        """Start the tiers' threads."""
+        for tier in self.tiers:
+            tier.start()
+
+    def drain(self, deadline: Deadline) -> None:
+        """Nothing is worth doing after `deadline` any more."""
+        for tier in self.tiers:
+            tier.drain(deadline)
+
+    def close(self, wait_s: float) -> None:
+        """Stop after the calls in flight; wait at most `wait_s` for each tier."""
+        for tier in self.tiers:
+            tier.close(wait_s)
+
+    def close_stores(self) -> None:
+        """After the journal: it writes to the store as well."""
+        for tier in self.tiers:
+            tier.store.close()
+        self.pool.close()
+
+    # ---- sealed slots -----------------------------------------------------------------------------------------------
+
+    def take(self, index: int, generation: Generation) -> None:
+        """A slot is sealed: it is the tiers' turn."""
+        slot = self.pool[index]
+        record = slot.record()
+        if record is None:
+            return
+        self._made_by[index], self._last_sequence = generation, slot.sequence
+        self.sealed_step, self.sealed_at = record.step, time.monotonic()
+        self.pool.collect()
+        job = SealedSlot(index, slot, record, generation, self.sealed_at)
+        if self.local is not None:
+            self._give(self.local, job)
+        if self.local is None or self.pressing:
+            self._give(self.remote, job)
+
+    def take_left_over(self, generation: Generation) -> None:
+        """`generation`'s trainer died: what it sealed and could not tell us about any more."""
+        newest = self.pool.newest_sealed()
+        if newest is not None and self.pool[newest].sequence > self._last_sequence:
+            self.take(newest, generation)
+
+    def press(self) -> None:
+        """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
+        self.pressing = True
+        newest = self.pool.newest_sealed()
+        if newest is None or newest not in self._made_by or self.sealed_step is None:
+            return
+        step = self.pool[newest].step
+        if step != self.sealed_step or self.steps.durable == step or any(job.step >= step for job in self.remote.jobs):
+            return
+        record = self.pool[newest].record()
+        if record is not None:
+            sealed_at = self.sealed_at or time.monotonic()
+            self._give(self.remote, SealedSlot(newest, self.pool[newest], record, self._made_by[newest], sealed_at))
+
+    def relax(self) -> None:
+        """Nothing presses any more."""
+        self.pressing = False
+
+    def _give(self, tier: Tier, job: SealedSlot) -> None:
+        self.pool.hold(job.index, tier.name)
+        tier.submit(job)
+
+    # ---- slots of other lives ---------------------------------------------------------------------------------------
+
+    def adopt(self, index: int, generation: Generation) -> None:
+        """A slot came from another agent of this host; `generation` made what it holds."""
+        self._made_by[index] = generation
+
+    def handed_over(self) -> list[tuple[int, Generation]]:
+        """Sealed slots that another agent of this host can go on from."""
+        return [(index, self._made_by[index]) for index in self.pool.sealed() if index in self._made_by]
+
+    def memory_copies(self, run_id: str) -> list[MemoryCopy]:
+        """Sealed slots as candidates to resume from. `run_id` is the run's identity, empty while it is not known."""
+        copies = []
+        for index, generation in self.handed_over():
+            slot = self.pool[index]
+            record = slot.record()
+            if record is not None and (not run_id or generation.run_id == run_id):
+                manifest = self._manifests.get((index, slot.sequence))
+                copies.append(MemoryCopy(SnapshotId(generation.number, record.step), index, slot, record, manifest))
+        return copies
+
+    def note_resumed(self, point: ResumePoint, generation: Generation) -> ResumePoint:
+        """What a resume tells of the tiers; the point with its slot in the pool, held until it is restored."""
+        index = point.index if point.index is not None else self.pool.add(point.slot)
+        self.pool.hold(index, "resume")
+        self._made_by.setdefault(index, Generation(point.id.generation, generation.run_id, ""))
+        self.sealed_step = None
+        if point.tier == "remote":
+            self.remote.trust(point.id)
+            self._set(durable=point.id.step)
+        elif point.tier == "local" and self.local is not None:
+            self.local.trust(point.id)
+            self._set(local=point.id.step)
+            self._upload_behind(self.local, point, generation)
+        return ResumePoint(point.id, point.tier, index, point.slot, point.record, point.verified)
+
+    def _upload_behind(self, local: Tier, point: ResumePoint, generation: Generation) -> None:
+        """A snapshot that is only local, or newer than the store's, is resumed and uploaded behind, under its own id."""
+        if self.steps.durable is not None and self.steps.durable >= point.id.step:
+            return
+        try:
+            manifest = commit.read_manifest(local.store, self._keys, point.id, Deadline.after(_CALL_S))
+        except (CloudError, SnapshotCorrupt):
+            return  # it was verified a moment ago; the next snapshot is uploaded in any case
+        self.remote.submit(LocalSnapshot(local.store, self._keys, manifest, generation, time.monotonic()))
+
+    # ---- tiers ------------------------------------------------------------------------------------------------------
+
+    def _on_published(self, tier: Tier, job: Job, manifest: Manifest) -> None:
+        if isinstance(job, SealedSlot):
+            self._manifests[job.index, job.slot.sequence] = manifest
+            while len(self._manifests) > _MANIFESTS:
+                self._manifests.pop(next(iter(self._manifests)))
+        if tier is self.remote:
+            self.durable_at = time.monotonic()
+            self._set(durable=manifest.step, local=manifest.step if self.local is None else None)
+        else:
+            self._set(local=manifest.step)
+            self._upload_if_due(manifest, job)
+
+    def _upload_if_due(self, manifest: Manifest, job: Job) -> None:
+        assert self.local is not None, "only a local tier's snapshot is uploaded from its file"
+        if any(waiting.step >= manifest.step for waiting in self.remote.jobs):
+            return
+        now = time.monotonic()
+        due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
+        if due or self.pressing or self.steps.durable is None:
+            self._upload_started_at = now
+            self.remote.submit(LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at))
+
+    def _on_failed(self, tier: Tier, job: Job) -> None:
+        """The local disk cannot take it: the store gets it straight from the slot."""
+        if tier is self.local and isinstance(job, SealedSlot):
+            held = self.pool[job.index].sequence if job.index in self.pool else None
+            if held is not None and not any(waiting.step >= job.step for waiting in self.remote.jobs):
+                self._give(self.remote, job)
+
+    def _on_released(self, tier: Tier, job: Job) -> None:
+        if isinstance(job, SealedSlot):
+            again = [j for j in tier.jobs if isinstance(j, SealedSlot) and j.index == job.index]
+            if not again:
+                self.pool.release(job.index, tier.name)
+
+    def _set(self, *, local: int | None = None, durable: int | None = None) -> None:
+        def later(before: int | None, now: int | None) -> int | None:
+            return before if now is None else max(now, before or 0)
+
+        self.steps = Steps(later(self.steps.local, local), later(self.steps.durable, durable))
+        self._on_commit(self.steps)
