@@ -25,7 +25,7 @@ DEFAULT_LEAD_S = 120.0
 """EC2's usual lead: what is assumed when something was announced and its time cannot be read."""
 
 AT_ONCE_S = 5.0
-"""For what may happen at any moment: a hibernation, which begins with the notice, and a time that has passed already."""
+"""For what may happen any moment: a hibernation, which begins with its notice, and a time that has passed already."""
 
 MAX_LEAD_S = 3600.0
 """EC2 gives two minutes. A notice further ahead than this was read off a broken clock."""
@@ -70,11 +70,12 @@ class Ec2Source:
     def poll(self) -> Sequence[Notice]:
         """Every announcement in force. See `NoticeSource.poll`.
 
-        A path that fails does not hide the others' news, and what it last announced stays in force: only a 404
-        withdraws. Paths that were not answered are the first to be asked next time, so that a slow one starves none.
+        A path that fails does not hide the others' news, and what it last announced stays in force: only an answer
+        withdraws. Paths that there was no time for come first in the next poll, so that a hanging one starves none.
 
         Raises:
-            Unavailable: nothing is known to be in force, and a path that might have told was not answered.
+            Unavailable: no path was answered, or a path failed that may hide the only news. What was in force
+                before still is.
         """
         budget = Deadline.after(POLL_S, self._clock)
         failures: list[CloudError] = []
@@ -89,7 +90,7 @@ class Ec2Source:
                 failures.append(err)
                 unanswered.append(path)
         if failures:
-            # The one that failed last comes last: it has had its turn.
+            # First those that had no turn, last those that used theirs up.
             asked = [path for path in self._order if path not in unanswered]
             self._order = [*unanswered[len(failures) :], *asked, *unanswered[: len(failures)]]
             if not self._in_force or not asked:

@@ -29,10 +29,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -74,7 +74,7 @@ class Size:
         return self.epochs * self.steps_per_epoch
 
 
-FULL = Size(epochs=4, steps_per_epoch=60, width=128, layers=2, every_s=3.0, interrupt_at=0.4)
+FULL = Size(epochs=4, steps_per_epoch=50, width=128, layers=2, every_s=3.0, interrupt_at=0.4)
 QUICK = Size(epochs=2, steps_per_epoch=100, width=64, layers=1, every_s=0.5, interrupt_at=0.2)
 
 
@@ -128,6 +128,7 @@ class Survival:
         steps_lost: trained before the interruption, and again after it.
         resumed_from: the tier that the resumed life took the snapshot from.
         stall_median_s: how long a snapshot stops the training loop.
+        notice_seen_s: from the announcement to the agent's seeing it; it asks once a second.
         notice_to_durable_s: from the agent's seeing the notice to the commit of the last step in the store.
         first_step_s: from the agent's start to the end of the first resumed step.
         until_connected_s: the part of it until the Checkpointer says hello: Python, torch, data, the model.
@@ -141,8 +142,9 @@ class Survival:
     steps_lost: int
     resumed_step: int
     resumed_from: str
-    stall_median_s: float | None
-    stall_max_s: float | None
+    stall_median_s: float
+    stall_max_s: float
+    notice_seen_s: float | None
     notice_to_durable_s: float | None
     first_step_s: float
     until_connected_s: float
@@ -167,7 +169,7 @@ class Demo:
         return {"noticed": self.noticed(unbroken), "killed": self.killed(unbroken)}
 
     def unbroken(self) -> Run:
-        self.title("unbroken: nothing happens to it; the others are compared with it")
+        self.title("1/3 unbroken: nothing happens to it; the others are compared with it")
         run = self.command("unbroken", metadata="off")
         self.expect(0, self.live(run))
         if sorted(run.losses()) != list(range(1, self.size.steps + 1)):
@@ -175,22 +177,25 @@ class Demo:
         return run
 
     def noticed(self, unbroken: Run) -> Survival:
-        self.title("noticed: EC2 announces a spot interruption in the middle")
+        self.title("2/3 noticed: EC2 announces a spot interruption in the middle")
         with MetadataSimulator() as simulator:
-            run = self.command("noticed", metadata=simulator.url)
+            run, announced_at = self.command("noticed", metadata=simulator.url), []
 
             def announce(_pid: int) -> None:
-                self.say(f"step {run.last_step()}: the metadata service announces the end of the instance in {LEAD_S:g} s")
+                announced_at.append(time.monotonic())  # the same clock as the journal's
+                self.say(
+                    f"step {run.last_step()}: the metadata service announces the end of the instance in {LEAD_S:g} s"
+                )
                 simulator.notice(lead_s=LEAD_S)
 
             first = self.expect(75, self.live(run, lambda: run.last_step() >= self.interrupt_step, announce))
             self.lose_instance()
             simulator.withdraw()  # the next instance's metadata service announces nothing
             second = self.expect(0, self.live(run))
-        return self.survival(run, first, second, unbroken)
+        return self.survival(run, first, second, unbroken, *announced_at)
 
     def killed(self, unbroken: Run) -> Survival:
-        self.title("killed: SIGKILL in the middle, trainer and agent and data workers, without a word before")
+        self.title("3/3 killed: SIGKILL in the middle, trainer and agent and data workers, without a word before")
         run = self.command("killed", metadata="off")
 
         def is_time() -> bool:
@@ -216,9 +221,7 @@ class Demo:
         train += ["--width", str(size.width), "--layers", str(size.layers)]
         train += ["--curve", f"{name}.curve", "--final", f"{name}.safetensors"]
         self.console.print(Text(f"$ {shlex.join(['harness', *harness, '--', 'python', *train])}"), soft_wrap=True)
-        return Run(
-            name, self.directory, [sys.executable, "-m", "harness.cli", *harness, "--", sys.executable, *train]
-        )
+        return Run(name, self.directory, [sys.executable, "-m", "harness.cli", *harness, "--", sys.executable, *train])
 
     def live(
         self, run: Run, is_time: Callable[[], bool] = lambda: False, strike: Callable[[int], None] = lambda pid: None
@@ -275,48 +278,183 @@ class Demo:
         self.say(f"exit code {code} at step {life.last_step}")
         return life
 
-    # ---- figures ----------------------------------------------------------------------------------------------------
-
-    def survival(self, run: Run, first: Life, second: Life, unbroken: Run) -> Survival:
-        """Fold the journals of a run's two lives, each a generation of its own."""
-        before, after = (Journal(list(read_journal(self.store, RunKeys(run.name), number))) for number in (1, 2))
-        restored = after.first(events.Restored)
-        if restored is None:
+    def survival(
+        self, run: Run, first: Life, second: Life, unbroken: Run, announced_at: float | None = None
+    ) -> Survival:
+        """Fold the journals of the two lives, each a generation of its own."""
+        before, after = (list(read_journal(self.store, RunKeys(run.name), generation)) for generation in (1, 2))
+        if not told(after, events.Restored):
             raise DemoFailed("the second life resumed nothing: it started at step 0")
-        resumed_step = restored.body.step
-        began_at = after.need(events.FirstStep).mono - after.need(events.FirstStep).body.seconds
-        connected_at = after.need(events.TrainerConnected).mono
-        seen = before.first(events.NoticeSeen)
-        saved = before.last(events.Published, lambda body: body.tier == "remote" and body.step == first.last_step)
-        both = Journal([*before.lines, *after.lines])
-        stalls = [line.body.stall_s for line in both.all(events.Sealed)]
+        connected_at, _connected = told(after, events.TrainerConnected)[0]
+        restored_at, restored = told(after, events.Restored)[0]
+        stepped_at, stepped = told(after, events.FirstStep)[0]
+        snapshots = [event for _at, event in told([*before, *after], events.Sealed)]
+        stalls = [event.stall_s for event in snapshots]
+        commits = [(at, event) for at, event in told([*before, *after], events.Published) if event.tier == "remote"]
+        seen_at = min((at for at, _event in told(before, events.NoticeSeen)), default=None)
+        saved_at = min((at for at, event in commits if event.step == first.last_step), default=None)
         return Survival(
             exit_codes=(first.exit_code, second.exit_code),
             first_difference=difference(run, unbroken),
-            steps_lost=first.last_step - resumed_step,
-            resumed_step=resumed_step,
-            resumed_from=after.need(events.Located).body.tier,
+            steps_lost=first.last_step - restored.step,
+            resumed_step=restored.step,
+            resumed_from=told(after, events.Located)[0][1].tier,
             stall_median_s=statistics.median(stalls),
             stall_max_s=max(stalls),
-            notice_to_durable_s=saved.mono - seen.mono if seen and saved else None,
-            first_step_s=after.need(events.FirstStep).body.seconds,
-            until_connected_s=connected_at - began_at,
-            restore_s=restored.mono - connected_at,
-            snapshot_bytes=after.need(events.Sealed).body.bytes,
-            sealed=len(stalls),
-            durable=len(both.all(events.Published, lambda body: body.tier == "remote")),
+            notice_seen_s=seen_at - announced_at if seen_at and announced_at else None,
+            notice_to_durable_s=saved_at - seen_at if saved_at and seen_at else None,
+            first_step_s=stepped.seconds,
+            until_connected_s=connected_at - (stepped_at - stepped.seconds),
+            restore_s=restored_at - connected_at,
+            snapshot_bytes=snapshots[-1].bytes,
+            sealed=len(snapshots),
+            durable=len({event.snapshot for _at, event in commits}),
         )
 
     # ---- words ------------------------------------------------------------------------------------------------------
 
     def title(self, text: str) -> None:
-        self.console.print(Text(f"\n{text}", style="bold"))
+        self.console.print(Text(f"\n{text}", style="bold"), soft_wrap=True)
 
     def say(self, text: str) -> None:
-        self.console.print(Text(f"» {text}", style="cyan"))
+        self.console.print(Text(f"» {text}", style="cyan"), soft_wrap=True)
 
     def show(self, run: Run, line: str) -> None:
         """A line of a run's own, as far as the terminal is wide; all of it goes to a file beside the curve."""
         with (self.directory / f"{run.name}.log").open("a") as log:
             log.write(f"{line}\n")
         self.console.print(Text(f"{run.name:>8} │ {line}", style="dim"), no_wrap=True, overflow="ellipsis")
+
+
+Kind = TypeVar("Kind", bound=events.Event)
+
+
+def told(journal: Sequence[events.Line], kind: type[Kind]) -> list[tuple[float, Kind]]:
+    """The events of one kind, each with its monotonic instant, in order."""
+    return [(line.mono, line.body) for line in journal if isinstance(line.body, kind)]
+
+
+def difference(run: Run, unbroken: Run) -> str | None:
+    """Where `run` differs first from the unbroken one; None where every bit is the same."""
+    losses, expected = run.losses(), unbroken.losses()
+    for step in sorted(losses.keys() | expected.keys()):
+        if losses.get(step) != expected.get(step):
+            return f"step {step} of the loss curve: {losses.get(step)!r}, unbroken {expected.get(step)!r}"
+    if run.final.read_bytes() == unbroken.final.read_bytes():
+        return None
+    tensors, wanted = load_file(run.final), load_file(unbroken.final)
+    for name in sorted(tensors.keys() | wanted.keys()):
+        if name not in tensors or name not in wanted or tensors[name].tobytes() != wanted[name].tobytes():
+            return f"tensor {name} after the last step"
+    return "the files of final tensors, though not in their values"
+
+
+def follow(pipe: int) -> Iterator[str | None]:
+    """Lines as they come, and None in between; ends when everybody who could write has gone."""
+    rest = b""
+    while True:
+        if select.select([pipe], [], [], LOOK_S)[0]:
+            data = os.read(pipe, 65536)
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield line.decode(errors="replace")
+        yield None
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def table(survivals: dict[str, Survival]) -> Table:
+    """The figures, a column for each run that was interrupted."""
+    rows: dict[str, Callable[[Survival], str]] = {
+        "compared with unbroken": lambda s: "differs" if s.first_difference else "bit-identical",
+        "exit codes": lambda s: ", then ".join(map(str, s.exit_codes)),
+        "steps lost": lambda s: str(s.steps_lost),
+        "resumed from": lambda s: f"step {s.resumed_step}, {s.resumed_from} tier",
+        "stall per snapshot": lambda s: f"{milliseconds(s.stall_median_s)}, at most {milliseconds(s.stall_max_s)}",
+        "notice → seen": lambda s: seconds(s.notice_seen_s),
+        "notice seen → durable": lambda s: seconds(s.notice_to_durable_s),
+        "start → first resumed step": lambda s: seconds(s.first_step_s),
+        "  of it Python, torch, model": lambda s: seconds(s.until_connected_s),
+        "  of it restoring": lambda s: seconds(s.restore_s),
+        "bytes per snapshot": lambda s: decimal(s.snapshot_bytes),
+        "snapshots taken, durable *": lambda s: f"{s.sealed}, {s.durable}",
+    }
+    found = Table(
+        *("", *survivals),
+        box=None,
+        header_style="bold",
+        padding=(0, 3, 0, 0),
+        caption="* in the journals; the end of the killed agent's died with it",
+        caption_justify="left",
+    )
+    for label, cell in rows.items():
+        found.add_row(label, *(cell(survival) for survival in survivals.values()))
+    return found
+
+
+def seconds(duration_s: float | None) -> str:
+    return "-" if duration_s is None else f"{duration_s:.2f} s"
+
+
+def milliseconds(duration_s: float) -> str:
+    return f"{1e3 * duration_s:.1f} ms"
+
+
+@contextlib.contextmanager
+def workspace(console: Console, *, keep: bool) -> Iterator[Path]:
+    """A directory that is removed at the end, however that comes about, unless it is to be kept."""
+    # Agents listen on sockets below it, and a socket's path ends at 107 bytes.
+    parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"
+    directory = Path(tempfile.mkdtemp(prefix="harness-demo-", dir=parent))
+    try:
+        yield directory
+    finally:
+        if keep:
+            console.print(f"\nkept: {directory}   (a look: cd {directory} && harness ls --run noticed)", soft_wrap=True)
+        else:
+            shutil.rmtree(directory)
+
+
+def main() -> int:
+    """Exit code 0: bit-identical."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--keep", action="store_true", help="leave the directory with stores, curves and logs")
+    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer steps")
+    parser.add_argument("--json", action="store_true", help="the figures on stdout as one JSON document")
+    args = parser.parse_args()
+
+    def stop(signum: int, _frame: object) -> NoReturn:
+        sys.exit(128 + signum)  # by way of every `finally`
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, stop)
+    console = Console(stderr=args.json, highlight=False)
+    size, began_at = QUICK if args.quick else FULL, time.monotonic()
+    try:
+        with workspace(console, keep=args.keep) as directory:
+            survivals = Demo(directory, size, console).run()
+    except DemoFailed as err:
+        console.print(f"demo: {err}. Its output is above; --keep leaves everything for a look", style="red")
+        return 1
+    differences = {name: found.first_difference for name, found in survivals.items() if found.first_difference}
+    if args.json:
+        runs = {name: asdict(found) for name, found in survivals.items()}
+        print(json.dumps({"bit_identical": not differences, "steps": size.steps, "runs": runs}, indent=2))
+    else:
+        console.print("", table(survivals))
+    for name, found in differences.items():
+        console.print(f"{name} DIFFERS from the unbroken run: {found}", style="bold red", soft_wrap=True)
+    if not differences:
+        console.print(
+            f"\nbit-identical: weights, optimizer state and all {size.steps} losses, however it ended in between",
+            style="bold green",
+            soft_wrap=True,
+        )
+    console.print(f"({time.monotonic() - began_at:.0f} s in all)", style="dim")
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

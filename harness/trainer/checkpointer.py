@@ -152,8 +152,7 @@ class Checkpointer:
         self._place = _Place()
         self._target: _Place | None = None
         self._restored = False
-        self._loaders: dict[str, InstrumentedLoader] = {}
-        self._loader_ids: dict[str, int] = {}
+        self._loaders: dict[str, tuple[Any, InstrumentedLoader]] = {}
         self._pending_positions: dict[str, Any] = {}
         self._pending_rng: Any = None
         self._head_snapshot = ""
@@ -235,8 +234,8 @@ class Checkpointer:
             return
         if self.interrupted:
             return
-        instrumented = self._instrumented(loader)
         loop = self._enter_loop()
+        instrumented = self._instrumented(loader, f"loop-{self._place.stage}-{loop}")
         if self._skips(loop, "batches"):
             return
         yield from self._guarded(instrumented.iterate(), "batches")
@@ -600,7 +599,7 @@ class Checkpointer:
             "place": self._place.to_tree(),
             "states": captured.tree,
             "rng": state.capture_rng(),
-            "loaders": {name: loader.position() for name, loader in self._loaders.items()},
+            "loaders": {name: loader.position() for name, (_, loader) in self._loaders.items()},
             "extra": self.extra,
         }
 
@@ -709,20 +708,19 @@ class Checkpointer:
         self._place = _Place(**small["place"])
         self.step_count = small["step"]
         self._pending_positions = small["loaders"]
-        for name, loader in self._loaders.items():
+        for name, (_, loader) in self._loaders.items():
             if name in self._pending_positions:
                 loader.restore(self._pending_positions.pop(name), small["rng"])
         state.restore_rng(small["rng"])
         self._pending_rng = small["rng"]
 
-    def _instrumented(self, loader: Any, name: str | None = None) -> InstrumentedLoader:
-        for known, instrumented in self._loaders.items():
-            if self._loader_ids[known] == id(loader):
-                return instrumented
-        name = name or f"loader-{len(self._loaders)}"
+    def _instrumented(self, loader: Any, name: str) -> InstrumentedLoader:
+        """The loader of the loop called `name`, made resumable; another object each epoch is the same loader to us."""
+        known = self._loaders.get(name)
+        if known is not None and known[0] is loader:
+            return known[1]
         made = instrument(loader, name, state.capture_rng, state.restore_rng, self._seed_workers)
-        self._loaders[name] = made
-        self._loader_ids[name] = id(loader)
+        self._loaders[name] = (loader, made)
         if name in self._pending_positions:
             made.restore(self._pending_positions.pop(name), self._pending_rng)
         return made

@@ -1,33 +1,67 @@
-"""`harness run` with kills at named events of the journal: real SIGKILLs, from inside, at exactly that line.
+"""`harness run` with something up its sleeve: kills and signals at named events, stores and services that fail.
 
-    python -m tests.support.harness_run --kill Published:2:agent --store DIR --run NAME -- python train.py
+    python -m tests.support.harness_run --at Published:2:kill-agent --store DIR --run NAME -- python train.py
 
-`--kill EVENT:NTH:WHO` kills WHO (trainer, agent or both) when EVENT is emitted for the NTH time.
+Options come in pairs; those of `harness run` are passed on. Beside them:
+
+    --at EVENT:NTH:ACTION[,...]  when EVENT is emitted for the NTH time: kill-trainer, kill-agent or kill-both (real SIGKILLs, from
+                                 inside, at exactly that line), or terminate (SIGTERM to the agent)
+    --release FILE               a file that the first kill creates: a trainer that holds waits for it
+    --fail VERB:N[-M]            calls N to M of the store's VERB fail as if it were down
+    --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last one stays
+    --back-off-s, --heartbeat-s, --blind-after-s SECONDS         instead of the real ones, which are longer than a test
+    --memory BYTES               what is left of this machine's memory
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import harness.agent.journal
+import harness.agent.main
+import harness.agent.memory
+import harness.agent.poller
+import harness.agent.resume
+from cloud.errors import Unavailable
+from cloud.notice import Deadline, Notice, NoticeKind
+from cloud.store import ObjectStore
 from harness.agent.main import Agent
+from harness.agent.stores import open_store
 from harness.config import resolve
 from harness.core import events
+from harness.core.policy import after_crash
 from harness.errors import HarnessError
+from tests.support.stores import FaultyStore
+
+_NUMBERS: dict[str, type] = {
+    "every_s": float, "durable_every_s": float, "grace_s": float,
+    "every_steps": int, "max_crashes": int, "keep_last": int, "keep_local": int, "slots": int,
+}  # fmt: skip
 
 
 @dataclass
-class KillAt:
-    """A journal listener that kills."""
+class At:
+    """A listener of the journal that does something at one line."""
 
     event: str
     nth: int
-    who: str
+    action: str
+    release: Path | None
     agent: Agent | None = None
     seen: int = 0
+
+    @classmethod
+    def parse(cls, text: str, release: Path | None) -> At:
+        event, nth, action = text.split(":")
+        assert event in {kind.__name__ for kind in events.Event.__subclasses__()}, f"no such event: {event}"
+        return cls(event, int(nth), action, release)
 
     def __call__(self, line: events.Line) -> None:
         """Called by the journal, in the thread in which the event happens."""
@@ -38,28 +72,92 @@ class KillAt:
             return
         assert self.agent is not None
         child = self.agent.child
-        if self.who in ("trainer", "both") and child is not None:
+        os.write(2, f"test: {self.action} at {self.event} {self.nth}\n".encode())
+        if self.action == "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if self.release is not None:
+            self.release.touch()
+        if self.action in ("kill-trainer", "kill-both"):
+            assert child is not None, f"no trainer lives at {self.event} {self.nth}"
             os.kill(child.pid, signal.SIGKILL)
-        if self.who in ("agent", "both"):
+        if self.action in ("kill-agent", "kill-both"):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ScriptedSource:
+    """A NoticeSource that says one word after the other, and then the last one for ever."""
+
+    name = "script"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = list(words)
+
+    def poll(self) -> Sequence[Notice]:
+        """See `NoticeSource.poll`."""
+        word = self._words.pop(0) if len(self._words) > 1 else self._words[0]
+        if word == "down":
+            raise Unavailable("injected")
+        if word == "rebalance":
+            return (Notice("r", NoticeKind.REBALANCE, "script", None),)
+        if word == "interrupt":
+            return (Notice("i", NoticeKind.INTERRUPT, "script", Deadline.after(30.0)),)
+        return ()
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+
+def rig(options: dict[str, str]) -> None:
+    """Take the options out that replace a constant of the agent."""
+    if seconds := options.pop("back-off-s", None):
+        harness.agent.main.after_crash = functools.partial(after_crash, first_delay_s=float(seconds))  # type: ignore[attr-defined]
+    if seconds := options.pop("heartbeat-s", None):
+        harness.agent.journal.SEGMENT_S = float(seconds)
+    if seconds := options.pop("blind-after-s", None):
+        harness.agent.poller.BLIND_AFTER_S = float(seconds)
+    if count := options.pop("memory", None):
+        for module in (harness.agent.memory, harness.agent.resume):
+            module.available_bytes = lambda: int(count)  # type: ignore[attr-defined]
+
+
+def opener(fail: str | None, location: str) -> Callable[[str], ObjectStore]:
+    """Opens stores; the one at `location` fails as told."""
+
+    def open_(wanted: str) -> ObjectStore:
+        store = open_store(wanted)
+        if fail is None or wanted != location:
+            return store
+        verb, calls = fail.split(":")
+        first, _, last = calls.partition("-")
+        return FaultyStore(store, verb, fail_on=tuple(range(int(first), int(last or first) + 1)))  # type: ignore[return-value]
+
+    return open_
 
 
 def main(arguments: list[str]) -> int:
     """Run; the exit code."""
     split = arguments.index("--")
-    options, command = arguments[:split], arguments[split + 1 :]
-    flags = {options[i][2:].replace("-", "_"): options[i + 1] for i in range(0, len(options), 2)}
-    killers = []
-    if kill := flags.pop("kill", None):
-        event, nth, who = kill.split(":")
-        killers.append(KillAt(event, int(nth), who))
-    numbers = {"every_s": float, "durable_every_s": float, "every_steps": int, "grace_s": float, "max_crashes": int,
-               "keep_last": int, "slots": int}  # fmt: skip
-    settings = resolve({name: numbers.get(name, str)(value) for name, value in flags.items()}, os.environ, Path.cwd(), script=None)
+    pairs, command = arguments[:split], arguments[split + 1 :]
+    options = {pairs[i].removeprefix("--"): pairs[i + 1] for i in range(0, len(pairs), 2)}
+    release = Path(options.pop("release")) if "release" in options else None
+    at = [At.parse(text, release) for text in options.pop("at", "").split(",") if text]
+    fail, notices = options.pop("fail", None), options.pop("notices", None)
+    rig(options)
+    flags: dict[str, Any] = {name.replace("-", "_"): value for name, value in options.items()}
+    flags = {name: _NUMBERS.get(name, str)(value) for name, value in flags.items()}
+    settings = resolve(flags, os.environ, Path.cwd(), script=None)
     try:
-        agent = Agent(settings, command, environ=os.environ, listeners=killers)
-        for killer in killers:
-            killer.agent = agent
+        agent = Agent(
+            settings,
+            command,
+            environ=os.environ,
+            listeners=at,
+            sources=None if notices is None else [ScriptedSource(notices.split(","))],
+            stores=opener(fail, settings.store),
+        )
+        for listener in at:
+            listener.agent = agent
         return agent.run()
     except HarnessError as err:
         sys.stderr.write(f"harness: error: {err}\n")

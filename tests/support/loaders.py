@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from harness.core import tree
 from harness.trainer.loader import InstrumentedLoader, instrument
 
 SIZE = 22
@@ -146,7 +146,7 @@ def make_loader(sampler: str, workers: str = "0 workers", dataset: Any = None, *
 
 @dataclass
 class Snapshot:
-    """What a Checkpointer would store; a copy, as bytes in a store would be."""
+    """What a Checkpointer would store, after it was stored."""
 
     epoch: int
     position: Any
@@ -204,7 +204,8 @@ def train(
 
 
 def _snapshot(epoch: int, instrumented: InstrumentedLoader) -> Snapshot:
-    return copy.deepcopy(Snapshot(epoch, instrumented.position(), capture_rng()))
+    stored = tree.dumps({"position": instrumented.position(), "rng": capture_rng()})
+    return Snapshot(epoch, **tree.loads(stored))
 
 
 class Reporting(Dataset[Any]):

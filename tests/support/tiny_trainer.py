@@ -4,6 +4,11 @@ Its "training" is a hash chain: step n+1 is a function of step n alone, so a los
 later one. It writes one line `step digest` for each step to --curve, and the final digest to --final.
 
     python -m tests.support.tiny_trainer --steps 60 --curve curve.txt --final final.txt [--every-steps 5] [--step-s 0.01]
+
+    --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
+    --stuck-at STEP --hold-until FILE  stay in the middle of the step after STEP, deaf, until FILE exists
+    --raise-at STEP                    raise an exception after STEP
+    --fork-at STEP                     after STEP fork a child that exits and one that lives until the trainer is gone
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ import argparse
 import hashlib
 import json
 import os
+import select
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -46,6 +53,8 @@ class TinyTrainer:
         self.used_grant = 0
         self.sequence = 0
         self.sealed_step: int | None = None
+        self.overdue = False
+        self.interrupts = 0
 
     def restore(self) -> None:
         """Take what the agent found, if anything."""
@@ -104,37 +113,83 @@ class TinyTrainer:
                 return
             threading.Event().wait(0.005)
 
-    def train(self, steps: int, every_steps: int, step_s: float, curve: Path) -> int:
+    def look(self) -> Ask:
+        """A boundary: take a snapshot if one is wanted and there is a slot. Whether to leave."""
+        ask = Ask(Request.decode(self.link.page.words[Word.ASK]).value)
+        if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
+            return ask
+        self.overdue |= ask is Ask.SNAPSHOT
+        if self.overdue and self.take():
+            self.overdue = False
+        return Ask.NOTHING
+
+    def leave(self, ask: Ask) -> int:
+        """The way out; the exit code."""
+        while ask is Ask.SNAPSHOT_AND_LEAVE and not self.take():
+            threading.Event().wait(0.005)
+            ask = Ask(Request.decode(self.link.page.words[Word.ASK]).value)
+        self.link.send("leaving", repeat=True)
+        self.wait_durable()
+        return 130 if self.interrupts else 75
+
+    def train(self, options: argparse.Namespace) -> int:
         """Train to `steps`; the exit code."""
         self.link.send("layout", repeat=True, bytes=slot_bytes(self.spans, 100))
-        page, overdue, told = self.link.page, False, False
-        with curve.open("a") as out:
-            while self.step < steps:
+        told = False
+        with options.curve.open("a") as out:
+            while self.step < options.steps:
                 self.state = advance(self.state, self.step)
                 self.step += 1
-                page.words[Word.TRAINER_STEP] = self.step + 1
+                self.link.page.words[Word.TRAINER_STEP] = self.step + 1
                 out.write(f"{self.step} {digest(self.state)}\n")
                 out.flush()
                 if not told:
                     self.link.send("stepped", step=self.step)
                     told = True
-                ask = Request.decode(page.words[Word.ASK]).value
-                if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
-                    while ask == Ask.SNAPSHOT_AND_LEAVE and not self.take():
-                        threading.Event().wait(0.005)
-                        ask = Request.decode(page.words[Word.ASK]).value
-                    self.link.send("leaving", repeat=True)
-                    self.wait_durable()
-                    return 75
-                overdue |= ask == Ask.SNAPSHOT or self.step % every_steps == 0
-                if overdue and self.take():
-                    overdue = False
-                threading.Event().wait(step_s)
+                self.overdue |= self.step % options.every_steps == 0
+                if (ask := self.look()) is not Ask.NOTHING:
+                    return self.leave(ask)
+                while self.step == options.hold_at and not options.hold_until.exists():
+                    threading.Event().wait(0.005)
+                    if (ask := self.look()) is not Ask.NOTHING:
+                        return self.leave(ask)
+                self.disturb(options)
+                threading.Event().wait(options.step_s)
         while not self.take() and not self.link.gone:
             threading.Event().wait(0.005)
         self.link.send("finished", repeat=True, step=self.step)
         self.wait_durable()
         return 0
+
+    def disturb(self, options: argparse.Namespace) -> None:
+        """Whatever a real trainer may do between two steps."""
+        while self.step == options.stuck_at and not options.hold_until.exists():
+            threading.Event().wait(0.005)
+        if self.step == options.raise_at:
+            raise ArithmeticError(f"injected after step {self.step}")
+        if self.step == options.fork_at:
+            self.fork()
+
+    def fork(self) -> None:
+        """A child that exits at once, and one that lives on, with everything it inherited, until we are gone."""
+        trainer = os.pidfd_open(os.getpid())
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+        if os.fork() == 0:
+            for inherited in (0, 1, 2):
+                os.close(inherited)
+            select.select([trainer], [], [])
+            os._exit(0)
+        os.close(trainer)
+
+    def on_signal(self, signum: int, _frame: object) -> None:
+        """As a Checkpointer: the agent decides what follows; a second Ctrl-C is Python's own."""
+        if signum == signal.SIGINT:
+            self.interrupts += 1
+            if self.interrupts > 1:
+                raise KeyboardInterrupt
+        self.link.poke(signum)
 
 
 def main() -> int:
@@ -145,10 +200,18 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.01)
     parser.add_argument("--curve", type=Path, required=True)
     parser.add_argument("--final", type=Path, required=True)
+    parser.add_argument("--hold-at", type=int)
+    parser.add_argument("--stuck-at", type=int)
+    parser.add_argument("--hold-until", type=Path)
+    parser.add_argument("--raise-at", type=int)
+    parser.add_argument("--fork-at", type=int)
     options = parser.parse_args()
     trainer = TinyTrainer(Link(None, sys.argv, os.environ))
+    os.register_at_fork(after_in_child=trainer.link.close_in_child)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, trainer.on_signal)
     trainer.restore()
-    code = trainer.train(options.steps, options.every_steps, options.step_s, options.curve)
+    code = trainer.train(options)
     if code == 0:
         options.final.write_text(digest(trainer.state))
     trainer.link.send("bye", exception=False)

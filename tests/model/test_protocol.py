@@ -1,0 +1,473 @@
+"""The commit protocol under every order of events, against a plain model of what was promised (docs/commit-protocol.md).
+
+One agent at a time, its trainer, a remote and a local tier. Anything may die before or after any call of a store takes
+effect; replies are lost, stores are down, hosts vanish with their local tier, stored bytes rot. Whatever happens:
+
+    I1, I3   a snapshot exists with all its bytes, or not at all        (after every step, and inside ProtocolStore)
+    I2       nothing is written twice with different bytes              (inside ProtocolStore)
+    I4, I12  a start gets the newest usable snapshot with exactly its bytes; rotten ones are quarantined, loudly
+    I6       deletion in order, the newest verified one never           (inside ProtocolStore)
+    I8       what a sealed slot says is what it holds; after a first seal a complete snapshot exists somewhere
+    I9       a lost reply changes nothing about any of this
+    I10      no start at step 0 where there are snapshots of the run
+    I11      every manifest is of one step and one generation           (parse_manifest)
+    I13      what `publish` has returned from is there
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cloud.directory import DirectoryStore
+from cloud.errors import CloudError
+from cloud.memory import MemoryStore
+from cloud.retry import RetryingStore
+from harness.agent import commit
+from harness.agent.memory import SlotPool
+from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, order, stored_copies
+from harness.agent.tier import Generation, LocalSnapshot
+from harness.core import events
+from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest
+from harness.core.policy import retain
+from harness.core.snapshot import SnapshotId
+from harness.errors import SnapshotCorrupt
+from tests.support.protocol import (
+    FAULTS,
+    FOREVER,
+    KEYS,
+    SLOT_BYTES,
+    Content,
+    Crash,
+    FastFileSystem,
+    Fault,
+    ProtocolStore,
+    retrying,
+)
+
+TIERS = ("remote", "local")
+some_fault = st.builds(Fault, st.sampled_from(FAULTS), st.integers(1, 14))
+faults = st.one_of(st.none(), st.none(), st.none(), some_fault)  # most of the time the world is well
+tiers = st.sampled_from(TIERS)
+
+
+class Alive:
+    """An agent with a trainer: everything here is lost when the agent dies."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.pool = SlotPool()
+        self.slots: list[int] = []
+        self.step = 0
+        self.sequence = 0
+        self.sealed_step: int | None = None
+        self.pending: dict[str, int | None] = dict.fromkeys(TIERS)
+        self.manifests: dict[SnapshotId, Manifest] = {}
+        self.verified: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
+        self.ever_sealed = False
+
+    def hold(self, tier: str, index: int | None) -> None:
+        """The newest job wins: `index` is what `tier` needs now, and nothing else."""
+        before, self.pending[tier] = self.pending[tier], index
+        if index is not None:
+            self.pool.hold(index, tier)
+        if before is not None and before != index:
+            self.pool.release(before, tier)
+
+
+class Protocol(RuleBasedStateMachine):
+    """Real stores, slots, commits and resumes on one side; sets and dicts on the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="harness-model-"))
+        self.hosts = 0
+        self.agent: Alive | None = None
+        self.truth: dict[SnapshotId, Content] = {}
+        self.promised: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
+        self.damaged: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
+        self.stores: dict[str, ProtocolStore] = {}
+        self.retrying: dict[str, RetryingStore] = {}
+        self.events: list[events.Event] = []
+        self._open("remote", ProtocolStore(MemoryStore()))
+        self._new_host()
+
+    def teardown(self) -> None:
+        self._die()
+        shutil.rmtree(self.directory)
+
+    # ---- rules ------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.agent is None)
+    @rule(fault=faults, tier=tiers, fresh=st.sampled_from([False] * 7 + [True]))
+    def start(self, fault: Fault | None, tier: str, fresh: bool) -> None:
+        with self._mortal(tier, fault):
+            self._start(None, fresh=fresh)
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(fault=faults, tier=tiers, torn=st.booleans())
+    def restart_in_place(self, fault: Fault | None, tier: str, torn: bool) -> None:
+        """The trainer dies, perhaps in the middle of filling a slot; the agent starts it again."""
+        agent = self._agent()
+        if torn and (index := self._granted()) is not None:
+            Content(SnapshotId(agent.generation.number, agent.step + 1)).fill(agent.pool[index], half=True)
+        with self._mortal(tier, fault):
+            self._start(agent, fresh=False)
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(steps=st.integers(1, 3))
+    def seal(self, steps: int) -> None:
+        agent = self._agent()
+        agent.step += steps
+        index = self._granted()
+        if index is None:
+            return  # every slot is needed: the trainer goes on without a snapshot
+        name = SnapshotId(agent.generation.number, agent.step)
+        content = self.truth[name] = Content(name, agent.generation.run_id, agent.generation.parent)
+        content.fill(agent.pool[index])
+        agent.sequence += 1
+        agent.pool[index].seal(content.record(), agent.sequence)
+        agent.sealed_step, agent.ever_sealed = agent.step, True
+        for tier in TIERS:
+            agent.hold(tier, index)
+        agent.pool.collect()
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(steps=st.integers(1, 3), upload=st.booleans(), verify=st.booleans())
+    def save(self, steps: int, upload: bool, verify: bool) -> None:
+        """The common case in one piece, so that long histories are reached."""
+        self.seal(steps)
+        for tier in ("local", "remote") if upload else ("local",):
+            self.publish_from_slot(tier, None)
+            if verify:
+                self.verify_newest(tier, None)
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(tier=tiers, fault=faults)
+    def publish_from_slot(self, tier: str, fault: Fault | None) -> None:
+        agent = self._agent()
+        index = agent.pending[tier]
+        if index is None:
+            return
+        record = agent.pool[index].record()
+        assert record is not None, "I8: a slot that a tier needs was overwritten"
+        content = self.truth[SnapshotId(record.generation, record.step)]
+        with self._mortal(tier, fault):
+            agent.manifests[content.id] = self._publish(tier, content.staged())
+            agent.hold(tier, None)
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(fault=faults, failing=tiers)
+    def publish_from_local_tier(self, fault: Fault | None, failing: str) -> None:
+        agent, store = self._agent(), self.retrying["local"]
+        usable = [name for name in self._committed("local") if name not in self._quarantined("local")]
+        if not usable or self.truth[usable[-1]].run_id != agent.generation.run_id:
+            return
+        with self._mortal(failing, fault):
+            try:
+                manifest = commit.read_manifest(store, KEYS, usable[-1], FOREVER)
+                job = LocalSnapshot(store, KEYS, manifest, agent.generation, 0.0)
+                self._publish("remote", job.stage())
+            except SnapshotCorrupt:
+                assert usable[-1] in self.damaged["local"] | self.damaged["remote"]
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(tier=tiers, fault=faults)
+    def verify_newest(self, tier: str, fault: Fault | None) -> None:
+        agent, store = self._agent(), self.retrying[tier]
+        usable = [name for name in self._committed(tier) if name not in self._quarantined(tier)]
+        if not usable:
+            return
+        name = usable[-1]
+        with self._mortal(tier, fault):
+            try:
+                manifest = commit.read_manifest(store, KEYS, name, FOREVER)
+                assert commit.verify(store, KEYS, manifest, FOREVER)
+            except SnapshotCorrupt as err:
+                assert name in self.damaged[tier], "a good snapshot was called damaged"
+                commit.quarantine(store, KEYS, name, str(err), "here", FOREVER)
+                return
+            assert name not in self.damaged[tier], "a damaged snapshot was called good"
+            agent.verified[tier].add(name)
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(tier=tiers, keep_last=st.integers(1, 3), keep_every=st.none() | st.integers(1, 5), fault=faults)
+    def retire(self, tier: str, keep_last: int, keep_every: int | None, fault: Fault | None) -> None:
+        verified = self._agent().verified[tier]
+        doomed = retain(self._committed(tier), keep_last=keep_last, keep_every=keep_every, verified=verified)
+        with self._mortal(tier, fault):
+            for name in doomed:
+                self.promised[tier].discard(name)
+                commit.remove(self.retrying[tier], KEYS, name, FOREVER)
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(tier=tiers, fault=faults)
+    def sweep(self, tier: str, fault: Fault | None) -> None:
+        with self._mortal(tier, fault):
+            commit.sweep(self.retrying[tier], KEYS, self._agent().generation.number, FOREVER)
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(fault=faults)
+    def finish_complete(self, fault: Fault | None) -> None:
+        with self._mortal("remote", fault):
+            self._finish_complete("remote", self._agent().generation.run_id)
+
+    @precondition(lambda self: self.agent is not None)
+    @rule(fault=faults)
+    def leave(self, fault: Fault | None) -> None:
+        agent = self._agent()
+        with self._mortal("remote", fault):
+            own = agent.generation
+            commit.end(self.retrying["remote"], KEYS, own.number, own.nonce, "interrupted", agent.step, FOREVER)
+        self._die()
+
+    @rule(fate=st.sampled_from(["agent", "agent", "host"]))
+    def kill(self, fate: str) -> None:
+        """SIGKILL of agent and trainer; or the end of the instance, its disk included."""
+        self._die()
+        if fate == "host":
+            self._new_host()
+
+    @rule(
+        tier=tiers,
+        which=st.integers(0, 3),
+        what=st.sampled_from(["shard", "shard", "manifest"]),
+        how=st.sampled_from(["flip", "truncate", "delete"]),
+    )
+    def damage(self, tier: str, which: int, what: str, how: str) -> None:
+        """Bytes that were committed rot on the medium."""
+        store, committed = self.stores[tier], self._committed(tier)[::-1]
+        if which >= len(committed):
+            return
+        name = committed[which]
+        manifest = parse_manifest(store.written[KEYS.commit(name)], KEYS, name)
+        shard = manifest.parts[0].shards[which % 2].name
+        key = KEYS.commit(name) if what == "manifest" else KEYS.payload(manifest.directory, shard)
+        if key in store.damaged or key not in store.keys(key):
+            return
+        store.damage(key, how)
+        self.damaged[tier].add(name)
+        if self.agent is not None:
+            self.agent.verified[tier].discard(name)
+
+    # ---- what always holds ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def what_is_committed_is_complete_and_exact(self) -> None:
+        for tier, store in self.stores.items():
+            for name in self._committed(tier):
+                if name in self.damaged[tier]:
+                    continue
+                manifest = commit.read_manifest(store.inner, KEYS, name, FOREVER)
+                found = [store.peek(KEYS.payload(manifest.directory, s.name)) for s in manifest.parts[0].shards]
+                assert found == self.truth[name].shards
+                assert bytes(manifest.parts[0].state).decode() == self.truth[name].state
+
+    @invariant()
+    def what_was_promised_is_there(self) -> None:
+        for tier in TIERS:
+            lost = self.promised[tier] - set(self._committed(tier)) - self.damaged[tier]
+            assert not lost, f"{lost} was published in {tier}, and is gone"
+
+    @invariant()
+    def nothing_good_is_quarantined(self) -> None:
+        for tier in TIERS:
+            assert self._quarantined(tier) <= self.damaged[tier]
+
+    @invariant()
+    def a_sealed_slot_holds_what_it_says(self) -> None:
+        agent = self.agent
+        if agent is None:
+            return
+        sealed = [agent.pool[index] for index in agent.pool.sealed()]
+        for slot in sealed:
+            record = slot.record()
+            assert record is not None
+            assert self.truth[SnapshotId(record.generation, record.step)].is_in(slot)
+        if agent.ever_sealed:
+            good = [name for tier in TIERS for name in self._committed(tier) if name not in self.damaged[tier]]
+            spoilt = any(self.damaged.values())
+            assert sealed or good or spoilt, "I8: a first snapshot was sealed, and none exists any more"
+
+    # ---- a start ----------------------------------------------------------------------------------------------------
+
+    def _start(self, alive: Alive | None, *, fresh: bool) -> None:
+        """What the agent does at the start of every generation (harness.agent.origin)."""
+        remote, local = self.retrying["remote"], self.retrying["local"]
+        known = commit.survey(remote, KEYS, FOREVER)
+        before = "" if fresh or known.last_claim is None else known.last_claim.run_id
+        generation = Generation(
+            number=max(known.next_generation, alive.generation.number + 1 if alive else 1),
+            run_id=alive.generation.run_id if alive else before or f"{known.next_generation:032x}",
+            nonce=f"{len(self.stores['remote'].written):016x}",
+        )
+        standing = commit.claim(remote, KEYS, _claim(generation, fresh=fresh), FOREVER)
+        assert standing.nonce == generation.nonce
+        agent = alive or Alive(generation)
+        copies: list[Copy] = []
+        if not fresh:
+            finished = self._finish_complete("remote", generation.run_id)
+            self._finish_complete("local", generation.run_id)
+            at_hand = commit.survey(local, KEYS, FOREVER)
+            copies = [
+                *self._memory_copies(agent),
+                *stored_copies(remote, "remote", [*known.commits, *finished]),
+                *stored_copies(local, "local", at_hand.commits),
+            ]
+        agent.generation = generation
+        self._choose(agent, copies)
+        self.agent = agent
+
+    def _choose(self, agent: Alive, copies: list[Copy]) -> None:
+        generation = agent.generation
+        ours = [copy for copy in order(copies) if self.truth[copy.id].run_id == generation.run_id]
+        best = next((copy for copy in ours if self._usable(copy)), None)
+        refused = ours[: ours.index(best)] if best is not None else ours
+        finder = Finder(KEYS, generation.run_id, "here", self.events.append)
+        try:
+            point = finder.find(copies, lambda copy, record: None)
+        except SnapshotCorrupt:
+            assert best is None, f"{best} could have been used"
+            assert any(not self._usable(copy) for copy in copies), "a start was refused although nothing is damaged"
+            self._check_refused(refused)
+            raise
+        if point is None:
+            assert not ours, "I10: there are snapshots, and the run would start at step 0"
+            self._restored(agent, None)
+            return
+        assert best is not None
+        assert (point.id, point.tier) == (best.id, best.tier), "I4: not the newest usable copy"
+        assert self.truth[point.id].is_in(point.slot), "I12: not the bytes that were committed"
+        self._check_refused(refused)
+        self._restored(agent, point)
+
+    def _check_refused(self, refused: list[Copy]) -> None:
+        """What was passed over was passed over for a reason, and everybody is told."""
+        told = {(event.snapshot, event.tier) for event in self.events if isinstance(event, events.Rejected)}
+        for copy in refused:
+            assert (str(copy.id), copy.tier) in told
+            manifest_gone = KEYS.commit(copy.id) in self.stores[copy.tier].damaged
+            assert manifest_gone or copy.id in self._quarantined(copy.tier), f"I12: {copy.id} is not quarantined"
+
+    def _restored(self, agent: Alive, point: ResumePoint | None) -> None:
+        agent.generation.claimed.set()
+        agent.step = agent.sealed_step = 0
+        if point is None:
+            return
+        agent.step = point.id.step
+        agent.generation.parent = str(point.id)
+        if point.tier != "memory":
+            agent.verified[point.tier].add(point.id)
+        if point.index is None:
+            agent.pool.add(point.slot)
+            agent.ever_sealed = True
+
+    def _memory_copies(self, agent: Alive) -> list[Copy]:
+        found: list[Copy] = []
+        for index in agent.pool.sealed():
+            record = agent.pool[index].record()
+            assert record is not None
+            name = SnapshotId(record.generation, record.step)
+            found.append(MemoryCopy(name, index, agent.pool[index], record, agent.manifests.get(name)))
+        return found
+
+    def _usable(self, copy: Copy) -> bool:
+        return copy.tier == "memory" or copy.id not in self.damaged[copy.tier]
+
+    # ---- pieces -----------------------------------------------------------------------------------------------------
+
+    def _publish(self, tier: str, staged: commit.Staged) -> Manifest:
+        manifest = commit.publish(self.retrying[tier], KEYS, staged, tier, FOREVER, self.events.append)
+        assert manifest.id == staged.id
+        assert manifest.id in self._committed(tier), "I13: published, and not there"
+        self.promised[tier].add(manifest.id)
+        return manifest
+
+    def _finish_complete(self, tier: str, run_id: str) -> list[SnapshotId]:
+        latest = max(self._committed(tier), default=None)
+        finished = commit.finish_complete(self.retrying[tier], KEYS, run_id, FOREVER)
+        for name in finished:
+            assert latest is None or name > latest, "only what is above Latest is finished"
+            assert name not in self._quarantined(tier)
+            assert self.truth[name].run_id == run_id
+        return finished
+
+    def _granted(self) -> int | None:
+        agent = self._agent()
+        if not agent.slots:
+            agent.slots = agent.pool.allocate(SLOT_BYTES, 2)
+        return agent.pool.grant()
+
+    @contextmanager
+    def _mortal(self, tier: str, fault: Fault | None) -> Iterator[None]:
+        """A stretch of the agent's life in which `tier` misbehaves: it may fail, and it may be the last."""
+        with self.stores[tier].armed(fault):
+            try:
+                yield
+            except Crash:
+                self._die()
+            except CloudError:
+                assert fault is not None, "a store failed by itself"
+            except SnapshotCorrupt:
+                assert any(self.damaged.values()), "nothing is damaged, and something is called so"
+                if self.agent is not None:
+                    self._die()  # nothing to resume from: the agent leaves, loudly
+
+    def _agent(self) -> Alive:
+        assert self.agent is not None
+        return self.agent
+
+    def _die(self) -> None:
+        if self.agent is not None:
+            self.agent.pool.close()
+        self.agent = None
+
+    def _new_host(self) -> None:
+        self.hosts += 1
+        root = self.directory / str(self.hosts)
+        self.promised["local"], self.damaged["local"] = set(), set()
+        self._open("local", ProtocolStore(DirectoryStore(root, fs=FastFileSystem())))
+
+    def _open(self, tier: str, store: ProtocolStore) -> None:
+        store.may_uncommit = lambda snapshot: self._may_uncommit(tier, snapshot)
+        self.stores[tier], self.retrying[tier] = store, retrying(store)
+
+    def _may_uncommit(self, tier: str, snapshot: SnapshotId) -> None:
+        newer = [name for name in self._agent().verified[tier] if name > snapshot and name in self._committed(tier)]
+        assert newer, f"I6: {snapshot} is deleted, and nothing newer was verified"
+
+    def _committed(self, tier: str) -> list[SnapshotId]:
+        found = (KEYS.parse_commit(key) for key in self.stores[tier].keys(KEYS.commits))
+        return [name for name in found if name is not None]
+
+    def _quarantined(self, tier: str) -> set[SnapshotId]:
+        found = (KEYS.parse_quarantined(key) for key in self.stores[tier].keys(KEYS.quarantine))
+        return {name for name in found if name is not None}
+
+
+def _claim(generation: Generation, *, fresh: bool) -> Claim:
+    return Claim(
+        format=FORMAT,
+        run_id=generation.run_id,
+        generation=generation.number,
+        nonce=generation.nonce,
+        claimed_at="2026-01-02T03:04:05.678+00:00",
+        host="here",
+        pid=1,
+        fresh=fresh,
+        parent=None,
+        command=("python", "train.py"),
+        named=True,
+    )
+
+
+TestProtocol = pytest.mark.slow(pytest.mark.timeout(1800)(Protocol.TestCase))
+TestProtocol.settings = settings(stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow])

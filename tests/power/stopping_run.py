@@ -1,0 +1,89 @@
+"""`harness run` that stops itself, as by SIGSTOP, at every call that changes a disk, so that the disk can be looked at.
+
+    python -m tests.power.stopping_run --stop calls --forget nothing --store DIR --run NAME -- python train.py
+
+`--stop calls` stops after each changing system call of its store and after each `Published`; `--stop published` only
+there; `--stop never` not at all. Whoever waits for it (waitpid, WUNTRACED) sends SIGCONT.
+`--forget` is the bug that a test must be able to find: `files`, `directories` or `everything` are never synced.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloud.directory import DirectoryStore, FileSystem
+from harness.agent.main import Agent
+from harness.config import resolve
+from harness.core import events
+
+CHANGING = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "ftruncate", "fallocate")
+
+
+class StoppingFileSystem(FileSystem):
+    """The real system calls; the process stops after each one that changes something, before the caller hears of it."""
+
+    def __init__(self, *, forget: str, stops: bool) -> None:
+        self._forget = forget
+        self.fsync = self._sync  # type: ignore[method-assign]
+        if stops:
+            for name in CHANGING:
+                setattr(self, name, _stopping(getattr(self, name)))
+
+    def _sync(self, fd: int) -> None:
+        kind = "directories" if stat.S_ISDIR(os.fstat(fd).st_mode) else "files"
+        if self._forget not in (kind, "everything"):
+            os.fsync(fd)
+
+
+def _stopping(call: Callable[..., Any]) -> Callable[..., Any]:
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        if call is not os.open or args[1] & os.O_CREAT:
+            stop()
+        return result
+
+    return stopping
+
+
+def stop() -> None:
+    """Stop the process here. Directed at this thread, which so cannot run on while another one takes the signal."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
+def stop_when_published(line: events.Line) -> None:
+    """A journal listener: the line is on stderr already."""
+    if isinstance(line.body, events.Published):
+        stop()
+
+
+def main(arguments: list[str]) -> int:
+    """Run; the exit code."""
+    split = arguments.index("--")
+    options, command = arguments[:split], arguments[split + 1 :]
+    flags = {options[i][2:].replace("-", "_"): options[i + 1] for i in range(0, len(options), 2)}
+    when, forget = flags.pop("stop"), flags.pop("forget")
+    numbers = {"every_s": float, "keep_last": int}
+    settings = resolve(
+        {name: numbers.get(name, str)(value) for name, value in flags.items()}, os.environ, Path.cwd(), script=None
+    )
+    fs = StoppingFileSystem(forget=forget, stops=when == "calls")
+    agent = Agent(
+        settings,
+        command,
+        environ=os.environ,
+        sources=(),
+        listeners=() if when == "never" else (stop_when_published,),
+        stores=lambda location: DirectoryStore(Path(location), fs=fs),
+    )
+    return agent.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

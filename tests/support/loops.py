@@ -1,0 +1,208 @@
+"""One small training in every style of loop that the public API knows; the styles must survive a kill alike.
+
+    python -m tests.support.loops STYLE --curve FILE [--final FILE]
+
+Each optimizer step appends `step loss` to the curve, so a lost, repeated or different step shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from harness import Checkpointer
+
+EPOCHS, BATCHES = 3, 6
+
+
+class Job:
+    """Model, optimizer, data, and a step that draws dropout from the global RNG."""
+
+    def __init__(self, curve: Path, pause_s: float) -> None:
+        self.pause_s = pause_s
+        torch.manual_seed(1)
+        torch.set_num_threads(1)
+        self.model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.2), nn.BatchNorm1d(64), nn.Linear(64, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        self.loader = DataLoader(TensorDataset(torch.randn(BATCHES * 4, 16)), batch_size=4, shuffle=True)
+        self.curve = curve.open("a", buffering=1)
+        self.states = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+
+    def step(self, x: torch.Tensor, *, update: bool = True) -> float:
+        """One batch; with `update` an optimizer step at its end."""
+        loss = (self.model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        if update:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return float(loss.detach())
+
+    def note(self, label: object, loss: float) -> None:
+        """A line of the curve."""
+        self.curve.write(f"{label} {loss.hex()}\n")
+        threading.Event().wait(self.pause_s)  # lets the agent keep up, so that kills hit every part of the run
+
+    def evaluate(self) -> float:
+        """A validation phase that draws from the global RNG, as a shuffled loader would."""
+        self.model.eval()
+        with torch.no_grad():
+            loss = float(self.model(torch.randn(8, 16)).mean())
+        self.model.train()
+        return loss
+
+
+def epochs(job: Job) -> None:
+    """The loop of the README: epochs, batches, a scheduler, a validation phase."""
+    ckpt = Checkpointer(**job.states)
+    for epoch in ckpt.epochs(EPOCHS):
+        for index, (x,) in enumerate(ckpt.batches(job.loader)):
+            del index
+            loss = job.step(x)
+            job.note(ckpt.step_count + 1, loss)
+        job.scheduler.step()
+        with ckpt.evaluating():
+            job.note(f"validation-{epoch}", job.evaluate())
+
+
+def steps(job: Job) -> None:
+    """Data drawn from RNG."""
+    ckpt = Checkpointer(**job.states)
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        job.note(step + 1, job.step(torch.randn(4, 16)))
+
+
+def by_hand(job: Job) -> None:
+    """resume() and step()."""
+    ckpt = Checkpointer(**job.states)
+    for step in range(ckpt.resume(), EPOCHS * BATCHES):
+        job.note(step + 1, job.step(torch.randn(4, 16)))
+        ckpt.step()
+
+
+def plain_loader(job: Job) -> None:
+    """An ordinary loop over an instrumented loader."""
+    ckpt = Checkpointer(loader=job.loader, **job.states)
+    for _epoch in range(EPOCHS):
+        for (x,) in job.loader:
+            job.note(ckpt.step_count + 1, job.step(x))
+            ckpt.step()
+        job.scheduler.step()
+
+
+def loader_in_epochs(job: Job) -> None:
+    """The same inside ckpt.epochs."""
+    ckpt = Checkpointer(loader=job.loader, **job.states)
+    for _epoch in ckpt.epochs(EPOCHS):
+        for (x,) in job.loader:
+            job.note(ckpt.step_count + 1, job.step(x))
+            ckpt.step()
+        job.scheduler.step()
+
+
+def batches_alone(job: Job) -> None:
+    """batches() in a plain loop over epochs: the end is the end of the process."""
+    ckpt = Checkpointer(**job.states)
+    for _epoch in range(EPOCHS):
+        for (x,) in ckpt.batches(job.loader):
+            job.note(ckpt.step_count + 1, job.step(x))
+        job.scheduler.step()
+
+
+def two_phases(job: Job) -> None:
+    """Pre-training, then fine-tuning with another loader."""
+    ckpt = Checkpointer(**job.states)
+    for _epoch in ckpt.epochs(2):
+        for (x,) in ckpt.batches(job.loader):
+            job.note(ckpt.step_count + 1, job.step(x))
+    other = DataLoader(TensorDataset(torch.ones(BATCHES * 4, 16)), batch_size=4, shuffle=True)
+    for _epoch in ckpt.epochs(1):
+        for (x,) in ckpt.batches(other):
+            job.note(ckpt.step_count + 1, job.step(x))
+
+
+def two_loops(job: Job) -> None:
+    """Two loops in an epoch."""
+    ckpt = Checkpointer(**job.states)
+    other = DataLoader(TensorDataset(torch.ones(8, 16)), batch_size=4)
+    for _epoch in ckpt.epochs(EPOCHS):
+        for loader in (job.loader, other):
+            for (x,) in ckpt.batches(loader):
+                job.note(ckpt.step_count + 1, job.step(x))
+
+
+def accumulated(job: Job) -> None:
+    """Two batches a step, said by accumulate=, with an optimizer step that is sometimes skipped."""
+    ckpt = Checkpointer(accumulate=2, **job.states)
+    for _epoch in ckpt.epochs(EPOCHS):
+        for micro, (x,) in enumerate(ckpt.batches(job.loader)):
+            last = micro % 2 == 1
+            loss = job.step(x, update=last and ckpt.step_count % 3 != 2)
+            if last:
+                job.optimizer.zero_grad()
+                job.note(ckpt.step_count + 1, loss)
+
+
+def extra(job: Job) -> None:
+    """Plain values in ckpt.extra."""
+    ckpt = Checkpointer(**job.states)
+    best = ckpt.extra.setdefault("best", float("inf"))
+    assert best == float("inf") or ckpt.resumed_from is not None
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        loss = job.step(torch.randn(4, 16))
+        ckpt.extra["best"] = min(ckpt.extra["best"], loss)
+        job.note(step + 1, ckpt.extra["best"])
+
+
+STYLES: dict[str, Callable[[Job], None]] = {
+    style.__name__: style
+    for style in (
+        epochs,
+        steps,
+        by_hand,
+        plain_loader,
+        loader_in_epochs,
+        batches_alone,
+        two_phases,
+        two_loops,
+        accumulated,
+        extra,
+    )
+}
+
+
+def digest(module: nn.Module) -> str:
+    """Of every weight and buffer."""
+    whole = hashlib.blake2b(digest_size=16)
+    for tensor in _tensors(module):
+        whole.update(tensor.detach().numpy().tobytes())
+    return whole.hexdigest()
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.state_dict().values()
+
+
+def main() -> None:
+    """Train in one style."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("style", choices=STYLES)
+    parser.add_argument("--curve", type=Path, required=True)
+    parser.add_argument("--final", type=Path)
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    options = parser.parse_args()
+    job = Job(options.curve, options.pause_s)
+    STYLES[options.style](job)
+    if options.final:
+        options.final.write_text(digest(job.model))
+
+
+if __name__ == "__main__":
+    main()

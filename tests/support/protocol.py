@@ -1,0 +1,313 @@
+"""Stores that watch the protocol, die in the middle of it, and rot; and snapshots small enough to have thousands of.
+
+`ProtocolStore` checks at the moment of every write and delete what must hold at that moment (I2, I3, I6): a violation is
+an AssertionError there, not a riddle later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloud.digest import crc64nvme, format_crc
+from cloud.directory import FileSystem
+from cloud.errors import NotFound, OutcomeUnknown, Unavailable
+from cloud.notice import Deadline
+from cloud.retry import RetryingStore
+from cloud.store import ObjectInfo, ObjectStore, Progress, Receipt, Source
+from harness.agent.commit import Staged
+from harness.core.manifest import ShardEntry, parse_manifest, parse_part
+from harness.core.snapshot import RunKeys, SnapshotId, shard_name
+from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
+
+KEYS = RunKeys("run")
+RUN_ID = "0123456789abcdef" * 2
+SEALED_AT = "2026-01-02T03:04:05.678+00:00"
+FOREVER = Deadline.never()
+
+
+class Crash(BaseException):
+    """The process dies here. Nothing may catch it: no `finally:` of a dead process runs, and none is relied on."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens at the `at`-th call of a store from now on.
+
+    `die before` and `die after` the call's effect; `lose reply`: the effect happens, and an error is raised; `fail`: no
+    effect, once; `down`: no effect, from then on.
+    """
+
+    kind: str
+    at: int
+
+
+FAULTS = ("die before", "die after", "lose reply", "fail", "down")
+
+
+class FastFileSystem(FileSystem):
+    """No disk is waited for: these tests crash processes, not machines."""
+
+    @staticmethod
+    def fsync(fd: int) -> None:
+        """Nothing."""
+
+
+@dataclass
+class ProtocolStore:
+    """An ObjectStore around `inner` that fails as told and refuses to watch a broken rule.
+
+    Attributes:
+        inner: holds the objects; asked directly by a test that wants to see or to damage them.
+        may_uncommit: called with each snapshot whose manifest is about to be deleted; raises where that is wrong.
+        written: every object that ever was, by key.
+        damaged: keys whose bytes were changed on purpose.
+    """
+
+    inner: ObjectStore
+    may_uncommit: Callable[[SnapshotId], None] = lambda snapshot: None
+    written: dict[str, bytes] = field(default_factory=dict)
+    damaged: set[str] = field(default_factory=set)
+    _fault: Fault | None = None
+    _calls: int = 0
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @contextmanager
+    def armed(self, fault: Fault | None) -> Iterator[None]:
+        """Let `fault` happen inside; what is left of it afterwards is forgotten."""
+        self._fault, self._calls = fault, 0
+        try:
+            yield
+        finally:
+            self._fault = None
+
+    def damage(self, key: str, how: str) -> None:
+        """Flip a bit of an object, truncate or delete it: behind everybody's back."""
+        data = bytearray(self.peek(key))
+        self.damaged.add(key)
+        if how == "delete" or not data:
+            self.inner.delete(key, deadline=FOREVER)
+            return
+        if how == "flip":
+            data[len(data) // 2] ^= 1
+        elif how == "truncate":
+            del data[-1:]
+        self.inner.put(key, memoryview(data), deadline=FOREVER)
+
+    def peek(self, key: str) -> bytes:
+        """An object's bytes, without faults."""
+        return self.inner.read(key, limit_bytes=1 << 30, deadline=FOREVER)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Keys, without faults."""
+        return [info.key for info in self.inner.list(prefix, deadline=FOREVER)]
+
+    # ---- ObjectStore ------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
+        def effect() -> Receipt:
+            data = source.read_bytes() if isinstance(source, Path) else bytes(source)
+            self._check_write(key, data)
+            return self.inner.put(key, source, deadline=deadline, progress=progress)
+
+        return self._change(effect)
+
+    def put_if_absent(self, key: str, data: bytes, *, deadline: Deadline) -> None:
+        def effect() -> None:
+            if key not in self.keys(key):
+                self._check_write(key, data)
+            self.inner.put_if_absent(key, data, deadline=deadline)
+
+        self._change(effect)
+
+    def delete(self, key: str, *, deadline: Deadline) -> None:
+        def effect() -> None:
+            self._check_delete(key)
+            self.inner.delete(key, deadline=deadline)
+
+        self._change(effect)
+
+    def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
+        self._look(lambda: self.inner.get(key, into, offset=offset, deadline=deadline))
+
+    def read(self, key: str, *, limit_bytes: int, deadline: Deadline) -> bytes:
+        return self._look(lambda: self.inner.read(key, limit_bytes=limit_bytes, deadline=deadline))
+
+    def stat(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        return self._look(lambda: self.inner.stat(key, deadline=deadline))
+
+    def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
+        return self._look(lambda: self.inner.list(prefix, after=after, deadline=deadline))
+
+    def local_path(self, key: str) -> Path | None:
+        return self.inner.local_path(key)
+
+    def free_bytes(self) -> int | None:
+        return self.inner.free_bytes()
+
+    def reserve(self, size: int) -> None:
+        self.inner.reserve(size)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    # ---- faults -----------------------------------------------------------------------------------------------------
+
+    def _change(self, effect: Callable[[], Any]) -> Any:
+        kind = self._strikes()
+        if kind == "die before":
+            raise Crash
+        if kind in ("fail", "down"):
+            raise Unavailable("injected: not done")
+        result = effect()
+        if kind == "die after":
+            raise Crash
+        if kind == "lose reply":
+            raise OutcomeUnknown("injected: done, and nobody knows")
+        return result
+
+    def _look(self, look: Callable[[], Any]) -> Any:
+        kind = self._strikes()
+        if kind in ("die before", "die after"):
+            raise Crash
+        if kind is not None:
+            raise Unavailable("injected: no answer")
+        return look()
+
+    def _strikes(self) -> str | None:
+        self._calls += 1
+        fault = self._fault
+        if fault is None or not (self._calls == fault.at or (fault.kind == "down" and self._calls > fault.at)):
+            return None
+        return fault.kind
+
+    # ---- rules ------------------------------------------------------------------------------------------------------
+
+    def _check_write(self, key: str, data: bytes) -> None:
+        before = self.written.get(key)
+        assert before is None or before == data, f"I2: {key} was written before, with other bytes"
+        self.written[key] = data
+        snapshot = KEYS.parse_commit(key)
+        if snapshot is not None:
+            manifest = parse_manifest(data, KEYS, snapshot)
+            for part in manifest.parts:
+                self._check_present(KEYS.part(manifest.directory, part.rank, part.world_size), None)
+                for shard in part.shards:
+                    self._check_present(KEYS.payload(manifest.directory, shard.name), shard)
+        elif key.startswith(KEYS.snapshots) and key.endswith(".json"):
+            part = parse_part(data, key)
+            for shard in part.shards:
+                self._check_present(KEYS.payload(part.directory, shard.name), shard)
+
+    def _check_present(self, key: str, shard: ShardEntry | None) -> None:
+        if key in self.damaged:
+            return
+        try:
+            data = self.peek(key)
+        except NotFound:
+            raise AssertionError(f"I3: {key} is named before it is durable") from None
+        if shard is not None:
+            assert (len(data), format_crc(crc64nvme(data))) == (shard.size, shard.crc64nvme), f"I3: {key}"
+
+    def _check_delete(self, key: str) -> None:
+        present = set(self.keys(KEYS.run))
+        if key not in present:
+            return
+        assert KEYS.parse_claim(key) is None, "a claim is never deleted"
+        snapshot = KEYS.parse_commit(key)
+        if snapshot is not None:
+            self.may_uncommit(snapshot)
+            return
+        named = KEYS.parse_directory(key)
+        if named is None:
+            return
+        snapshot, directory = named
+        manifest_key = KEYS.commit(snapshot)
+        if manifest_key in present:
+            manifest = parse_manifest(self.written[manifest_key], KEYS, snapshot)
+            assert manifest.directory != directory, f"I6: {key} is deleted while its manifest stands"
+        if not key.endswith(".json"):
+            parts = [other for other in present if other.startswith(f"{KEYS.snapshots}{directory}/") and other.endswith(".json")]
+            assert not parts, f"I6: the shard {key} is deleted before its part"
+
+
+def retrying(store: ObjectStore) -> RetryingStore:
+    """As the agent uses every store, without the pauses."""
+    return RetryingStore(store, sleep=lambda seconds: None)
+
+
+# ---- small snapshots ------------------------------------------------------------------------------------------------
+
+SHARD_BYTES = (64, 5000)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a snapshot holds: a function of its name and of the run, so that no two are alike."""
+
+    id: SnapshotId
+    run_id: str = RUN_ID
+    parent: str | None = None
+
+    @property
+    def shards(self) -> list[bytes]:
+        """Each shard's bytes."""
+        seed = f"{self.run_id} {self.id}".encode()
+        return [hashlib.shake_128(seed + bytes([index])).digest(size) for index, size in enumerate(SHARD_BYTES)]
+
+    @property
+    def state(self) -> str:
+        """Small state."""
+        return json.dumps({"step": self.id.step, "generation": self.id.generation}, separators=(",", ":"))
+
+    def staged(self) -> Staged:
+        """Ready to publish."""
+        return Staged(
+            id=self.id,
+            run_id=self.run_id,
+            parent=self.parent,
+            rank=0,
+            world_size=1,
+            state=self.state.encode(),
+            environment={},
+            sealed_at=SEALED_AT,
+            shards=[(shard_name(0, 1, index), memoryview(data)) for index, data in enumerate(self.shards)],
+        )
+
+    def record(self) -> SlotRecord:
+        """What a slot says of it."""
+        return SlotRecord(
+            step=self.id.step,
+            rank=0,
+            world_size=1,
+            generation=self.id.generation,
+            shards=SPANS,
+            state=self.state,
+            environment={},
+            sealed_at=SEALED_AT,
+        )
+
+    def fill(self, slot: Slot, *, half: bool = False) -> None:
+        """Copy the shards into the slot, as a trainer does; or die over it."""
+        slot.begin()
+        for span, data in list(zip(SPANS, self.shards, strict=True))[: 1 if half else None]:
+            slot.shard(span)[:] = data
+
+    def is_in(self, slot: Slot) -> bool:
+        """Whether a sealed slot holds exactly this."""
+        record = slot.record()
+        if record is None or record.state != self.state or (record.generation, record.step) != (self.id.generation, self.id.step):
+            return False
+        return [bytes(slot.shard(span)) for span in record.shards] == self.shards
+
+
+SPANS: tuple[ShardSpan, ...] = place_shards([(shard_name(0, 1, index), size) for index, size in enumerate(SHARD_BYTES)])
+SLOT_BYTES = slot_bytes(SPANS, 100)

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.policy import (
+    ASSUMED_STORE_BYTES_S,
+    MARGIN_S,
+    Cadence,
+    Choice,
+    GiveUp,
+    Rates,
+    Restart,
+    after_crash,
+    plan_drain,
+    retain,
+)
+from harness.core.snapshot import SnapshotId
+
+GB = 10**9
+FAST = Rates(copy_bytes_s=10 * GB, store_bytes_s=GB, step_s=1.0)
+SLOW_STEP = Rates(copy_bytes_s=10 * GB, store_bytes_s=GB, step_s=300.0)
+
+
+def ids(*names: str) -> list[SnapshotId]:
+    return [SnapshotId(*map(int, name.split("-"))) for name in names]
+
+
+# ---- cadence --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "last", "due"),
+    [(159.9, None, False), (160.0, None, True), (160.0, 120.0, False), (180.0, 120.0, True), (1000.0, 120.0, True)],
+)
+def test_a_snapshot_is_due_so_long_after_the_start_of_the_last_one(now: float, last: float | None, due: bool) -> None:
+    assert Cadence(60.0).due(now, last, since=100.0) is due
+
+
+# ---- the time that is left ------------------------------------------------------------------------------------------
+
+# has_s, bytes, rates, trainer alive, sealed is current, in flight, sealed -> choice
+DRAINS = {
+    "plenty of time": (120.0, 10 * GB, FAST, True, False, None, True, Choice.NEW),
+    "nobody knows how long": (None, 10 * GB, FAST, True, False, 10 * GB, True, Choice.NEW),
+    "new fits just": (14.0, 10 * GB, FAST, True, False, None, True, Choice.NEW),
+    "new does not fit, the newest does": (13.9, 10 * GB, FAST, True, False, None, True, Choice.NEWEST),
+    "no boundary in time": (120.0, 10 * GB, SLOW_STEP, True, False, None, True, Choice.NEWEST),
+    "the newest displaces an upload only if it fits": (12.0, 10 * GB, FAST, True, False, 5 * GB, True, Choice.NEWEST),
+    "the newest does not fit behind an upload": (11.9, 10 * GB, FAST, True, False, 5 * GB, True, Choice.FINISH),
+    "nothing fits, nothing in flight: try the newest": (1.0, 10 * GB, FAST, True, False, None, True, Choice.NEWEST),
+    "nothing sealed, an upload in flight": (5.0, 10 * GB, FAST, True, False, GB, False, Choice.FINISH),
+    "nothing at all to lose by trying": (0.1, 10 * GB, FAST, True, False, None, False, Choice.NEW),
+    "before the first layout": (30.0, None, Rates(), True, False, None, False, Choice.NEW),
+    "the sealed one is of this very step": (120.0, 10 * GB, FAST, True, True, None, True, Choice.NEWEST),
+    "all durable already": (120.0, 10 * GB, FAST, True, True, None, False, Choice.FINISH),
+    "the trainer is dead, something is sealed": (120.0, 10 * GB, FAST, False, False, None, True, Choice.NEWEST),
+    "the trainer is dead, nothing is sealed": (120.0, 10 * GB, FAST, False, False, None, False, Choice.FINISH),
+    "the trainer is dead, an upload in flight": (120.0, 10 * GB, FAST, False, False, GB, False, Choice.FINISH),
+}
+
+
+@pytest.mark.parametrize("row", DRAINS.values(), ids=DRAINS.keys())
+def test_the_newest_step_that_can_still_become_durable_is_chosen(
+    row: tuple[float | None, int | None, Rates, bool, bool, int | None, bool, Choice],
+) -> None:
+    has_s, size, rates, alive, current, in_flight, sealed, choice = row
+
+    plan = plan_drain(
+        has_s, size, rates, trainer_alive=alive, sealed_is_current=current, in_flight_bytes=in_flight, sealed=sealed
+    )
+
+    assert (plan.choice, plan.has_s) == (choice, has_s)
+
+
+def test_an_unmeasured_store_is_assumed_to_be_slow() -> None:
+    plan = plan_drain(
+        60.0, GB, Rates(), trainer_alive=True, sealed_is_current=False, in_flight_bytes=None, sealed=False
+    )
+
+    assert plan.needs_s == pytest.approx(2 * GB / ASSUMED_STORE_BYTES_S + MARGIN_S)
+
+
+seconds = st.none() | st.floats(0, 1e6)
+sizes = st.none() | st.integers(0, 10**13)
+rates = st.none() | st.floats(1e-3, 1e12)
+
+
+@given(seconds, sizes, st.builds(Rates, rates, rates, seconds), st.booleans(), st.booleans(), sizes, st.booleans())
+def test_a_plan_is_always_one_that_can_be_carried_out(
+    has_s: float | None,
+    size: int | None,
+    speeds: Rates,
+    alive: bool,
+    current: bool,
+    in_flight: int | None,
+    sealed: bool,
+) -> None:
+    plan = plan_drain(
+        has_s, size, speeds, trainer_alive=alive, sealed_is_current=current, in_flight_bytes=in_flight, sealed=sealed
+    )
+
+    assert plan.choice is not Choice.NEW or (alive and not current)
+    assert plan.choice is not Choice.NEWEST or sealed
+    if in_flight is not None and has_s is not None and plan.choice is not Choice.FINISH:
+        assert plan.needs_s is not None
+        assert plan.needs_s <= has_s, "an upload in flight is given up only for what provably fits"
+
+
+# ---- what to keep ---------------------------------------------------------------------------------------------------
+
+FIVE = ids("1-10", "1-20", "2-15", "2-25", "3-26")
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "verified", "pinned", "doomed"),
+    [
+        (1, None, [], [], []),
+        (1, None, ["3-26"], [], ["1-10", "1-20", "2-15", "2-25"]),
+        (2, None, ["3-26"], [], ["1-10", "1-20", "2-15"]),
+        (9, None, ["3-26"], [], []),
+        (1, None, ["2-15"], [], ["1-10", "1-20"]),
+        (1, None, ["1-10"], [], []),
+        (1, 10, ["3-26"], [], ["2-15", "2-25"]),
+        (1, None, ["3-26"], ["1-10"], ["1-20", "2-15", "2-25"]),
+        (1, None, ["9-99"], [], []),
+    ],
+)
+def test_what_may_go(
+    keep_last: int, keep_every: int | None, verified: list[str], pinned: list[str], doomed: list[str]
+) -> None:
+    found = retain(FIVE, keep_last=keep_last, keep_every=keep_every, verified=ids(*verified), pinned=ids(*pinned))
+
+    assert found == ids(*doomed)
+
+
+def test_step_0_is_no_milestone() -> None:
+    assert retain(ids("1-0", "1-1"), keep_last=1, keep_every=10, verified=ids("1-1")) == ids("1-0")
+
+
+def test_keeping_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="keep_last"):
+        retain(FIVE, keep_last=0, keep_every=None, verified=FIVE)
+
+
+some_ids = st.sets(st.builds(SnapshotId, st.integers(1, 4), st.integers(0, 30)), max_size=12)
+
+
+@given(some_ids, st.integers(1, 5), st.none() | st.integers(1, 10), some_ids, some_ids)
+def test_the_newest_verified_one_and_everything_newer_always_stays(
+    committed: set[SnapshotId], keep_last: int, keep_every: int | None, verified: set[SnapshotId], pinned: set[SnapshotId]
+) -> None:
+    doomed = retain(list(committed), keep_last=keep_last, keep_every=keep_every, verified=verified, pinned=pinned)
+
+    assert doomed == sorted(doomed)
+    assert set(doomed) <= committed - pinned - set(sorted(committed)[-keep_last:])
+    good = committed & verified
+    assert not doomed or max(doomed) < max(good)
+    assert not keep_every or not any(doom.step and doom.step % keep_every == 0 for doom in doomed)
+
+
+@given(some_ids, st.integers(1, 5), some_ids)
+def test_retiring_twice_retires_nothing_more(
+    committed: set[SnapshotId], keep_last: int, verified: set[SnapshotId]
+) -> None:
+    doomed = retain(list(committed), keep_last=keep_last, keep_every=None, verified=verified)
+    left = committed - set(doomed)
+
+    assert retain(list(left), keep_last=keep_last, keep_every=None, verified=verified & left) == []
+
+
+# ---- crashes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("crashes", "progressed", "connected", "decision"),
+    [
+        (0, False, True, Restart(1.0, 1)),
+        (1, False, True, Restart(2.0, 2)),
+        (2, False, True, Restart(4.0, 3)),
+        (3, False, True, GiveUp(4)),
+        (3, True, True, Restart(1.0, 1)),
+        (0, False, False, GiveUp(1)),
+        (2, True, False, GiveUp(3)),
+    ],
+)
+def test_crashes_without_progress_are_forgiven_so_often(
+    crashes: int, progressed: bool, connected: bool, decision: Restart | GiveUp
+) -> None:
+    assert after_crash(crashes=crashes, progressed=progressed, connected=connected, max_crashes=3) == decision
+
+
+def test_none_forgiven_means_none() -> None:
+    assert after_crash(crashes=0, progressed=False, connected=True, max_crashes=0) == GiveUp(1)
+
+
+def test_the_pause_before_a_restart_is_capped() -> None:
+    found = after_crash(crashes=50, progressed=False, connected=True, max_crashes=100)
+
+    assert found == Restart(60.0, 51)
