@@ -118,7 +118,9 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
-    torch.set_num_threads(2)  # sums are ordered by thread: equal bits need equal counts
+    # Sums are ordered by thread, so equal bits need equal counts. One: on two busy cores OpenMP's two threads, which wait
+    # for each other spinning, made a step five times slower (10 s became 57 s), and on idle ones they gain little.
+    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
 
     text = standard_library()

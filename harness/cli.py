@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -197,6 +198,9 @@ def main() -> None:
     except HarnessError as err:
         _say(f"error: {err}")
         sys.exit(err.exit_code)
+    except Exception:  # noqa: BLE001  the process's root: a bug has an exit code of its own
+        traceback.print_exc()
+        sys.exit(ExitCode.BUG)
 
 
 def _settings(store: str | None, run: str | None, local: str | None) -> Settings:
@@ -208,6 +212,8 @@ def _steer(port: int, verb: str, **fields: object) -> None:
 
     try:
         typer.echo(json.dumps(steer(f"http://127.0.0.1:{port}", verb, **fields)))
+    except ValueError as err:
+        raise ConfigError(str(err)) from err
     except OSError as err:
         raise ConfigError(
             f"no simulator answers on port {port}: {err}. Start one: harness metadata-sim start --port {port}"

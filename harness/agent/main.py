@@ -111,6 +111,7 @@ class Life:
         exit_code: how the process ended; `None` while it lives, and for a trainer that is not our child and crashed.
         over: whether the process has ended.
         resumed_step: where it began.
+        restored: whether it made the snapshot's state its own.
     """
 
     began_at: float
@@ -120,6 +121,7 @@ class Life:
     exit_code: int | None = None
     over: bool = False
     resumed_step: int = 0
+    restored: bool = False
 
 
 @dataclass
@@ -488,7 +490,7 @@ class Agent:
             self._journal.emit(
                 events.Restored(snapshot=message["snapshot"], step=message["step"], seconds=message["seconds"])
             )
-            self._life.resumed_step = message["step"]
+            self._life.resumed_step, self._life.restored = message["step"], True
             self._release_resume()
         elif message.type == "stepped":
             self._life.first_step_at = time.monotonic()
@@ -806,6 +808,12 @@ class Agent:
             self._end("finished", ExitCode.FINISHED)
         elif drain is not None:
             self._end_interrupted(drain.exit_code)
+        elif life.exit_code == 0 and life.connected and self._origin.point is not None and not life.restored:
+            _say(
+                f"the program ended without restoring snapshot {self._origin.point.id}: its loops are not those that made "
+                "it, or none ran. What it printed or saved was not trained; --fresh starts at step 0"
+            )
+            self._end("failed", ExitCode.BUG)
         elif life.exit_code == 0:
             self._end("stopped", ExitCode.FINISHED)
         else:

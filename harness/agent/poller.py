@@ -26,7 +26,6 @@ class _Watched:
     in_force: dict[str, Notice] = field(default_factory=dict)
     failing_since: float | None = None
     blind: bool = False
-    answered: bool = False
     failures: int = 0
     next_at: float = 0.0
 
@@ -96,9 +95,9 @@ class Poller:
         except CloudError as err:
             self._failed(watched, err)
             return
-        if watched.blind or not watched.answered:
+        if watched.blind:
             self._emit(events.SourceBack(source=watched.source.name))
-        watched.answered, watched.blind, watched.failing_since, watched.failures = True, False, None, 0
+        watched.blind, watched.failing_since, watched.failures = False, None, 0
         watched.next_at = 0.0
         for gone in set(watched.in_force) - set(notices):
             self._on_withdrawn(watched.in_force.pop(gone))

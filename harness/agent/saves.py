@@ -213,8 +213,10 @@ class Saves:
         """What a resume tells of the tiers; the point with its slot in the pool, held until it is restored."""
         index = point.index if point.index is not None else self.pool.add(point.slot)
         self.pool.hold(index, "resume")
-        self._made_by.setdefault(index, Generation(point.id.generation, generation.run_id, ""))
-        self.sealed_step = None
+        if index not in self._made_by:
+            self._made_by[index] = Generation(point.id.generation, generation.run_id, "")
+            self._made_by[index].claimed.set()  # it was read from a store
+        self.sealed_step = point.id.step
         if point.tier == "remote":
             self.remote.trust(point.id)
             self._set(durable=point.id.step)
@@ -261,8 +263,8 @@ class Saves:
     def _on_failed(self, tier: Tier, job: Job) -> None:
         """The local disk cannot take it: the store gets it straight from the slot."""
         if tier is self.local and isinstance(job, SealedSlot):
-            held = self.pool[job.index].sequence if job.index in self.pool else None
-            if held is not None and not any(waiting.step >= job.step for waiting in self.remote.jobs):
+            known = self.steps.durable == job.step or any(waiting.step >= job.step for waiting in self.remote.jobs)
+            if job.index in self.pool and not known:
                 self._give(self.remote, job)
 
     def _on_released(self, tier: Tier, job: Job) -> None:

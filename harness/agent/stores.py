@@ -22,6 +22,8 @@ def open_store(location: str) -> ObjectStore:
     if "://" in location:
         raise ConfigError(f"{location}: a store is a directory or s3://bucket/prefix")
     try:
-        return RetryingStore(DirectoryStore(Path(location)))
+        directory = DirectoryStore(Path(location))
+        directory.sweep()  # what writers that were killed left half-written
+        return RetryingStore(directory)
     except (CloudError, OSError) as err:
         raise ConfigError(f"the store {location} cannot be used: {err}") from err

@@ -159,6 +159,7 @@ class Checkpointer:
         self._every_steps: int | None = None
         self._evaluating = 0
         self._looping = 0
+        self._in_epochs = False
         self._optimizer_stepped = False
         self._sees_optimizers = any(_holds_optimizer(value) for value in self._states.values())
         self._layout: _Layout | None = None
@@ -209,10 +210,12 @@ class Checkpointer:
             place = self._place
             place.epoch, place.loop, place.evaluation = epoch, 0, 0
             self._looping += 1
+            self._in_epochs = True
             try:
                 yield epoch
             finally:
                 self._looping -= 1
+                self._in_epochs = False
             if self.interrupted:
                 return
             self._check_reached(f"epoch {epoch}")
@@ -245,7 +248,7 @@ class Checkpointer:
 
         Each iteration counts as one step.
         """
-        outermost = self._place.epoch is None
+        outermost = not self._in_epochs
         stage = self._enter_stage() if outermost else self._place.stage
         if outermost and self._over(stage):
             return
@@ -295,7 +298,7 @@ class Checkpointer:
         if self._inert:
             self._count_inert()
             return
-        if self._place.epoch is not None and self._loader is None:
+        if self._in_epochs and self._loader is None:
             raise StateError(
                 "ckpt.step() in ckpt.epochs() without loader=: the position within the epoch is not known. "
                 "Use ckpt.batches(loader) or ckpt.steps(n), or pass Checkpointer(loader=loader)"
@@ -357,11 +360,12 @@ class Checkpointer:
     def _enter_stage(self) -> int:
         """A new outermost loop begins."""
         place = self._place
-        if self._place.epoch is not None:
+        if self._in_epochs:
             raise StateError(
                 "ckpt.epochs() inside ckpt.epochs(): put the inner loop into ckpt.batches() or ckpt.steps()"
             )
         place.stage += 1
+        place.epoch = None  # a loop that was left by `break` is over
         place.loop = place.evaluation = 0
         if self._finished and not self._inert:
             self._finished = False
@@ -415,7 +419,7 @@ class Checkpointer:
             return
         self._check_reached("the loop")
         self._restore_if_nothing_to()
-        self._finish()
+        self._finish("end")
 
     # ---- boundaries -------------------------------------------------------------------------------------------------
 
@@ -441,6 +445,7 @@ class Checkpointer:
             return instrumented.iterate()
         if self.interrupted:
             return iter(())
+        self._looping = max(self._looping, 1)  # there is no telling when such a loop ends
         if self._skips(self._enter_loop(), "step"):
             return iter(())
         return instrumented.iterate()
@@ -623,7 +628,7 @@ class Checkpointer:
             return
         raise SystemExit(int(ExitCode.CTRL_C if self._ctrl_c else ExitCode.INTERRUPTED))
 
-    def _finish(self) -> None:
+    def _finish(self, kind: str) -> None:
         """The end of the last loop: a final snapshot, made durable before anything else happens."""
         self._overdue = False
         self._take_while_leaving("end")
@@ -687,6 +692,8 @@ class Checkpointer:
                 seconds=time.perf_counter() - started,
             )
             self._link.drop_ready()
+        self._link.begin()
+        self._words = self._link.page.words
         self._words[Word.TRAINER_STEP] = self.step_count + 1
         self._next_due = self.step_count + 1  # the first step plans the layout
 
@@ -794,14 +801,13 @@ class Checkpointer:
             self._link.close_in_child()
 
     def _at_exit(self) -> None:
-        """The process ends: a loop without an end of its own gets its final snapshot here."""
+        """The process ends: a loop without an end of its own gets its final snapshot here, at its last boundary's place."""
         if self._inert:
             return
         failed = getattr(sys, "last_value", None) is not None
         trained = self._restored and self.step_count > 0 and not self.interrupted and not self._finished
         if trained and not failed and not self._link.gone:
-            self._place.iteration = self.step_count
-            self._finish()
+            self._finish(self._place.kind)
         self._link.send("bye", exception=failed)
         self._link.close()
 

@@ -74,6 +74,7 @@ class Link:
         self._signals: list[int] = []
         self._replacements = 0
         self._closing = False
+        self._begun = False
         self._repeat: dict[str, dict[str, Any]] = {}
         self._poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.detached = False
@@ -113,6 +114,10 @@ class Link:
         """Block until the tensors are there and verified; `None` if there is nothing to resume."""
         self._wait(lambda: self._ready is not None or self._nothing, "the snapshot")
         return self._ready
+
+    def begin(self) -> None:
+        """The live state is what it has to be: training begins. An agent that dies before this is simply started again."""
+        self._begun = True
 
     def drop_ready(self) -> None:
         """The snapshot is restored: its slot is the agent's again."""
@@ -156,7 +161,8 @@ class Link:
 
     def close_in_child(self) -> None:
         """After a fork: let go of everything that would keep the agent waiting for a dead trainer."""
-        for fd in (self._channel.fileno(), self._poke_fd):
+        self._channel.close()
+        for fd in (self._poke_fd, self.page.fd, *(slot.fd for slot in self._slots.values())):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
@@ -208,17 +214,7 @@ class Link:
             if self._replacements > _MAX_REPLACEMENTS:
                 raise AgentGone(f"{_MAX_REPLACEMENTS} agents died, one after another")
             self._channel.close()
-            environment = {**self._environ, "HARNESS_ATTACH": "1"}
-            channel = ipc.start_agent(
-                self._place, [self._settings.to_json(), json.dumps(list(self._script))], environment
-            )
-            with self._condition:
-                slots = dict(self._slots)
-            fds = [self.page.fd, *(slot.fd for slot in slots.values())]
-            welcome = self._greet(channel, life=self.life, fds=fds, indexes=list(slots))
-            for fd in welcome.fds:
-                os.close(fd)  # our own control page, which the new agent works with now
-            self._note_welcome(welcome)
+            channel = self._hand_on() if self._begun else self._start_over()
         except (HarnessError, ConnectionError, OSError) as err:
             self.gone = True
             _say(f"the agent died and cannot be replaced: nothing is being saved any more. {err}")
@@ -229,9 +225,34 @@ class Link:
         self._channel = channel
         _say("the agent died; another one goes on with what it had")
         for type_, fields in list(self._repeat.items()):
-            if type_ != "layout" or not slots:
+            if type_ != "layout" or not self._slots:
                 self.send(type_, **fields)
         return True
+
+    def _hand_on(self) -> Channel:
+        """Start an agent that goes on with this generation, its control page and its slots."""
+        channel = self._start_agent({**self._environ, "HARNESS_ATTACH": "1"})
+        with self._condition:
+            slots = dict(self._slots)
+        fds = [self.page.fd, *(slot.fd for slot in slots.values())]
+        welcome = self._greet(channel, life=self.life, fds=fds, indexes=list(slots))
+        for fd in welcome.fds:
+            os.close(fd)  # our own control page, which the new agent works with now
+        self._note_welcome(welcome)
+        return channel
+
+    def _start_over(self) -> Channel:
+        """Start an agent that looks for the resume point afresh: nothing was restored yet."""
+        with self._condition:
+            self._head, self._ready, self._nothing = None, None, False
+        channel = self._start_agent(self._environ)
+        welcome = self._greet(channel, life=None, fds=())
+        self.page = ControlPage(welcome.fds[0])
+        self._note_welcome(welcome)
+        return channel
+
+    def _start_agent(self, environ: Mapping[str, str]) -> Channel:
+        return ipc.start_agent(self._place, [self._settings.to_json(), json.dumps(list(self._script))], environ)
 
     # ---- connecting -------------------------------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ class Disk:
 
     @classmethod
     @contextlib.contextmanager
-    def made(cls, directory: Path, *, data: str = "ordered") -> Iterator[Disk]:
-        """A new empty disk below `directory`, with ext4's `data=` mode. Raises NoDisk."""
+    def made(cls, directory: Path) -> Iterator[Disk]:
+        """A new empty disk below `directory`. Raises NoDisk."""
         if os.geteuid() != 0:
             raise NoDisk("mounting an image needs root")
         image = directory / "disk.img"
@@ -56,7 +56,7 @@ class Disk:
             root = directory / "mounted"
             root.mkdir()
             try:
-                _call("mount", "-o", f"{_UNFORGIVING},data={data}", device, str(root))
+                _call("mount", "-o", _UNFORGIVING, device, str(root))
             except subprocess.CalledProcessError as err:
                 raise NoDisk(_words(err)) from err
             try:
@@ -85,7 +85,7 @@ class Disk:
         before = self.writes
         if self.is_writing:
             return None
-        _call("cp", "--sparse=auto", "--reflink=never", str(self.image), str(to))
+        _copy_sparse(self.image, to)
         return before if not self.is_writing and self.writes == before else None
 
 
@@ -105,6 +105,20 @@ def powered_up(image: Path) -> Iterator[Path]:
         _call("umount", str(root))
         root.rmdir()
     _call("e2fsck", "-f", "-n", str(image))
+
+
+def _copy_sparse(image: Path, to: Path) -> None:
+    """`cp --sparse=always`, without the milliseconds that a process takes: the device does not wait for us."""
+    with image.open("rb", buffering=0) as source, to.open("wb", buffering=0) as target:
+        target.truncate(IMAGE_BYTES)
+        end = 0
+        while True:
+            try:
+                start = os.lseek(source.fileno(), end, os.SEEK_DATA)
+            except OSError:  # ENXIO: only a hole is left
+                return
+            end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
+            os.pwrite(target.fileno(), os.pread(source.fileno(), end - start, start), start)
 
 
 def _call(*command: str) -> str:

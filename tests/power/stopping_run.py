@@ -1,9 +1,9 @@
-"""`harness run` that stops itself, as by SIGSTOP, at every call that changes a disk, so that the disk can be looked at.
+"""`harness run` that stops itself and its trainer by SIGSTOP at calls that change a disk, so that the disk can be looked at.
 
     python -m tests.power.stopping_run --stop calls --forget nothing --store DIR --run NAME -- python train.py
 
 `--stop calls` stops after each changing system call of its store and after each `Published`; `--stop published` only
-there; `--stop never` not at all. Whoever waits for it (waitpid, WUNTRACED) sends SIGCONT.
+there; `--stop never` not at all. Whoever waits for it (waitid, WSTOPPED) sends SIGCONT to its process group, which it leads.
 `--forget` is the bug that a test must be able to find: `files`, `directories` or `everything` are never synced.
 """
 
@@ -53,7 +53,9 @@ def _stopping(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stop() -> None:
-    """Stop the process here. Directed at this thread, which so cannot run on while another one takes the signal."""
+    """Stop this process and its trainer, exactly here."""
+    os.killpg(0, signal.SIGSTOP)
+    # That one may be taken by any thread, while this one runs on for a moment. Not past this line:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 

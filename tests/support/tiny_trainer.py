@@ -72,6 +72,7 @@ class TinyTrainer:
             del data
             self.link.send("restored", snapshot=ready.snapshot, step=self.step, seconds=0.0)
             self.link.drop_ready()
+        self.link.begin()
         self.link.page.words[Word.TRAINER_STEP] = self.step + 1
 
     def take(self) -> bool:
