@@ -36,7 +36,7 @@ from typing import NoReturn, TypeVar
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from safetensors.numpy import load_file
 
@@ -224,10 +224,10 @@ class Demo:
         return Run(name, self.directory, [sys.executable, "-m", "harness.cli", *harness, "--", sys.executable, *train])
 
     def live(
-        self, run: Run, is_time: Callable[[], bool] = lambda: False, strike: Callable[[int], None] = lambda pid: None
+        self, run: Run, is_time: Callable[[], bool] = lambda: False, strike: Callable[[int], None] | None = None
     ) -> Life:
         """One life: show what it prints, and `strike` once when `is_time`. Returns when its last process has gone."""
-        give_up_at, struck = time.monotonic() + LIFE_S, False
+        give_up_at = time.monotonic() + LIFE_S
         process = subprocess.Popen(
             run.command,
             bufsize=0,
@@ -243,9 +243,9 @@ class Demo:
             for line in follow(process.stdout.fileno()):
                 if line is not None:
                     self.show(run, line)
-                elif not struck and is_time():
-                    struck = True
+                elif strike is not None and is_time():
                     strike(process.pid)
+                    strike = None
                 if time.monotonic() > give_up_at:
                     raise DemoFailed(f"the run has not ended after {LIFE_S:g} s")
         except BaseException:
@@ -257,7 +257,10 @@ class Demo:
         finally:
             code = process.wait()
             process.stdout.close()
-        return Life(128 - code if code < 0 else code, run.last_step())
+        life = Life(128 - code if code < 0 else code, run.last_step())
+        if strike is not None:
+            raise DemoFailed(f"the run ended by itself, with exit code {life.exit_code} at step {life.last_step}")
+        return life
 
     def environment(self) -> dict[str, str]:
         """The caller's, without what would change these runs; whatever they leave behind is left in our directory."""
@@ -281,16 +284,18 @@ class Demo:
     def survival(
         self, run: Run, first: Life, second: Life, unbroken: Run, announced_at: float | None = None
     ) -> Survival:
-        """Fold the journals of the two lives, each a generation of its own."""
-        before, after = (list(read_journal(self.store, RunKeys(run.name), generation)) for generation in (1, 2))
+        """Fold the journals of the two lives."""
+        lines = list(read_journal(self.store, RunKeys(run.name)))
+        resumed = max(index for index, line in enumerate(lines) if isinstance(line.body, events.AgentStarted))
+        before, after = lines[:resumed], lines[resumed:]
         if not told(after, events.Restored):
             raise DemoFailed("the second life resumed nothing: it started at step 0")
         connected_at, _connected = told(after, events.TrainerConnected)[0]
         restored_at, restored = told(after, events.Restored)[0]
         stepped_at, stepped = told(after, events.FirstStep)[0]
-        snapshots = [event for _at, event in told([*before, *after], events.Sealed)]
+        snapshots = [event for _at, event in told(lines, events.Sealed)]
         stalls = [event.stall_s for event in snapshots]
-        commits = [(at, event) for at, event in told([*before, *after], events.Published) if event.tier == "remote"]
+        commits = [(at, event) for at, event in told(lines, events.Published) if event.tier == "remote"]
         seen_at = min((at for at, _event in told(before, events.NoticeSeen)), default=None)
         saved_at = min((at for at, event in commits if event.step == first.last_step), default=None)
         return Survival(
@@ -372,7 +377,7 @@ def table(survivals: dict[str, Survival]) -> Table:
         "exit codes": lambda s: ", then ".join(map(str, s.exit_codes)),
         "steps lost": lambda s: str(s.steps_lost),
         "resumed from": lambda s: f"step {s.resumed_step}, {s.resumed_from} tier",
-        "stall per snapshot": lambda s: f"{milliseconds(s.stall_median_s)}, at most {milliseconds(s.stall_max_s)}",
+        "stall per snapshot": lambda s: f"{milliseconds(s.stall_median_s)}, max {milliseconds(s.stall_max_s)}",
         "notice → seen": lambda s: seconds(s.notice_seen_s),
         "notice seen → durable": lambda s: seconds(s.notice_to_durable_s),
         "start → first resumed step": lambda s: seconds(s.first_step_s),
@@ -382,7 +387,8 @@ def table(survivals: dict[str, Survival]) -> Table:
         "snapshots taken, durable *": lambda s: f"{s.sealed}, {s.durable}",
     }
     found = Table(
-        *("", *survivals),
+        Column(no_wrap=True),
+        *survivals,
         box=None,
         header_style="bold",
         padding=(0, 3, 0, 0),

@@ -36,7 +36,7 @@ app.add_typer(simulator, name="metadata-sim")
 Store = Annotated[
     str | None, typer.Option(help="Durable store: a directory, or s3://bucket/prefix. Default: ./.harness")
 ]
-Run = Annotated[str | None, typer.Option(help="The run's name. Default: the script's name")]
+Run = Annotated[str | None, typer.Option(help="The run's name. Default: HARNESS_RUN, and for run the script's name")]
 Local = Annotated[str | None, typer.Option(help="Directory of the local tier. Default: none for a directory store")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout")]
 Port = Annotated[int, typer.Option(help="Port on 127.0.0.1")]

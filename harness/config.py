@@ -23,6 +23,7 @@ from harness.errors import ConfigError
 
 DEFAULT_STORE = ".harness"
 CONFIG_FILE = "harness.toml"
+_ONLY_FLAGS = frozenset({"fresh", "run_named"})  # written down somewhere, --fresh would begin anew at every start
 SOCKET_VARIABLE = "HARNESS_SOCKET"  # set by the agent for its child
 OFF_VARIABLE = "HARNESS"  # HARNESS=off makes every Checkpointer inert
 
@@ -117,7 +118,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, 
     values |= _from_file(cwd / CONFIG_FILE)
     for name, kind in _kinds().items():
         text = environ.get(f"HARNESS_{name.upper()}")
-        if text is not None and name not in ("run_named", "fresh"):
+        if text is not None and name not in _ONLY_FLAGS:
             values[name] = _convert(text, kind, f"HARNESS_{name.upper()}")
     values |= {name: value for name, value in flags.items() if value is not None}
     if not values.get("run"):
@@ -157,7 +158,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path}: {err}") from err
-    kinds = _kinds()
+    kinds = {name: kind for name, kind in _kinds().items() if name not in _ONLY_FLAGS}
     unknown = sorted(set(table) - set(kinds))
     if unknown:
         raise ConfigError(f"{path}: unknown option {unknown[0]!r}; there are: {', '.join(sorted(kinds))}")

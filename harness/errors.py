@@ -18,7 +18,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """What `harness run` tells the shell, a unit file or a fleet. The trainer's own code is passed through otherwise."""
+    """What `harness run` tells the shell, a unit file or a fleet; otherwise it passes the trainer's own code on."""
 
     FINISHED = 0
     USAGE = 64

@@ -1,4 +1,4 @@
-"""The trainer as a child: spawn, watch, signal, reap. A transparent parent: the child shares the terminal and its group.
+"""The trainer as a child: spawn, watch, signal, reap. A transparent parent: the child shares terminal and group.
 
 Owns the process; decides nothing. The child inherits stdin, stdout, stderr and the process group, so that Ctrl-C,
 window size and job control reach it as if it had been started by the shell.

@@ -8,6 +8,7 @@ Owns the commit protocol of docs/commit-protocol.md over any ObjectStore; knows 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import secrets
 from collections.abc import Callable, Sequence
@@ -206,10 +207,8 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
         SnapshotCorrupt: a *different* snapshot of this id is committed.
     """
     key, data = keys.commit(manifest.id), encode(manifest)
-    try:
+    with contextlib.suppress(AlreadyExists):
         store.put_if_absent(key, data, deadline=deadline)
-    except AlreadyExists:
-        pass
     standing = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, manifest.id)
     if _digests(standing) != _digests(manifest):
         raise SnapshotCorrupt(
@@ -329,10 +328,8 @@ def verify(
 def remove(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> None:
     """Delete one snapshot: manifest first, then parts, then shards (I6). Raises CloudError."""
     directories = set()
-    try:
+    with contextlib.suppress(NotFound, SnapshotCorrupt):  # then the directories are found by name, below
         directories.add(read_manifest(store, keys, snapshot, deadline).directory)
-    except (NotFound, SnapshotCorrupt):
-        pass  # the directories are found by name below
     store.delete(keys.commit(snapshot), deadline=deadline)
     prefix = f"{keys.snapshots}{snapshot}-"
     for info in store.list(prefix, deadline=deadline):

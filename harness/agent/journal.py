@@ -1,8 +1,8 @@
 """The journal of one agent: typed events to listeners, to the log on stderr, and to the store in segments put once.
 
 Owns the order and the segments; knows nothing of what events mean. `emit` never blocks on the store: a thread puts a
-segment every 15 s (which is also the heartbeat) and whenever `flush` asks. A store that is down costs nothing but memory
-for the lines that wait.
+segment every 15 s (which is also the heartbeat) and whenever `flush` asks. A store that is down costs nothing but
+memory for the lines that wait.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The agent: composition root and state machine.
 
-Owns the main loop, every thread's start and end, and the one place where what happened is turned into what is done next.
+Owns the main loop, every thread's start and end, and the place where what happened becomes what is done next.
 All state is changed by the main thread only; other threads `post` to it. What a start begins with is `origin.py`, what
 becomes of sealed slots is `saves.py`; this file is about the trainer, notices, and ends.
 
@@ -69,8 +69,8 @@ _ATTACH_S = 10.0
 class State(enum.Enum):
     """STARTING → RUNNING → DRAINING → DONE; RUNNING → STARTING on a restart in place; every state may go to DONE.
 
-    STARTING: no trainer has connected in this generation yet. RUNNING: one has. DRAINING: the instance is going away, or
-    the user wants to stop: nothing new is begun after the last snapshot. DONE: the outcome is recorded.
+    STARTING: no trainer has connected in this generation yet. RUNNING: one has. DRAINING: the instance is going away,
+    or the user wants to stop: nothing new is begun after the last snapshot. DONE: the outcome is recorded.
     """
 
     STARTING = "starting"
@@ -304,9 +304,9 @@ class Agent:
         ending = self._drain is not None or self._restart_at is not None or self._life.over
         for key, _mask in self._selector.select(_BUSY_S if ending else _IDLE_S):
             key.data()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._posts.get_nowait()()
+        self._run_posts()
+        if self.state is State.DONE:
+            return
         if self._bug is not None:
             _say("".join(traceback.format_exception(self._bug)))
             self._end("failed", ExitCode.BUG)
@@ -316,6 +316,12 @@ class Agent:
         self._ask_if_due()
         self._restart_if_time()
         self._finish_if_done()
+
+    def _run_posts(self) -> None:
+        """What other threads have told. After the end only facts still count: a commit, not a wish."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._posts.get_nowait()()
 
     def _shut(self) -> None:
         """Nothing may publish or emit any more when the journal closes; nobody may write when the stores do."""
@@ -631,6 +637,8 @@ class Agent:
             signal.signal(signum, lambda number, _frame: self.post(lambda: self._forward(number)))
 
     def _on_signal(self, signum: int) -> None:
+        if self.state is State.DONE:
+            return
         self._signals_seen += 1
         if self._signals_seen > 1:
             _say("second signal: leaving now")
@@ -646,6 +654,8 @@ class Agent:
 
     def _on_signal_of_trainer(self, signum: int) -> None:
         """A signal that reached the trainer alone, or with us: it counts once."""
+        if self.state is State.DONE:
+            return
         if signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
@@ -657,6 +667,8 @@ class Agent:
             self.child.signal(signum)
 
     def _on_notice(self, notice: Notice) -> None:
+        if self.state is State.DONE:
+            return
         deadline = notice.deadline
         in_s = deadline.remaining_s if deadline is not None else None
         self._journal.emit(
@@ -686,7 +698,6 @@ class Agent:
             size,
             Rates(copy_bytes_s, saves.remote.bytes_s, self._step_s),
             trainer_alive=self.trainer is not None and self._life.finished_step is None,
-            sealed_is_current=saves.sealed_step is not None and saves.sealed_step == step,
             in_flight_bytes=saves.remote.bytes_left,
             sealed=saves.sealed_step is not None,
         )
@@ -761,6 +772,8 @@ class Agent:
         if self._drain is not None or code == 0 or self.command is None or code == ExitCode.CTRL_C:
             self._saves.press()
             return
+        if self._origin.finding is Finding.FAILED:  # the trainer was told why it cannot begin: again would be the same
+            return
         decision = after_crash(
             crashes=self._crashes,
             progressed=self._furthest > max(life.resumed_step, self._furthest_crashed),
@@ -808,10 +821,12 @@ class Agent:
             self._end("finished", ExitCode.FINISHED)
         elif drain is not None:
             self._end_interrupted(drain.exit_code)
+        elif self._origin.error is not None:
+            self._end("failed", self._origin.error.exit_code)
         elif life.exit_code == 0 and life.connected and self._origin.point is not None and not life.restored:
             _say(
-                f"the program ended without restoring snapshot {self._origin.point.id}: its loops are not those that made "
-                "it, or none ran. What it printed or saved was not trained; --fresh starts at step 0"
+                f"the program ended without restoring snapshot {self._origin.point.id}: its loops are not those that "
+                "made it, or none ran. What it printed or saved was not trained; --fresh starts at step 0"
             )
             self._end("failed", ExitCode.BUG)
         elif life.exit_code == 0:
@@ -832,6 +847,7 @@ class Agent:
         if self.state is State.DONE:
             return
         self.state, self._outcome = State.DONE, int(code)
+        self._run_posts()  # a commit that was made a moment ago counts
         try:
             self._origin.end(outcome, Deadline.after(_END_S))
         except CloudError as err:

@@ -1,8 +1,8 @@
 """Where a generation comes from: which run it belongs to, its claim, and the snapshot it resumes.
 
-Owns the first words with the store at a start: survey, identity, claim, resume. Everything that waits for a store runs in
-a thread; what it found is told in the main thread through `post`. A store that is down delays a claim, never a step; but a
-run whose snapshots cannot be known is not started at step 0 (I10): it waits, and says so.
+Owns the first words with the store at a start: survey, identity, claim, resume. Everything that waits for a store runs
+in a thread; what it found is told in the main thread through `post`. A store that is down delays a claim, never a step;
+but a run whose snapshots cannot be known is not started at step 0 (I10): it waits, and says so.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from cloud.errors import CloudError
+from cloud.errors import CloudError, NotFound
 from cloud.notice import Deadline
 from harness.agent import commit
 from harness.agent.child import script_of
@@ -227,32 +228,32 @@ class Origin:
             return
         memory = self._saves.memory_copies(generation.run_id)
 
-        def work() -> None:
-            survey = known
-            while not self._closed.is_set():
-                try:
-                    if survey is None and not memory:
-                        survey = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S))
-                    if survey is not None and not generation.run_id:
-                        self._identify_late(generation, survey)
-                    found = self._search(survey, memory, generation, number)
-                    self._post(lambda: self._found(number, found, "no snapshot of this run anywhere"))
-                    return
-                except CloudError as err:
-                    if not err.retryable:
-                        failure = SnapshotCorrupt(f"the store {self._settings.store} cannot be read: {err}")
-                        self._post(lambda: self._failed(number, failure))
-                        return
-                    self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
-                    self._closed.wait(_ASK_AGAIN_S)
-                except ConfigError as refusal:
-                    self._post(lambda err=refusal: self._refuse(err))  # type: ignore[misc]
-                    return
-                except HarnessError as err:
-                    self._post(lambda err=err: self._failed(number, err))  # type: ignore[misc]
-                    return
+        self._thread("harness-resume", lambda: self._find_until_known(known, memory, generation, number))
 
-        self._thread("harness-resume", work)
+    def _find_until_known(
+        self, survey: commit.Survey | None, memory: Sequence[MemoryCopy], generation: Generation, number: int
+    ) -> None:
+        """Search until the stores have answered; tell what came of it. Resume thread."""
+        while not self._closed.is_set():
+            try:
+                if survey is None and not memory:
+                    survey = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S))
+                if survey is not None and not generation.run_id:
+                    self._identify_late(generation, survey)
+                point = self._search(survey, memory, generation, number)
+            except CloudError as err:
+                if not err.retryable:
+                    lost = SnapshotCorrupt(f"the store {self._settings.store} cannot be read: {err}")
+                    return self._post(partial(self._failed, number, lost))
+                self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
+                self._closed.wait(_ASK_AGAIN_S)
+            except ConfigError as err:
+                return self._post(partial(self._refuse, err))
+            except HarnessError as err:
+                return self._post(partial(self._failed, number, err))
+            else:
+                return self._post(partial(self._found, number, point, "no snapshot of this run anywhere"))
+        return None
 
     def _identify_late(self, generation: Generation, known: commit.Survey) -> None:
         """The store answers at last: now the run has an identity, and the generation its number. Resume thread."""
@@ -278,7 +279,21 @@ class Origin:
         def head(copy: Copy, record: SlotRecord) -> None:
             self._post(lambda: self._heard(number, copy, record))
 
-        return Finder(self._keys, generation.run_id, self._host, self._journal.emit).find(copies, head)
+        point = Finder(self._keys, generation.run_id, self._host, self._journal.emit).find(copies, head)
+        if point is None and survey is not None:
+            self._check_nothing_is_lost(survey, generation.run_id)
+        return point
+
+    def _check_nothing_is_lost(self, known: commit.Survey, run_id: str) -> None:
+        """Raise SnapshotCorrupt where the run has snapshots and each is in quarantine: it must not begin anew (I10)."""
+        for snapshot in sorted(known.quarantined, reverse=True):
+            with contextlib.suppress(NotFound):  # retired since
+                store, deadline = self._saves.remote.store, Deadline.after(CALL_S)
+                if commit.read_manifest(store, self._keys, snapshot, deadline).run_id == run_id:
+                    raise SnapshotCorrupt(
+                        "this run has snapshots, and all of them are quarantined: see harness ls. "
+                        "Nothing was started; --fresh starts at step 0"
+                    )
 
     def _heard(self, number: int, copy: Copy, record: SlotRecord) -> None:
         if number == self._search_number and self.finding is Finding.PENDING:

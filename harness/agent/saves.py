@@ -227,7 +227,7 @@ class Saves:
         return ResumePoint(point.id, point.tier, index, point.slot, point.record, point.verified)
 
     def _upload_behind(self, local: Tier, point: ResumePoint, generation: Generation) -> None:
-        """A snapshot that is only local, or newer than the store's, is resumed and uploaded behind, under its own id."""
+        """A snapshot that only the local tier has is resumed, and uploaded behind under its own id."""
         if self.steps.durable is not None and self.steps.durable >= point.id.step:
             return
         try:

@@ -238,7 +238,7 @@ class TrainerFinished(Event, frozen=True):
 
 
 class TrainerLeft(Event, frozen=True):
-    """The trainer's process ended. `code` as a shell shows it: negative is a signal."""
+    """The trainer's process ended. `code` as a shell shows it: 128 and more is a signal."""
 
     code: int | None
     step: int | None

@@ -72,21 +72,20 @@ def plan_drain(
     rates: Rates,
     *,
     trainer_alive: bool,
-    sealed_is_current: bool,
     in_flight_bytes: int | None,
     sealed: bool,
 ) -> Plan:
     """Choose the newest step that can still become durable in `has_s` seconds.
 
-    A new snapshot is preferred whenever it fits, and also when nothing says that it does not: without any sealed
-    snapshot there is nothing to lose by trying.
+    A new snapshot is preferred whenever it fits, even if the newest sealed one is of the trainer's very step: before it
+    hears of the notice the trainer may have made another. (At a step that is sealed, a new one costs nothing.) It is
+    also preferred when there is nothing else: then nothing is lost by trying.
 
     Args:
         has_s: seconds until the instance ends; `None` when nobody knows.
         state_bytes: bytes of one snapshot; `None` before the first layout.
         rates: measured speeds.
         trainer_alive: whether anybody can take a new snapshot.
-        sealed_is_current: whether the newest sealed snapshot is of the step the trainer is at.
         in_flight_bytes: bytes the remote tier still has to send of what it is sending; `None` when it is idle.
         sealed: whether there is a sealed snapshot that is not durable yet.
     """
@@ -95,7 +94,7 @@ def plan_drain(
     new_s = size / (rates.copy_bytes_s or store_bytes_s) + size / store_bytes_s + (rates.step_s or 0.0) + MARGIN_S
     newest_s = size / store_bytes_s + MARGIN_S
     finish_s = (in_flight_bytes or 0) / store_bytes_s + MARGIN_S
-    if trainer_alive and not sealed_is_current:
+    if trainer_alive:
         nothing_else = not sealed and in_flight_bytes is None
         if has_s is None or new_s <= has_s or nothing_else:
             return Plan(Choice.NEW, new_s, has_s)
@@ -114,8 +113,8 @@ def retain(
 ) -> list[SnapshotId]:
     """Which committed snapshots may be deleted, oldest first (I6).
 
-    Kept are: the newest `keep_last`; every one whose step is a multiple of `keep_every`; what is `pinned`; and the newest
-    *verified* one with everything newer, so that something known to be good always exists. While nothing is verified,
+    Kept are: the newest `keep_last`; every one whose step is a multiple of `keep_every`; what is `pinned`; and the
+    newest *verified* one with everything newer, so that something known to be good always exists. While nothing is verified,
     nothing is deleted.
 
     Args:

@@ -1,4 +1,4 @@
-"""The Unix socket between trainer and agent: messages, descriptors, liveness, and starting an agent where there is none.
+"""The Unix socket between trainer and agent: messages, descriptors, liveness, and starting an agent where none is.
 
 Owns framing, the handshake's addresses and the runtime directory; knows nothing of what messages mean. A message is a
 JSON object with a `type`, framed by its length, with file descriptors beside it. Payload never travels here: it lies in

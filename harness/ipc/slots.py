@@ -15,6 +15,7 @@ one writer, and an aligned 8-byte store is atomic on every machine that PyTorch 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import json
@@ -208,10 +209,8 @@ class Slot:
         os.close(self.fd)
         self.fd = -1
         self.buffer.release()
-        try:
+        with contextlib.suppress(BufferError):  # views are alive: the mapping goes with the last of them
             self._map.close()
-        except BufferError:
-            pass  # views are alive: the mapping goes with the last of them
 
     def _write_header(
         self, state: int, sequence: int, step: int, payload: int, offset: int, length: int, crc: int
@@ -293,10 +292,8 @@ class ControlPage:
         os.close(self.fd)
         self.fd = -1
         self.words.release()
-        try:
+        with contextlib.suppress(BufferError):
             self._map.close()
-        except BufferError:
-            pass
 
 
 def _align(offset: int) -> int:

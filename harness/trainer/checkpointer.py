@@ -1,7 +1,7 @@
 """Checkpointer: what the training loop sees.
 
-Owns boundaries, the place in the program, and the way out. Which objects hold state and how is `state.py`; where a loader
-stands is `loader.py`; the copy is `copy.py`; the agent is behind `link.py`.
+Owns boundaries, the place in the program, and the way out. Which objects hold state and how is `state.py`; where a
+loader stands is `loader.py`; the copy is `copy.py`; the agent is behind `link.py`.
 
     normal step:  the optimizer stepped ─▶ step += 1 ─▶ one word of the control page is as before ─▶ go on
     snapshot:     the word is new ─▶ capture ─▶ copy into the granted slot ─▶ seal          (the only stall)
@@ -121,7 +121,8 @@ class Checkpointer:
 
         Args:
             loader: a DataLoader that the loop iterates over by itself, with `ckpt.step()` after each batch.
-            accumulate: batches per optimizer step, where the optimizer's own steps are no sign (a GradScaler skips some).
+            accumulate: batches per optimizer step, where the optimizer's own steps are no sign (a GradScaler skips
+                some).
             on_interrupt: "exit" leaves the loop by SystemExit(75); "return" ends it, with `interrupted` set.
             seed_workers: seed the RNG of DataLoader workers for each batch; without it, random numbers drawn in workers
                 differ after a resume.
@@ -311,7 +312,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Around a validation phase. Entering is a boundary; inside, `batches` hands out plainly and nothing is captured."""
+        """Around a validation phase. Entering is a boundary; inside, `batches` just hands out, and nothing is captured."""
         place = self._place
         if not self._inert and not self._evaluating and not self.interrupted:
             ordinal = place.evaluation
@@ -330,7 +331,10 @@ class Checkpointer:
             self._evaluating -= 1
 
     def safe_point(self) -> None:
-        """In a long phase without boundaries: leave with the newest sealed snapshot if a notice demands it. Never captures."""
+        """In a long phase without boundaries: leave, with the newest sealed snapshot, if a notice demands it.
+
+        Never captures.
+        """
         if self._inert or self._words[Word.ASK] == self._seen:
             return
         ask = Request.decode(self._words[Word.ASK]).value
@@ -394,8 +398,8 @@ class Checkpointer:
         if target.kind in ("batches", "steps", "step") and (target.stage, target.epoch, target.loop) == here:
             if target.kind != kind:
                 raise StateError(
-                    f"the snapshot was taken in a loop of ckpt.{target.kind}, and this is ckpt.{kind}: the script's loops "
-                    "differ from those that made it. Use the script as it was, or --fresh"
+                    f"the snapshot was taken in a loop of ckpt.{target.kind}, and this is ckpt.{kind}: the script's "
+                    "loops differ from those that made it. Use the script as it was, or --fresh"
                 )
             self._restore()
             return False
@@ -404,8 +408,8 @@ class Checkpointer:
     def _check_reached(self, where: str) -> None:
         if not self._restored and self._target is not None and not self._inert:
             raise StateError(
-                f"{where} ended without reaching the place of the snapshot ({self._target.kind} {self._target.loop}): the "
-                "script's loops differ from those that made it. Use the script as it was, or --fresh"
+                f"{where} ended without reaching the place of the snapshot ({self._target.kind} {self._target.loop}): "
+                "the script's loops differ from those that made it. Use the script as it was, or --fresh"
             )
 
     def _restore_if_nothing_to(self) -> None:
@@ -596,7 +600,8 @@ class Checkpointer:
         extra = tree.dumps(self.extra)
         if len(extra) > EXTRA_WARN_BYTES:
             warnings.warn(
-                f"ckpt.extra is {len(extra) / 1e6:.1f} MB: it is written as JSON with every snapshot; put tensors into a state",
+                f"ckpt.extra is {len(extra) / 1e6:.1f} MB, and is written as JSON with every snapshot: "
+                "put tensors into a state",
                 stacklevel=2,
             )
         return {
@@ -801,7 +806,7 @@ class Checkpointer:
             self._link.close_in_child()
 
     def _at_exit(self) -> None:
-        """The process ends: a loop without an end of its own gets its final snapshot here, at its last boundary's place."""
+        """The process ends: a loop without an end of its own gets its final snapshot here, at its last boundary."""
         if self._inert:
             return
         failed = getattr(sys, "last_value", None) is not None

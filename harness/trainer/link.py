@@ -116,7 +116,7 @@ class Link:
         return self._ready
 
     def begin(self) -> None:
-        """The live state is what it has to be: training begins. An agent that dies before this is simply started again."""
+        """The live state is what it has to be: training begins. An agent that dies before is simply started again."""
         self._begun = True
 
     def drop_ready(self) -> None:

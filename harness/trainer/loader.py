@@ -249,8 +249,11 @@ class _TorchLoader:
         return epoch, self._open(epoch)
 
     def _epoch_seed(self) -> int:
-        """From the generator that torch would have drawn the workers' seeds from, and no other: who seeds torch, and not
-        Python's `random`, has the same data in every run. Draws nothing."""
+        """What the seeds of an epoch's batches come from. Draws nothing.
+
+        Only the generator counts that torch would have drawn its workers' seeds from: a script that seeds torch, and not
+        Python's `random`, has the same data in every run.
+        """
         generator = self._loader.generator or torch.default_generator
         state = hashlib.blake2b(bytes(generator.get_state().tolist())).hexdigest()
         return _word(f"{self.name}/{self._started}/{state}")

@@ -93,7 +93,7 @@ class Protocol(RuleBasedStateMachine):
         self.agent: Alive | None = None
         self.truth: dict[SnapshotId, Content] = {}
         self.promised: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
-        self.damaged: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
+        self.spoilt: dict[str, dict[SnapshotId, set[str]]] = {tier: {} for tier in TIERS}
         self.stores: dict[str, ProtocolStore] = {}
         self.retrying: dict[str, RetryingStore] = {}
         self.events: list[events.Event] = []
@@ -177,7 +177,7 @@ class Protocol(RuleBasedStateMachine):
                 job = LocalSnapshot(store, KEYS, manifest, agent.generation, 0.0)
                 self._publish("remote", job.stage())
             except SnapshotCorrupt:
-                assert usable[-1] in self.damaged["local"] | self.damaged["remote"]
+                assert usable[-1] in self._damaged("local") | self._damaged("remote")
 
     @precondition(lambda self: self.agent is not None)
     @rule(tier=tiers, fault=faults)
@@ -192,10 +192,10 @@ class Protocol(RuleBasedStateMachine):
                 manifest = commit.read_manifest(store, KEYS, name, FOREVER)
                 assert commit.verify(store, KEYS, manifest, FOREVER)
             except SnapshotCorrupt as err:
-                assert name in self.damaged[tier], "a good snapshot was called damaged"
+                assert name in self._damaged(tier), "a good snapshot was called damaged"
                 commit.quarantine(store, KEYS, name, str(err), "here", FOREVER)
                 return
-            assert name not in self.damaged[tier], "a damaged snapshot was called good"
+            assert name not in self._damaged(tier), "a damaged snapshot was called good"
             agent.verified[tier].add(name)
 
     @precondition(lambda self: self.agent is not None)
@@ -243,7 +243,7 @@ class Protocol(RuleBasedStateMachine):
         how=st.sampled_from(["flip", "truncate", "delete"]),
     )
     def damage(self, tier: str, which: int, what: str, how: str) -> None:
-        """Bytes that were committed rot on the medium."""
+        """Bytes that were committed rot on the medium. A manifest rots where it shows: it carries no sum of itself."""
         store, committed = self.stores[tier], self._committed(tier)[::-1]
         if which >= len(committed):
             return
@@ -253,8 +253,8 @@ class Protocol(RuleBasedStateMachine):
         key = KEYS.commit(name) if what == "manifest" else KEYS.payload(manifest.directory, shard)
         if key in store.damaged or key not in store.keys(key):
             return
-        store.damage(key, how)
-        self.damaged[tier].add(name)
+        store.damage(key, how, at=0.0 if what == "manifest" else 0.5)
+        self.spoilt[tier].setdefault(name, set()).add(key)
         if self.agent is not None:
             self.agent.verified[tier].discard(name)
 
@@ -264,7 +264,7 @@ class Protocol(RuleBasedStateMachine):
     def what_is_committed_is_complete_and_exact(self) -> None:
         for tier, store in self.stores.items():
             for name in self._committed(tier):
-                if name in self.damaged[tier]:
+                if name in self._damaged(tier):
                     continue
                 manifest = commit.read_manifest(store.inner, KEYS, name, FOREVER)
                 found = [store.peek(KEYS.payload(manifest.directory, s.name)) for s in manifest.parts[0].shards]
@@ -274,13 +274,13 @@ class Protocol(RuleBasedStateMachine):
     @invariant()
     def what_was_promised_is_there(self) -> None:
         for tier in TIERS:
-            lost = self.promised[tier] - set(self._committed(tier)) - self.damaged[tier]
+            lost = self.promised[tier] - set(self._committed(tier)) - set(self.spoilt[tier])
             assert not lost, f"{lost} was published in {tier}, and is gone"
 
     @invariant()
     def nothing_good_is_quarantined(self) -> None:
         for tier in TIERS:
-            assert self._quarantined(tier) <= self.damaged[tier]
+            assert self._quarantined(tier) <= set(self.spoilt[tier])
 
     @invariant()
     def a_sealed_slot_holds_what_it_says(self) -> None:
@@ -293,9 +293,8 @@ class Protocol(RuleBasedStateMachine):
             assert record is not None
             assert self.truth[SnapshotId(record.generation, record.step)].is_in(slot)
         if agent.ever_sealed:
-            good = [name for tier in TIERS for name in self._committed(tier) if name not in self.damaged[tier]]
-            spoilt = any(self.damaged.values())
-            assert sealed or good or spoilt, "I8: a first snapshot was sealed, and none exists any more"
+            good = [name for tier in TIERS for name in self._committed(tier) if name not in self._damaged(tier)]
+            assert sealed or good or any(self.spoilt.values()), "I8: a first snapshot was sealed, and none exists any more"
 
     # ---- a start ----------------------------------------------------------------------------------------------------
 
@@ -380,7 +379,7 @@ class Protocol(RuleBasedStateMachine):
         return found
 
     def _usable(self, copy: Copy) -> bool:
-        return copy.tier == "memory" or copy.id not in self.damaged[copy.tier]
+        return copy.tier == "memory" or copy.id not in self._damaged(copy.tier)
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
@@ -417,7 +416,7 @@ class Protocol(RuleBasedStateMachine):
             except CloudError:
                 assert fault is not None, "a store failed by itself"
             except SnapshotCorrupt:
-                assert any(self.damaged.values()), "nothing is damaged, and something is called so"
+                assert any(self.spoilt.values()), "nothing is damaged, and something is called so"
                 if self.agent is not None:
                     self._die()  # nothing to resume from: the agent leaves, loudly
 
@@ -433,7 +432,7 @@ class Protocol(RuleBasedStateMachine):
     def _new_host(self) -> None:
         self.hosts += 1
         root = self.directory / str(self.hosts)
-        self.promised["local"], self.damaged["local"] = set(), set()
+        self.promised["local"], self.spoilt["local"] = set(), {}
         self._open("local", ProtocolStore(DirectoryStore(root, fs=FastFileSystem())))
 
     def _open(self, tier: str, store: ProtocolStore) -> None:
@@ -447,6 +446,16 @@ class Protocol(RuleBasedStateMachine):
     def _committed(self, tier: str) -> list[SnapshotId]:
         found = (KEYS.parse_commit(key) for key in self.stores[tier].keys(KEYS.commits))
         return [name for name in found if name is not None]
+
+    def _damaged(self, tier: str) -> set[SnapshotId]:
+        """Snapshots that are not what was committed just now: a deleted manifest may have been put again."""
+        store = self.stores[tier]
+        present = set(store.keys(KEYS.run))
+        return {
+            name
+            for name, keys in self.spoilt[tier].items()
+            if any(key in store.damaged or key not in present for key in keys)
+        }
 
     def _quarantined(self, tier: str) -> set[SnapshotId]:
         found = (KEYS.parse_quarantined(key) for key in self.stores[tier].keys(KEYS.quarantine))
@@ -470,4 +479,6 @@ def _claim(generation: Generation, *, fresh: bool) -> Claim:
 
 
 TestProtocol = pytest.mark.slow(pytest.mark.timeout(1800)(Protocol.TestCase))
-TestProtocol.settings = settings(stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow])
+TestProtocol.settings = settings(
+    max_examples=4 * settings().max_examples, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
+)

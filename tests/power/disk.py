@@ -4,10 +4,11 @@ Owns the image file, the loop device and the mounts; knows nothing of what lies 
 
 - The disk gets what `fsync` asks for, and little else: `commit=600` switches off ext4's own commits every 5 s,
   `noauto_da_alloc` its kindness to those who rename without `fsync`, and dirty pages wait 30 s.
-- The loop device writes through the page cache of the image file (no direct I/O), which is where `copy` reads: so a copy
-  holds exactly what ext4 has submitted, no more and no less. Direct I/O would only make that depend on invalidation.
-- A copy is a *point in time*: it counts only if the device wrote nothing while it was made. A copy that mixes two points
-  in time is what no power cut leaves behind, and would accuse the innocent.
+- The loop device writes through the page cache of the image file (no direct I/O), which is where `copy` reads: so a
+  copy holds exactly what ext4 has submitted, no more and no less. Direct I/O would only make that depend on
+  invalidation.
+- A copy is a *point in time*: it counts only if the device wrote nothing while it was made. A mixture of two points in
+  time is what no power cut leaves behind, and would accuse the innocent.
 """
 
 from __future__ import annotations
@@ -26,6 +27,21 @@ class NoDisk(Exception):
     """This machine, or this user, has no loop mounts; says why."""
 
 
+@contextlib.contextmanager
+def in_memory(directory: Path) -> Iterator[None]:
+    """Make `directory` one of memory, so that no test waits for the host's own disk. Raises NoDisk."""
+    if os.geteuid() != 0:
+        raise NoDisk("you are not root")
+    try:
+        _call("mount", "-t", "tmpfs", "-o", "size=2g,mode=0700", "tmpfs", str(directory))
+    except (OSError, subprocess.CalledProcessError) as err:
+        raise NoDisk(_words(err)) from err
+    try:
+        yield
+    finally:
+        _call("umount", str(directory))
+
+
 class Disk:
     """An ext4 file system on a loop device of its own, mounted at `root`.
 
@@ -42,8 +58,6 @@ class Disk:
     @contextlib.contextmanager
     def made(cls, directory: Path) -> Iterator[Disk]:
         """A new empty disk below `directory`. Raises NoDisk."""
-        if os.geteuid() != 0:
-            raise NoDisk("mounting an image needs root")
         image = directory / "disk.img"
         with image.open("wb") as file:
             file.truncate(IMAGE_BYTES)
@@ -71,7 +85,6 @@ class Disk:
         """Write requests that the device has completed."""
         return int((self._sys / "stat").read_text().split()[4])
 
-    @property
     def is_writing(self) -> bool:
         """Whether a write is on its way. A flush is not a write: it changes nothing that a copy would hold."""
         return (self._sys / "inflight").read_text().split()[1] != "0"
@@ -83,10 +96,10 @@ class Disk:
             `writes` at that moment, which names the state: equal numbers, equal copies.
         """
         before = self.writes
-        if self.is_writing:
+        if self.is_writing():
             return None
         _copy_sparse(self.image, to)
-        return before if not self.is_writing and self.writes == before else None
+        return before if not self.is_writing() and self.writes == before else None
 
 
 @contextlib.contextmanager

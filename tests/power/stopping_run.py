@@ -1,14 +1,15 @@
-"""`harness run` that stops itself and its trainer by SIGSTOP at calls that change a disk, so that the disk can be looked at.
+"""`harness run` that stops itself and its trainer at calls that change a disk, so that the disk can be looked at.
 
     python -m tests.power.stopping_run --stop calls --forget nothing --store DIR --run NAME -- python train.py
 
-`--stop calls` stops after each changing system call of its store and after each `Published`; `--stop published` only
-there; `--stop never` not at all. Whoever waits for it (waitid, WSTOPPED) sends SIGCONT to its process group, which it leads.
+`--stop calls` stops after each changing call of its store, within each fsync of a file, and after each `Published`; `--stop published` only
+there; `--stop never` not at all. It leads a process group; whoever waits for it (waitid, WSTOPPED) sends SIGCONT there.
 `--forget` is the bug that a test must be able to find: `files`, `directories` or `everything` are never synced.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import stat
@@ -24,22 +25,26 @@ from harness.config import resolve
 from harness.core import events
 
 CHANGING = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "ftruncate", "fallocate")
+_WRITE_AND_WAIT = 7  # sync_file_range(2): SYNC_FILE_RANGE_WAIT_BEFORE | _WRITE | _WAIT_AFTER
 
 
 class StoppingFileSystem(FileSystem):
-    """The real system calls; the process stops after each one that changes something, before the caller hears of it."""
+    """The real system calls; the process stops after each one that changes something, and in the middle of each fsync."""
 
     def __init__(self, *, forget: str, stops: bool) -> None:
-        self._forget = forget
-        self.fsync = self._sync  # type: ignore[method-assign]
+        self._forget, self._stops = forget, stops
         if stops:
             for name in CHANGING:
                 setattr(self, name, _stopping(getattr(self, name)))
 
-    def _sync(self, fd: int) -> None:
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
         kind = "directories" if stat.S_ISDIR(os.fstat(fd).st_mode) else "files"
-        if self._forget not in (kind, "everything"):
-            os.fsync(fd)
+        if self._forget in (kind, "everything"):
+            return
+        if self._stops and kind == "files":
+            submit(fd)
+            stop()
+        os.fsync(fd)
 
 
 def _stopping(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,6 +55,12 @@ def _stopping(call: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return stopping
+
+
+def submit(fd: int) -> None:
+    """The first half of a file's fsync: its data go to the disk, and nothing there says yet whose they are."""
+    if ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT) != 0:
+        raise OSError("sync_file_range failed")
 
 
 def stop() -> None:

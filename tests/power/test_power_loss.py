@@ -1,17 +1,17 @@
-"""The power fails while a run is writing: what the disk holds then is complete snapshots, and every one that was promised.
+"""The power fails while a run is writing: the disk holds complete snapshots, and every one that was promised.
 
 The store lies on ext4 on a loop device (`disk.py`). Copies of its image, each a point in time, are mounted as by a
 machine that starts again, and judged. The moments:
 
-- *every* state that the disk is in between two system calls of the agent: it stops itself after each (`stopping_run.py`);
-- states within a single `fsync` as well, from copies made while it runs freely. Which of them is up to chance, and the
-  verdict is not.
+- *every* state that the disk has between two system calls of the agent, and between the two halves of an fsync: the
+  agent stops itself there (`stopping_run.py`);
+- states that are caught while it runs freely. Which they are is chance, the verdict is not.
 
-What this proves: nothing is visible before it is complete, and nothing is `Published` before it is on the disk, with the
-order of system calls that we use and the ext4 of this kernel. That it would notice is shown by three agents that
-forget to sync something.
-What it does not: a disk that loses what it acknowledged, or ignores a flush, and file systems that are not ext4. A disk
-with a volatile cache, which reorders writes between two flushes, is left to ext4's own barriers and journal sums.
+What this proves: nothing is visible before it is complete, and nothing is `Published` before it is on the disk, with
+the order of system calls that we use and the ext4 of this kernel. That a mistake would be noticed is shown by agents
+that forget to sync something.
+What it does not: a disk that loses what it acknowledged, or ignores a flush, and file systems other than ext4. The
+order of writes between two flushes, which a volatile cache may change, is left to ext4's barriers and checksums.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cloud.notice import Deadline
 from harness.agent import commit
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
-from tests.power.disk import Disk, NoDisk, powered_up
+from tests.power.disk import Disk, NoDisk, in_memory, powered_up
 from tests.support.tiny_trainer import STATE_BYTES, advance, digest
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -55,9 +55,9 @@ RESTORED = re.compile(r"^harness: .* Restored snapshot=(\S+) ", re.MULTILINE)
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A short one: sockets live in it, and their paths are limited to 107 bytes."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="h") as name:
-        yield Path(name)
+    """In memory, and short: sockets live in it, and their paths are limited to 107 bytes."""
+    with new_directory() as made:
+        yield made
 
 
 @pytest.fixture
@@ -70,18 +70,29 @@ def disk(directory: Path) -> Iterator[Disk]:
 @pytest.fixture(scope="module")
 def every_cut() -> Iterator[list[Cut]]:
     """A whole run, cut at each of its stops."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="h") as name, new_disk(Path(name)) as disk:
-        with Run(Path(name), disk.root / "store", stop="calls") as run:
+    with new_directory() as made, new_disk(made) as disk:
+        with Run(made, disk.root / "store", stop="calls") as run:
             cuts = list(cuts_at_stops(run, disk))
             assert run.exit_code == 0
         yield cuts
 
 
 @contextlib.contextmanager
+def new_directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="h") as name, skipped_without_disks(), in_memory(Path(name)):
+        yield Path(name)
+
+
+@contextlib.contextmanager
 def new_disk(directory: Path) -> Iterator[Disk]:
+    with skipped_without_disks(), Disk.made(directory) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def skipped_without_disks() -> Iterator[None]:
     try:
-        with Disk.made(directory) as made:
-            yield made
+        yield
     except NoDisk as err:
         pytest.skip(f"POWER LOSS IS NOT TESTED HERE: it needs root and a loop device. {err}")
 

@@ -16,6 +16,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     try:
         yield made
-        made.wait_gone()
+        made.wait_gone(5.0)
     finally:
         made.close()

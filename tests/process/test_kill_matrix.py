@@ -67,7 +67,6 @@ class Case:
 
 CASES = [
     # ---- a start
-    Case("SourceBack", who=AGENT),
     Case("AgentStarted", who=AGENT),
     Case("AgentStarted", who=AGENT, begun=True),
     Case("Claimed", who=AGENT),
@@ -112,8 +111,9 @@ CASES = [
     Case("NoticeSeen", before="Published:1:terminate"),
     Case("NoticeSeen", rig=("--notices", "rebalance")),
     Case("NoticeWithdrawn", rig=("--notices", "rebalance,nothing")),
-    Case("SourceBlind", who=("trainer", "both"), rig=("--notices", "nothing,down", "--blind-after-s", "0.01")),
-    Case("SourceBlind", who=AGENT, rig=("--notices", "down", "--blind-after-s", "0.001")),
+    Case("SourceBlind", who=("trainer", "both"), rig=("--notices", "nothing,down", "--blind-after-s", "0")),
+    Case("SourceBack", rig=("--notices", "nothing,down,nothing", "--blind-after-s", "0")),
+    Case("SourceBlind", who=AGENT, rig=("--notices", "down", "--blind-after-s", "0")),
     Case("Draining", before="Published:1:terminate"),
     # ---- ends
     Case("TrainerFinished", trainer=()),
@@ -223,7 +223,7 @@ def check_never_back(said: str) -> None:
     for line in said.splitlines():
         if " Published tier=remote " in line:
             durable = max(durable, *steps_said(line, "Published"))
-        elif " Restored " in line:
+        elif " Restored snapshot=" in line:
             assert steps_said(line, "Restored")[0] >= durable, said
         elif " NothingToResume " in line:
             assert durable == 0, said

@@ -29,7 +29,7 @@ from harness.ipc.channel import RunPlace
 from tests.support.tiny_trainer import STATE_BYTES, advance, digest
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 40.0  # a machine that is busy; nothing here takes more than a few seconds on an idle one
+WAIT_S = 20.0  # a machine that is busy; nothing here takes more than a few seconds on an idle one
 _MARK = "TEST_WORLD"
 
 
@@ -105,8 +105,11 @@ class Process:
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
         """Its exit code, once everybody who inherited its output has ended as well."""
-        code = self._process.wait(timeout_s)
         give_up_at = time.monotonic() + timeout_s
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still runs after {timeout_s:g} s:\n{self.stderr}") from None
         for reader in self._readers:
             reader.join(max(0.0, give_up_at - time.monotonic()))
             assert not reader.is_alive(), f"somebody lives on:\n{self.stderr}"

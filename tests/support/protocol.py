@@ -65,7 +65,7 @@ class ProtocolStore:
     Attributes:
         inner: holds the objects; asked directly by a test that wants to see or to damage them.
         may_uncommit: called with each snapshot whose manifest is about to be deleted; raises where that is wrong.
-        written: every object that ever was, by key.
+        written: what every object holds that was not deleted, by key; what is damaged may hold something else.
         damaged: keys whose bytes were changed on purpose.
     """
 
@@ -89,15 +89,16 @@ class ProtocolStore:
         finally:
             self._fault = None
 
-    def damage(self, key: str, how: str) -> None:
-        """Flip a bit of an object, truncate or delete it: behind everybody's back."""
+    def damage(self, key: str, how: str, at: float = 0.5) -> None:
+        """Flip a bit of an object, truncate or delete it: behind everybody's back. `at` is where, of 1."""
         data = bytearray(self.peek(key))
         self.damaged.add(key)
         if how == "delete" or not data:
             self.inner.delete(key, deadline=FOREVER)
+            del self.written[key]
             return
         if how == "flip":
-            data[len(data) // 2] ^= 1
+            data[int(len(data) * at)] ^= 1
         elif how == "truncate":
             del data[-1:]
         self.inner.put(key, memoryview(data), deadline=FOREVER)
@@ -132,6 +133,7 @@ class ProtocolStore:
         def effect() -> None:
             self._check_delete(key)
             self.inner.delete(key, deadline=deadline)
+            self.written.pop(key, None)
 
         self._change(effect)
 
@@ -195,6 +197,7 @@ class ProtocolStore:
         before = self.written.get(key)
         assert before is None or before == data, f"I2: {key} was written before, with other bytes"
         self.written[key] = data
+        self.damaged.discard(key)
         snapshot = KEYS.parse_commit(key)
         if snapshot is not None:
             manifest = parse_manifest(data, KEYS, snapshot)

@@ -127,6 +127,29 @@ def test_every_python_block_of_the_readme_compiles_and_names_what_exists() -> No
                 assert public, f"ckpt.{node.attr}"
 
 
+@pytest.mark.slow
+def test_the_python_blocks_of_the_readme_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("HARNESS", "off")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[str] = []
+    names = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        "loader": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2), torch.ones(4))),
+        "train_one_step": lambda *batch: (seen.append("step"), optimizer.step()),
+        "evaluate": lambda: seen.append("evaluation"),
+        "draw_batch": lambda: None,
+    }
+    for block in code_blocks(ROOT / "README.md", "python"):
+        exec(compile(block.replace("20_000", "20"), "README.md", "exec"), names)
+
+    assert (seen.count("step"), seen.count("evaluation")) == (10 * 4 + 20 + 10 * 4, 10)
+
+
 def test_every_flag_of_the_readme_is_one_of_harness_run() -> None:
     lines = [line for line in text("README.md").splitlines() if line.strip().startswith("harness run")]
     assert lines
