@@ -36,7 +36,10 @@ app.add_typer(simulator, name="metadata-sim")
 Store = Annotated[
     str | None, typer.Option(help="Durable store: a directory, or s3://bucket/prefix. Default: ./.harness")
 ]
-Run = Annotated[str | None, typer.Option(help="The run's name. Default: HARNESS_RUN, and for run the script's name")]
+Run = Annotated[
+    str | None,
+    typer.Option(help="The run's name. Default: the script's name; to look at one, the only run of the store"),
+]
 Local = Annotated[str | None, typer.Option(help="Directory of the local tier. Default: none for a directory store")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout")]
 Port = Annotated[int, typer.Option(help="Port on 127.0.0.1")]
@@ -204,6 +207,14 @@ def main() -> None:
 
 
 def _settings(store: str | None, run: str | None, local: str | None) -> Settings:
+    """The settings of a run to look at; where the store holds a single one, it needs no name."""
+    if run is None and "HARNESS_RUN" not in os.environ:
+        from harness.agent import report
+
+        names = report.runs(resolve({"store": store, "run": "_"}, os.environ, Path.cwd(), script=None))
+        if len(names) != 1:
+            raise ConfigError(f"name a run with --run; the store holds {', '.join(names) or 'none'}")
+        run = names[0]
     return resolve({"store": store, "run": run, "local": local}, os.environ, Path.cwd(), script=None)
 
 

@@ -272,9 +272,12 @@ class Origin:
             finished = commit.finish_complete(remote.store, self._keys, generation.run_id, Deadline.after(CALL_S))
             copies += stored_copies(remote.store, "remote", [*survey.commits, *finished])
         if local is not None:
-            commit.finish_complete(local.store, self._keys, generation.run_id, Deadline.after(CALL_S))
-            at_hand = commit.survey(local.store, self._keys, Deadline.after(CALL_S))
-            copies += stored_copies(local.store, "local", at_hand.commits)
+            try:
+                commit.finish_complete(local.store, self._keys, generation.run_id, Deadline.after(CALL_S))
+                at_hand = commit.survey(local.store, self._keys, Deadline.after(CALL_S))
+                copies += stored_copies(local.store, "local", at_hand.commits)
+            except CloudError as err:  # a broken disk must not keep a run from its durable snapshots
+                self._journal.emit(events.Rejected(snapshot="all", tier="local", reason=str(err)))
 
         def head(copy: Copy, record: SlotRecord) -> None:
             self._post(lambda: self._heard(number, copy, record))

@@ -1,9 +1,9 @@
 """locate → fetch → verify → ResumePoint; falls back, loudly.
 
 Owns the choice of what a start resumes from. The greatest (generation, step) that is complete in any tier wins; the
-tier decides only between copies of one snapshot: memory, then local, then remote. What is used is verified; what is damaged
-after two independent reads is quarantined and the next older one is taken (I12). A run that is known to have commits
-never silently starts at step 0 (I10).
+tier decides only between copies of one snapshot: memory, then local, then remote. What is used is verified; what is
+damaged after two independent reads is quarantined, and the next older one is taken (I12). A run that is known to have
+commits never silently starts at step 0 (I10).
 """
 
 from __future__ import annotations

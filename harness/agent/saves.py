@@ -252,8 +252,8 @@ class Saves:
 
     def _upload_if_due(self, manifest: Manifest, job: Job) -> None:
         assert self.local is not None, "only a local tier's snapshot is uploaded from its file"
-        if any(waiting.step >= manifest.step for waiting in self.remote.jobs):
-            return
+        if self.steps.durable == manifest.step or any(job.step >= manifest.step for job in self.remote.jobs):
+            return  # it went there straight from the slot
         now = time.monotonic()
         due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
         if due or self.pressing or self.steps.durable is None:

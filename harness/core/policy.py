@@ -114,8 +114,8 @@ def retain(
     """Which committed snapshots may be deleted, oldest first (I6).
 
     Kept are: the newest `keep_last`; every one whose step is a multiple of `keep_every`; what is `pinned`; and the
-    newest *verified* one with everything newer, so that something known to be good always exists. While nothing is verified,
-    nothing is deleted.
+    newest *verified* one with everything newer, so that something known to be good always exists. While nothing is
+    verified, nothing is deleted.
 
     Args:
         committed: what the tier holds, in any order.

@@ -312,7 +312,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Around a validation phase. Entering is a boundary; inside, `batches` just hands out, and nothing is captured."""
+        """Around a validation phase. Entering is a boundary; inside, `batches` only hands out; nothing is captured."""
         place = self._place
         if not self._inert and not self._evaluating and not self.interrupted:
             ordinal = place.evaluation

@@ -251,8 +251,8 @@ class _TorchLoader:
     def _epoch_seed(self) -> int:
         """What the seeds of an epoch's batches come from. Draws nothing.
 
-        Only the generator counts that torch would have drawn its workers' seeds from: a script that seeds torch, and not
-        Python's `random`, has the same data in every run.
+        Only the generator counts that torch would have drawn its workers' seeds from: a script that seeds torch, and
+        not Python's `random`, has the same data in every run.
         """
         generator = self._loader.generator or torch.default_generator
         state = hashlib.blake2b(bytes(generator.get_state().tolist())).hexdigest()

@@ -2,8 +2,9 @@
 
     python -m tests.power.stopping_run --stop calls --forget nothing --store DIR --run NAME -- python train.py
 
-`--stop calls` stops after each changing call of its store, within each fsync of a file, and after each `Published`; `--stop published` only
-there; `--stop never` not at all. It leads a process group; whoever waits for it (waitid, WSTOPPED) sends SIGCONT there.
+`--stop calls` stops after each changing call of its store, within each fsync of a file, and after each `Published`;
+`--stop published` only there; `--stop never` not at all. It leads a process group; whoever waits for it (waitid,
+WSTOPPED) sends SIGCONT there.
 `--forget` is the bug that a test must be able to find: `files`, `directories` or `everything` are never synced.
 """
 
@@ -29,7 +30,7 @@ _WRITE_AND_WAIT = 7  # sync_file_range(2): SYNC_FILE_RANGE_WAIT_BEFORE | _WRITE 
 
 
 class StoppingFileSystem(FileSystem):
-    """The real system calls; the process stops after each one that changes something, and in the middle of each fsync."""
+    """The real system calls; the process stops after each one that changes something, and amid each fsync."""
 
     def __init__(self, *, forget: str, stops: bool) -> None:
         self._forget, self._stops = forget, stops

@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cloud.errors import Unavailable
+from cloud.memory import MemoryStore
+from harness.agent import commit, resume
+from harness.agent.memory import SlotPool
+from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, StoredCopy, order, to_record
+from harness.config import Settings
+from harness.core import events
+from harness.core.manifest import FORMAT, Claim
+from harness.core.snapshot import SnapshotId
+from harness.errors import NoSpace, SnapshotCorrupt
+from harness.ipc.slots import Slot
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content, Fault, ProtocolStore
+
+FIRST, SECOND, THIRD = SnapshotId(1, 10), SnapshotId(1, 20), SnapshotId(2, 15)
+Find = Callable[..., ResumePoint | None]
+
+
+class Scene:
+    """Two stores, some slots, and a Finder whose finds are closed at the end."""
+
+    def __init__(self) -> None:
+        self.remote, self.local = ProtocolStore(MemoryStore()), ProtocolStore(MemoryStore())
+        self.pool, self.events, self.heads = SlotPool(), list[events.Event](), list[tuple[str, SnapshotId, str]]()
+        self.found: list[ResumePoint] = []
+
+    def publish(self, store: ProtocolStore, *names: SnapshotId, run_id: str = RUN_ID, state: str | None = None) -> None:
+        for name in names:
+            staged = Content(name, run_id).staged()
+            if state is not None:
+                staged = dataclasses.replace(staged, state=state.encode())
+            commit.publish(store, KEYS, staged, "remote", FOREVER, lambda event: None)
+
+    def stored(self, tier: str, *names: SnapshotId) -> list[Copy]:
+        store = self.remote if tier == "remote" else self.local
+        return [StoredCopy(name, tier, store) for name in names]
+
+    def memory(self, name: SnapshotId, *, published: bool = True) -> Copy:
+        slot, content = Slot.create(SLOT_BYTES), Content(name)
+        content.fill(slot)
+        slot.seal(content.record(), 1)
+        manifest = None
+        if published:
+            self.publish(self.local, name)
+            manifest = commit.read_manifest(self.local, KEYS, name, FOREVER)
+        return MemoryCopy(name, self.pool.add(slot), slot, content.record(), manifest)
+
+    def find(self, *copies: Copy, run_id: str = RUN_ID) -> ResumePoint | None:
+        finder = Finder(KEYS, run_id, "here", self.events.append)
+        point = finder.find(copies, lambda copy, record: self.heads.append((copy.tier, copy.id, record.state)))
+        if point is not None:
+            self.found.append(point)
+        return point
+
+    def shard_key(self, store: ProtocolStore, name: SnapshotId, index: int = 0) -> str:
+        manifest = commit.read_manifest(store, KEYS, name, FOREVER)
+        return KEYS.payload(manifest.directory, manifest.parts[0].shards[index].name)
+
+    def told(self, kind: type[events.Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    for point in scene.found:
+        point.slot.close()
+    scene.pool.close()
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_comes_first_and_of_one_snapshot_the_nearest(scene: Scene) -> None:
+    remote, local = scene.stored("remote", FIRST, SECOND, THIRD), scene.stored("local", SECOND, THIRD)
+    memory = scene.memory(SECOND)
+
+    found = [(copy.id, copy.tier) for copy in order([*remote, *local, memory])]
+
+    assert found == [
+        (THIRD, "local"),
+        (THIRD, "remote"),
+        (SECOND, "memory"),
+        (SECOND, "local"),
+        (SECOND, "remote"),
+        (FIRST, "remote"),
+    ]
+
+
+def test_a_newer_snapshot_far_away_beats_an_older_one_at_hand(scene: Scene) -> None:
+    scene.publish(scene.remote, THIRD)
+    point = scene.find(scene.memory(SECOND), *scene.stored("remote", THIRD))
+
+    assert point is not None
+    assert (point.id, point.tier, point.index, point.verified) == (THIRD, "remote", None, True)
+    assert Content(THIRD).is_in(point.slot)
+
+
+def test_small_state_is_told_before_the_tensors_are_there(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST)
+    seen_at_head: list[int] = []
+    finder = Finder(KEYS, RUN_ID, "here", scene.events.append)
+    point = finder.find(
+        scene.stored("remote", FIRST), lambda copy, record: seen_at_head.append(len(scene.told(events.Fetched)))
+    )
+
+    assert point is not None
+    scene.found.append(point)
+    assert seen_at_head == [0]
+    assert [type(event).__name__ for event in scene.events] == ["Located", "Fetched"]
+
+
+def test_nothing_anywhere_is_nothing(scene: Scene) -> None:
+    assert scene.find() is None
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_damaged_snapshot_is_quarantined_and_the_next_older_one_taken(scene: Scene, how: str, shard: int) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+    key = scene.shard_key(scene.remote, SECOND, shard)
+    scene.remote.damage(key, how)
+
+    point = scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    assert point is not None
+    assert point.id == FIRST
+    assert Content(FIRST).is_in(point.slot)
+    assert scene.remote.keys(KEYS.quarantine) == [KEYS.quarantined(SECOND)]
+    assert [(event.snapshot, event.tier) for event in scene.told(events.Rejected)] == [(str(SECOND), "remote")]
+    (quarantined,) = scene.told(events.Quarantined)
+    assert key in quarantined.reason
+
+
+def test_the_same_snapshot_of_the_next_tier_is_taken_before_an_older_one(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+    scene.publish(scene.local, FIRST, SECOND)
+    scene.local.damage(scene.shard_key(scene.local, SECOND), "flip")
+
+    point = scene.find(*scene.stored("remote", FIRST, SECOND), *scene.stored("local", FIRST, SECOND))
+
+    assert point is not None
+    assert (point.id, point.tier) == (SECOND, "remote")
+    assert scene.remote.keys(KEYS.quarantine) == []
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
+def test_a_manifest_that_cannot_be_read_is_passed_over_loudly(scene: Scene, how: str) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+    if how == "truncate":
+        scene.remote.inner.put(KEYS.commit(SECOND), memoryview(b'{"format":1,'), deadline=FOREVER)
+    else:
+        scene.remote.damage(KEYS.commit(SECOND), how, 0.0)
+
+    point = scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    assert point is not None
+    assert point.id == FIRST
+    assert [event.snapshot for event in scene.told(events.Rejected)] == [str(SECOND)]
+
+
+def test_a_damaged_manifest_is_quarantined_too(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+    scene.remote.damage(KEYS.commit(SECOND), "flip", 0.0)
+
+    scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    assert scene.remote.keys(KEYS.quarantine) == [KEYS.quarantined(SECOND)]
+
+
+def test_a_manifest_of_another_version_is_passed_over_and_not_called_damaged(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+    text = scene.remote.peek(KEYS.commit(SECOND)).replace(b'"format":1', b'"format":2')
+    scene.remote.inner.put(KEYS.commit(SECOND), memoryview(text), deadline=FOREVER)
+
+    point = scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    assert point is not None
+    assert point.id == FIRST
+    assert scene.remote.keys(KEYS.quarantine) == []
+
+
+def test_a_flipped_bit_in_the_small_state_is_found(scene: Scene) -> None:
+    """A digit of a counter or of a generator's state: still JSON, and wrong."""
+    scene.publish(scene.remote, FIRST, SECOND)
+    text = scene.remote.peek(KEYS.commit(SECOND))
+    rotten = text.replace(b'"state":{"step":20', b'"state":{"step":21')
+    assert rotten != text
+    scene.remote.inner.put(KEYS.commit(SECOND), memoryview(rotten), deadline=FOREVER)
+
+    point = scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    assert point is not None
+    assert point.id == FIRST
+
+
+def test_snapshots_that_are_all_damaged_start_nothing(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+    for name in (FIRST, SECOND):
+        scene.remote.damage(scene.shard_key(scene.remote, name), "flip")
+
+    with pytest.raises(SnapshotCorrupt, match=r"none of them can be used.*--fresh"):
+        scene.find(*scene.stored("remote", FIRST, SECOND))
+
+
+def test_a_read_that_failed_once_is_repeated_before_anybody_calls_it_damaged(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.publish(scene.remote, FIRST)
+    real, reads = scene.remote.get, list[str]()
+
+    def flaky(key: str, into: memoryview, **options: Any) -> None:
+        real(key, into, **options)
+        reads.append(key)
+        if len(reads) == 1:
+            into[0] ^= 1
+
+    monkeypatch.setattr(scene.remote, "get", flaky)
+    point = scene.find(*scene.stored("remote", FIRST))
+
+    assert point is not None
+    assert Content(FIRST).is_in(point.slot)
+    assert scene.remote.keys(KEYS.quarantine) == []
+
+
+def test_a_store_that_is_down_proves_nothing(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+
+    for call in range(1, 6):
+        with scene.remote.armed(Fault("down", call)), pytest.raises(Unavailable):
+            scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    assert scene.remote.keys(KEYS.quarantine) == []
+    assert scene.told(events.Rejected) == []
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_that_was_published_is_verified_by_its_manifest(scene: Scene) -> None:
+    copy = scene.memory(SECOND)
+    point = scene.find(copy)
+
+    assert point is not None
+    assert (point.tier, point.index, point.verified) == ("memory", 0, True)
+
+
+def test_a_slot_that_nobody_has_digests_of_is_trusted_and_that_is_said(scene: Scene) -> None:
+    point = scene.find(scene.memory(SECOND, published=False))
+
+    assert point is not None
+    assert point.verified is False
+    assert [event.verified for event in scene.told(events.Fetched)] == [False]
+
+
+def test_a_slot_that_differs_from_its_manifest_is_passed_over(scene: Scene) -> None:
+    copy = scene.memory(SECOND)
+    assert isinstance(copy, MemoryCopy)
+    copy.slot.shard(copy.record.shards[1])[17] ^= 1
+
+    point = scene.find(copy, *scene.stored("local", SECOND))
+
+    assert point is not None
+    assert (point.id, point.tier) == (SECOND, "local")
+
+
+# ---- identity and room ----------------------------------------------------------------------------------------------
+
+
+def test_a_local_disk_of_another_run_does_not_count(scene: Scene) -> None:
+    scene.publish(scene.local, THIRD, run_id="f" * 32)
+    scene.publish(scene.remote, FIRST)
+
+    point = scene.find(*scene.stored("local", THIRD), *scene.stored("remote", FIRST))
+
+    assert point is not None
+    assert (point.id, point.tier) == (FIRST, "remote")
+
+
+def test_what_lay_here_before_fresh_is_no_snapshot_of_this_run(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST, SECOND, run_id="f" * 32)
+
+    assert scene.find(*scene.stored("remote", FIRST, SECOND)) is None
+    assert [event.snapshot for event in scene.told(events.Rejected)] == [str(SECOND)]
+
+
+def test_too_little_memory_is_said_with_numbers_and_quarantines_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.publish(scene.remote, FIRST)
+    monkeypatch.setattr(resume, "available_bytes", lambda: 1000)
+
+    with pytest.raises(NoSpace, match="0.00 GB of memory are free"):
+        scene.find(*scene.stored("remote", FIRST))
+
+    assert scene.remote.keys(KEYS.quarantine) == []
+
+
+@pytest.mark.parametrize("letter", ["x", '"', "é", "\\", "\U0001f600"])
+def test_a_large_small_state_fits_into_the_slot_whatever_it_is_made_of(scene: Scene, letter: str) -> None:
+    state = json.dumps({"words": letter * 150_000}, ensure_ascii=False)
+    scene.publish(scene.remote, FIRST, state=state)
+
+    point = scene.find(*scene.stored("remote", FIRST))
+
+    assert point is not None
+    assert point.record.state == state
+
+
+def test_the_slot_of_a_refused_copy_is_closed(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST)
+    scene.remote.damage(scene.shard_key(scene.remote, FIRST), "flip")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    with pytest.raises(SnapshotCorrupt):
+        scene.find(*scene.stored("remote", FIRST))
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_fetched_record_is_the_one_that_was_sealed(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST)
+
+    assert to_record(commit.read_manifest(scene.remote, KEYS, FIRST, FOREVER).parts[0]) == Content(FIRST).record()
+
+
+# ---- I10, where the search begins -----------------------------------------------------------------------------------
+
+
+def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_step_0(scene: Scene) -> None:
+    origin = pytest.importorskip("harness.agent.origin")
+    claim = Claim(format=FORMAT, run_id=RUN_ID, generation=1, nonce="a" * 16, claimed_at="", host="here", pid=1,
+                  fresh=False, parent=None, command=(), named=True)  # fmt: skip
+    commit.claim(scene.remote, KEYS, claim, FOREVER)
+    scene.publish(scene.remote, FIRST)
+    commit.quarantine(scene.remote, KEYS, FIRST, "rotten", "here", FOREVER)
+    saves = SimpleNamespace(
+        remote=SimpleNamespace(store=scene.remote),
+        local=None,
+        steps=SimpleNamespace(durable=None),
+        memory_copies=lambda run_id: [],
+    )
+    journal = SimpleNamespace(emit=scene.events.append, generation=0)
+    answered, said = origin.threading.Event(), list[str]()
+
+    start = origin.Origin(
+        Settings(store="/store", run="run"), KEYS, "here", (), saves, journal, lambda action: action(), answered.set,
+        lambda refusal: answered.set(), lambda bug: answered.set(), said.append,
+    )  # fmt: skip
+    start.begin()
+
+    assert answered.wait(10)
+    assert start.finding is origin.Finding.FAILED
+    assert "--fresh" in " ".join(said)
