@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
+from cloud.errors import CloudError
 from harness.config import Settings, resolve
 from harness.errors import ConfigError, ExitCode, HarnessError
 
 app = typer.Typer(
     name="harness",
     help="Training on spot instances that loses nothing but the seconds it takes to move to the next machine.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -29,7 +30,6 @@ app = typer.Typer(
 simulator = typer.Typer(
     help="An EC2 metadata service on this machine, to try what a spot notice does.\n\n"
     "Example: harness metadata-sim start --port 1338 &  harness metadata-sim notice --in 20",
-    no_args_is_help=True,
 )
 app.add_typer(simulator, name="metadata-sim")
 
@@ -46,7 +46,7 @@ Port = Annotated[int, typer.Option(help="Port on 127.0.0.1")]
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
     epilog="Example: harness run --store /mnt/checkpoints --run gpt-small -- python train.py --lr 3e-4",
 )
 def run(
@@ -197,10 +197,18 @@ def fault(
 def main() -> None:
     """The `harness` command."""
     try:
-        app(standalone_mode=True)
+        sys.exit(app(standalone_mode=False))
+    except typer.Abort:
+        sys.exit(ExitCode.CTRL_C)
+    except TyperException as err:  # a word that there is not, a number that is none
+        _say(f"error: {err.format_message()} See harness --help")
+        sys.exit(ExitCode.USAGE)
     except HarnessError as err:
         _say(f"error: {err}")
         sys.exit(err.exit_code)
+    except CloudError as err:
+        _say(f"error: {err}")
+        sys.exit(ExitCode.BUG)
     except Exception:  # noqa: BLE001  the process's root: a bug has an exit code of its own
         traceback.print_exc()
         sys.exit(ExitCode.BUG)

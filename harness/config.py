@@ -76,7 +76,7 @@ class Settings:
         except ValueError as err:
             raise ConfigError(str(err)) from err
         for name in ("every_s", "durable_every_s", "grace_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
         for name in ("every_steps", "keep_last", "keep_every", "keep_local"):
             value = getattr(self, name)
@@ -148,7 +148,10 @@ def _name_from(script: str | None) -> str:
 def _absolute(location: str, cwd: Path) -> str:
     if "://" in location:
         return location.rstrip("/")
-    return os.path.normpath(cwd / Path(location).expanduser())
+    try:
+        return os.path.normpath(cwd / Path(location).expanduser())
+    except RuntimeError as err:
+        raise ConfigError(f"{location}: there is no such home directory") from err
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -175,6 +178,8 @@ def _kinds() -> dict[str, type]:
 
 
 def _convert(value: Any, kind: type, where: str) -> Any:
+    if isinstance(value, list | dict) or (kind is int and isinstance(value, float)):
+        raise ConfigError(f"{where}: expected {kind.__name__}, got {value!r}")
     if kind is bool or isinstance(value, bool):
         if kind is bool and isinstance(value, bool):
             return value

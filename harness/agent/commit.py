@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cloud.digest import format_crc
+from cloud.digest import crc64nvme, format_crc
 from cloud.errors import AlreadyExists, NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
@@ -57,6 +57,7 @@ class Staged:
         environment: as in `Part`.
         sealed_at: ISO 8601 UTC.
         shards: name and bytes of each shard, in file order.
+        digests: what the shards' sums have to be, where that is known already (a copy of a committed snapshot).
     """
 
     id: SnapshotId
@@ -68,6 +69,7 @@ class Staged:
     environment: dict[str, str]
     sealed_at: str
     shards: Sequence[tuple[str, Source]]
+    digests: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ def publish(
         receipt = store.put(keys.payload(directory, name), source, deadline=deadline, progress=progress)
         entries.append(_entry(name, receipt))
         emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=receipt.size))
+    if staged.digests is not None and [entry.crc64nvme for entry in entries] != list(staged.digests):
+        raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy has rotted")
     part = Part(
         format=FORMAT,
         run_id=staged.run_id,
@@ -190,6 +194,7 @@ def publish(
         sealed_at=staged.sealed_at,
         shards=tuple(entries),
         state=msgspec.Raw(staged.state),
+        state_crc64nvme=format_crc(crc64nvme(staged.state)),
         environment=staged.environment,
     )
     store.put_if_absent(keys.part(directory, part.rank, part.world_size), encode(part), deadline=deadline)
@@ -210,7 +215,7 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
     with contextlib.suppress(AlreadyExists):
         store.put_if_absent(key, data, deadline=deadline)
     standing = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, manifest.id)
-    if _digests(standing) != _digests(manifest):
+    if _content(standing) != _content(manifest):
         raise SnapshotCorrupt(
             f"{key}: another snapshot is committed under this id; was generation {manifest.generation} used twice?"
         )
@@ -252,9 +257,13 @@ def finish_complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: De
 
 
 def read_manifest(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> Manifest:
-    """The manifest of a committed snapshot. Raises NotFound, SnapshotCorrupt, CloudError."""
-    data = store.read(keys.commit(snapshot), limit_bytes=MAX_RECORD_BYTES, deadline=deadline)
-    return parse_manifest(data, keys, snapshot)
+    """The manifest of a committed snapshot, its small state verified. Raises NotFound, SnapshotCorrupt, CloudError."""
+    key = keys.commit(snapshot)
+    manifest = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, snapshot)
+    for part in manifest.parts:
+        if format_crc(crc64nvme(bytes(part.state))) != part.state_crc64nvme:
+            raise SnapshotCorrupt(f"{key}: the small state of rank {part.rank} is not what was committed")
+    return manifest
 
 
 def quarantine(
@@ -295,8 +304,6 @@ def verify(
     Raises:
         SnapshotCorrupt: which shard differs, and how.
     """
-    from cloud.digest import crc64nvme
-
     scratch = memoryview(
         bytearray(min(CHUNK_BYTES, max((s.size for p in manifest.parts for s in p.shards), default=1)))
     )
@@ -396,8 +403,9 @@ def _entry(name: str, receipt: Receipt) -> ShardEntry:
     )
 
 
-def _digests(manifest: Manifest) -> list[tuple[str, str]]:
-    return [(shard.name, shard.crc64nvme) for part in manifest.parts for shard in part.shards]
+def _content(manifest: Manifest) -> list[object]:
+    """What a snapshot holds, wherever its bytes lie: two attempts at one snapshot are equal in this."""
+    return [(bytes(part.state), [(shard.name, shard.crc64nvme) for shard in part.shards]) for part in manifest.parts]
 
 
 def _snapshots(

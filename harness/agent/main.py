@@ -274,9 +274,14 @@ class Agent:
         }
 
     def _begin(self) -> None:
-        self._place.prepare()
-        self._take_lock()
-        self._listener = ipc.listen(self._place.socket)
+        try:
+            self._place.prepare()
+            self._take_lock()
+            self._listener = ipc.listen(self._place.socket)
+        except OSError as err:
+            raise ConfigError(
+                f"no agent can listen in {self._place.directory}: {err}; see --help on runtime_dir"
+            ) from err
         self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
         settings = self.settings
@@ -574,7 +579,8 @@ class Agent:
     def _on_commit(self, steps: Steps) -> None:
         self._page.put_step(Word.LOCAL_STEP, steps.local)
         self._page.put_step(Word.DURABLE_STEP, steps.durable)
-        if self._drain is None and self._life.finished_step is None and self._saves.everything_durable:
+        wanted = bool(self._wants.reasons)  # a snapshot is still to come, and has to become durable at once
+        if self._drain is None and self._life.finished_step is None and not wanted and self._saves.everything_durable:
             self._saves.relax()
         self._journal.flush()
 

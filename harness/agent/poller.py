@@ -74,9 +74,11 @@ class Poller:
         return [watched.source.name for watched in self._watched if watched.blind]
 
     def tick(self) -> None:
-        """Ask every source whose turn it is, once."""
+        """Ask every source whose turn it is, once; all of them after a `wake`."""
+        woken = self._wake.is_set()
+        self._wake.clear()  # before asking: a wake that comes meanwhile is for the next turn
         for watched in self._watched:
-            if self._clock() >= watched.next_at or self._wake.is_set():
+            if woken or self._clock() >= watched.next_at:
                 self._ask(watched)
 
     def _run(self) -> None:
@@ -84,7 +86,6 @@ class Poller:
             while not self._stop:
                 started = self._clock()
                 self.tick()
-                self._wake.clear()
                 self._wake.wait(max(0.05, POLL_S - (self._clock() - started)))
         except Exception as err:  # noqa: BLE001  the thread's root: an agent that cannot hear a notice must not go on
             self._fatal(err)

@@ -15,7 +15,7 @@ from cloud.errors import CloudError
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
-from harness.agent.stores import open_store
+from harness.agent.stores import open_existing_store
 from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import MAX_RECORD_BYTES, parse_quarantine
@@ -37,7 +37,7 @@ def status(settings: Settings) -> dict[str, Any]:
     live = _ask_agent(settings)
     if live is not None:
         return live
-    store, keys = open_store(settings.store), RunKeys(settings.run)
+    store, keys = open_existing_store(settings.store), RunKeys(settings.run)
     known = _survey(store, keys, settings)
     told = fold(read_journal(store, keys, known.last_claim.generation if known.last_claim else 0))
     newest = known.commits[-1] if known.commits else None
@@ -86,7 +86,7 @@ def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = Non
 
 def runs(settings: Settings) -> list[str]:
     """Names of the runs in the store."""
-    store = open_store(settings.store)
+    store = open_existing_store(settings.store)
     names = {info.key.split("/", 1)[0] for info in store.list("", deadline=Deadline.after(_CALL_S))}
     return sorted(names)
 
@@ -153,9 +153,9 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
 
 
 def _tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:
-    if settings.local is not None:
-        yield "local", open_store(settings.local)
-    yield "remote", open_store(settings.store)
+    if settings.local is not None and Path(settings.local).is_dir():
+        yield "local", open_existing_store(settings.local)
+    yield "remote", open_existing_store(settings.store)
 
 
 def _all_snapshots(store: ObjectStore, keys: RunKeys) -> list[tuple[SnapshotId, str | None]]:
@@ -181,7 +181,10 @@ def _survey(store: ObjectStore, keys: RunKeys, settings: Settings) -> commit.Sur
 
 def _ask_agent(settings: Settings) -> dict[str, Any] | None:
     place = RunPlace.of(Path(settings.runtime_dir), settings.store, settings.run)
-    channel = ipc.connect(place.socket)
+    try:
+        channel = ipc.connect(place.socket)
+    except OSError:
+        return None  # where nobody can listen, nobody does
     if channel is None:
         return None
     try:

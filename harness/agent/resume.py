@@ -19,7 +19,7 @@ from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.agent.memory import available_bytes, check_room
 from harness.core import events
-from harness.core.manifest import Manifest, Part
+from harness.core.manifest import ForeignFormat, Manifest, Part
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
@@ -138,13 +138,30 @@ class Finder:
             self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
             head(copy, copy.record)
             return self._from_memory(copy)
-        manifest = commit.read_manifest(copy.store, self._keys, copy.id, Deadline.after(FETCH_S))
+        manifest = self._read_manifest(copy)
         if manifest.run_id != self._run_id:
             raise _Foreign("belongs to another run of this name")
         self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
         record = to_record(manifest.parts[0])
         head(copy, record)
         return self._from_store(copy, manifest, record)
+
+    def _read_manifest(self, copy: StoredCopy) -> Manifest:
+        deadline = Deadline.after(FETCH_S)
+        try:
+            return commit.read_manifest(copy.store, self._keys, copy.id, deadline)
+        except ForeignFormat:
+            raise
+        except SnapshotCorrupt:
+            try:  # a second, independent read, before anybody calls it damaged
+                return commit.read_manifest(copy.store, self._keys, copy.id, deadline)
+            except SnapshotCorrupt as err:
+                self._quarantine(copy, str(err))
+                raise
+
+    def _quarantine(self, copy: StoredCopy, reason: str) -> None:
+        commit.quarantine(copy.store, self._keys, copy.id, reason, self._host, Deadline.after(60.0))
+        self._emit(events.Quarantined(snapshot=str(copy.id), reason=reason))
 
     def _from_memory(self, copy: MemoryCopy) -> ResumePoint:
         started = time.monotonic()
@@ -158,7 +175,7 @@ class Finder:
 
     def _from_store(self, copy: StoredCopy, manifest: Manifest, record: SlotRecord) -> ResumePoint:
         started = time.monotonic()
-        size = slot_bytes(record.shards, len(record.state))
+        size = slot_bytes(record.shards, len(record.encode()))
         check_room(size, 1, available_bytes())
         slot = Slot.create(size)
         try:
@@ -168,10 +185,8 @@ class Finder:
                 try:  # a second, independent read, before anybody calls it damaged
                     self._fill(slot, copy.store, manifest, record)
                 except (SnapshotCorrupt, NotFound, Truncated) as err:
-                    reason = str(err)
-                    commit.quarantine(copy.store, self._keys, copy.id, reason, self._host, Deadline.after(60.0))
-                    self._emit(events.Quarantined(snapshot=str(copy.id), reason=reason))
-                    raise SnapshotCorrupt(reason) from err
+                    self._quarantine(copy, str(err))
+                    raise SnapshotCorrupt(str(err)) from err
             slot.seal(record, 0)
         except BaseException:
             slot.close()

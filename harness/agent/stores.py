@@ -6,9 +6,21 @@ from pathlib import Path
 
 from cloud.directory import DirectoryStore
 from cloud.errors import CloudError
+from cloud.memory import MemoryStore
 from cloud.retry import RetryingStore
 from cloud.store import ObjectStore
 from harness.errors import ConfigError
+
+
+def open_existing_store(location: str) -> ObjectStore:
+    """The store at `location`, to look at: a directory that is not there is an empty store, and is not made.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    if "://" not in location and not Path(location).exists():
+        return MemoryStore()
+    return open_store(location)
 
 
 def open_store(location: str) -> ObjectStore:

@@ -124,6 +124,7 @@ class LocalSnapshot:
             environment=part.environment,
             sealed_at=part.sealed_at,
             shards=shards,
+            digests=[shard.crc64nvme for shard in part.shards],
         )
 
 

@@ -357,5 +357,5 @@ def describe(event: Event) -> str:
 def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    text = str(value)
+    text = " ".join(str(value).split("\n"))
     return f'"{text}"' if " " in text else text

@@ -27,6 +27,10 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _OUTCOMES = frozenset({"finished", "interrupted", "superseded", "failed", "stopped"})
 
 
+class ForeignFormat(SnapshotCorrupt):
+    """A record of another version of the format: not damaged, but not for us."""
+
+
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One durable shard.
 
@@ -60,6 +64,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         sealed_at: ISO 8601 UTC, for people; nothing is decided by it.
         shards: in file order.
         state: small state in the tagged encoding (`harness.core.tree`), still encoded.
+        state_crc64nvme: of the very bytes of `state`, 16 hex digits: a counter with a flipped bit is still JSON.
         environment: what bit-identity depends on, as text.
     """
 
@@ -74,6 +79,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     sealed_at: str
     shards: tuple[ShardEntry, ...]
     state: msgspec.Raw
+    state_crc64nvme: str
     environment: dict[str, str] = {}
 
     @property
@@ -248,15 +254,15 @@ def _decode(data: bytes, kind: type[_T], key: str) -> _T:
     try:
         head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         number: Any = msgspec.json.decode(head["format"]) if "format" in head else None
-    except (msgspec.MsgspecError, RecursionError) as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise SnapshotCorrupt(f"{key}: not a JSON object: {err}") from err
     if number != FORMAT:
-        raise SnapshotCorrupt(
+        raise ForeignFormat(
             f"{key}: format {number!r}; this version reads format {FORMAT}. Written by another version of the harness?"
         )
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise SnapshotCorrupt(f"{key}: {err}") from err
 
 
@@ -289,6 +295,7 @@ def _check_part(part: Part, key: str) -> Part:
     except ValueError as err:
         raise SnapshotCorrupt(f"{key}: {err}") from err
     _require(bool(_RUN_ID.fullmatch(part.run_id)), key, "run_id")
+    _require(bool(_CRC.fullmatch(part.state_crc64nvme)), key, "state_crc64nvme")
     _require(0 <= part.rank < part.world_size <= 100_000, key, f"rank {part.rank} of {part.world_size}")
     named = RunKeys("r").parse_directory(f"r/snapshots/{part.directory}/x")
     _require(named == (snapshot, part.directory), key, f"directory {part.directory[:80]!r} is not this snapshot's")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 MAX_GENERATION = 10**8 - 1
 MAX_STEP = 10**12 - 1
-_ID = re.compile(r"(\d{8})-(\d{12})")
+_ID = re.compile(r"([0-9]{8})-([0-9]{12})")
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,99}")
 _NONCE = re.compile(r"[0-9a-f]{8,32}")
 
@@ -169,4 +169,4 @@ def _parse_generation(key: str, prefix: str, suffix: str) -> int | None:
     if not (key.startswith(prefix) and key.endswith(suffix)):
         return None
     digits = key[len(prefix) : -len(suffix)]
-    return int(digits) if re.fullmatch(r"\d{8}", digits) and int(digits) > 0 else None
+    return int(digits) if re.fullmatch(r"[0-9]{8}", digits) and int(digits) > 0 else None

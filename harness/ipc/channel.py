@@ -80,14 +80,17 @@ class Channel:
         Raises:
             ChannelClosed: the other side is gone, or what came is no message.
         """
+        fds: tuple[int, ...] = ()
         try:
             head, fds = self._receive_head()
             (length,) = _LENGTH.unpack(head)
             if length > MAX_MESSAGE_BYTES:
-                raise ChannelClosed(f"a message of {length} bytes")
+                raise ValueError(f"a message of {length} bytes")
             fields = json.loads(self._receive_exactly(length))
             return Message(fields.pop("type"), fields, fds)
-        except (OSError, ValueError, KeyError, AttributeError) as err:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+            for fd in fds:
+                os.close(fd)
             raise ChannelClosed(f"cannot receive: {err}") from err
 
     def close(self) -> None:
@@ -98,10 +101,15 @@ class Channel:
         # Descriptors ride on the first byte of a frame, so they arrive with its head.
         data, fds, _flags, _address = socket.recv_fds(self.socket, _LENGTH.size, MAX_FDS)
         for fd in fds:
-            os.set_inheritable(fd, False)
+            os.set_inheritable(fd, False)  # recv_fds ignores its flags, so MSG_CMSG_CLOEXEC cannot be asked for
         if not data:
             raise ChannelClosed("closed by the other side")
-        return data + self._receive_exactly(_LENGTH.size - len(data)), tuple(fds)
+        try:
+            return data + self._receive_exactly(_LENGTH.size - len(data)), tuple(fds)
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
 
     def _receive_exactly(self, count: int) -> bytes:
         data = bytearray(count)
@@ -162,8 +170,12 @@ def listen(path: Path) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(str(path))
-    sock.listen(16)
+    try:
+        sock.bind(str(path))
+        sock.listen(16)
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 
@@ -175,6 +187,9 @@ def connect(path: Path) -> Channel | None:
     except (FileNotFoundError, ConnectionRefusedError):
         sock.close()
         return None
+    except OSError:
+        sock.close()
+        raise
     return Channel(sock)
 
 

@@ -78,13 +78,16 @@ class SlotRecord:
     sealed_at: str
 
     def encode(self) -> bytes:
-        """The record's bytes."""
-        return json.dumps({**vars(self), "shards": [vars(span) for span in self.shards]}).encode()
+        """The record's bytes: a line of JSON, then the small state as it is."""
+        head = {**vars(self), "shards": [vars(span) for span in self.shards]}
+        state = str(head.pop("state"))
+        return json.dumps(head).encode() + b"\n" + state.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> SlotRecord:
         """The inverse of `encode`. Raises ValueError, KeyError or TypeError on anything else."""
-        fields: dict[str, Any] = json.loads(data)
+        head, _, state = data.partition(b"\n")
+        fields: dict[str, Any] = {**json.loads(head), "state": state.decode()}
         fields["shards"] = tuple(ShardSpan(**span) for span in fields["shards"])
         return cls(**fields)
 

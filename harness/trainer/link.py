@@ -216,6 +216,8 @@ class Link:
             self._channel.close()
             channel = self._hand_on() if self._begun else self._start_over()
         except (HarnessError, ConnectionError, OSError) as err:
+            if isinstance(err, AgentGone) and self._replacements <= _MAX_REPLACEMENTS:
+                return self._replace()  # that one died as well, before it answered
             self.gone = True
             _say(f"the agent died and cannot be replaced: nothing is being saved any more. {err}")
             with self._condition:

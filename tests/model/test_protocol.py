@@ -1,9 +1,9 @@
-"""The commit protocol under every order of events, against a plain model of what was promised (docs/commit-protocol.md).
+"""The commit protocol (docs/commit-protocol.md) under every order of events, against a model of what was promised.
 
 One agent at a time, its trainer, a remote and a local tier. Anything may die before or after any call of a store takes
 effect; replies are lost, stores are down, hosts vanish with their local tier, stored bytes rot. Whatever happens:
 
-    I1, I3   a snapshot exists with all its bytes, or not at all        (after every step, and inside ProtocolStore)
+    I1, I3   a snapshot exists with all its bytes, or not at all        (after every step, and in ProtocolStore)
     I2       nothing is written twice with different bytes              (inside ProtocolStore)
     I4, I12  a start gets the newest usable snapshot with exactly its bytes; rotten ones are quarantined, loudly
     I6       deletion in order, the newest verified one never           (inside ProtocolStore)
@@ -294,7 +294,9 @@ class Protocol(RuleBasedStateMachine):
             assert self.truth[SnapshotId(record.generation, record.step)].is_in(slot)
         if agent.ever_sealed:
             good = [name for tier in TIERS for name in self._committed(tier) if name not in self._damaged(tier)]
-            assert sealed or good or any(self.spoilt.values()), "I8: a first snapshot was sealed, and none exists any more"
+            assert sealed or good or any(self.spoilt.values()), (
+                "I8: a first snapshot was sealed, and none exists any more"
+            )
 
     # ---- a start ----------------------------------------------------------------------------------------------------
 
@@ -353,8 +355,8 @@ class Protocol(RuleBasedStateMachine):
         told = {(event.snapshot, event.tier) for event in self.events if isinstance(event, events.Rejected)}
         for copy in refused:
             assert (str(copy.id), copy.tier) in told
-            manifest_gone = KEYS.commit(copy.id) in self.stores[copy.tier].damaged
-            assert manifest_gone or copy.id in self._quarantined(copy.tier), f"I12: {copy.id} is not quarantined"
+            gone = copy.id not in self._committed(copy.tier)
+            assert gone or copy.id in self._quarantined(copy.tier), f"I12: {copy.id} is not quarantined"
 
     def _restored(self, agent: Alive, point: ResumePoint | None) -> None:
         agent.generation.claimed.set()

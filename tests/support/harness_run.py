@@ -5,12 +5,14 @@
 Options come in pairs; those of `harness run` are passed on. Beside them:
 
     --at EVENT:NTH:ACTION[,...]  when EVENT is emitted for the NTH time: kill-trainer, kill-agent or kill-both (real SIGKILLs, from
-                                 inside, at exactly that line), or terminate (SIGTERM to the agent)
+                                 inside, at exactly that line), terminate (SIGTERM to the agent), or terminate-group
+                                 (to its process group: trainer and DataLoader workers as well)
     --release FILE               a file that the first kill creates: a trainer that holds waits for it
     --fail VERB:N[-M]            calls N to M of the store's VERB fail as if it were down
     --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last one stays
     --back-off-s, --heartbeat-s, --blind-after-s SECONDS         instead of the real ones, which are longer than a test
     --memory BYTES               what is left of this machine's memory
+    --fresh yes                  as --fresh
 """
 
 from __future__ import annotations
@@ -75,6 +77,9 @@ class At:
         os.write(2, f"test: {self.action} at {self.event} {self.nth}\n".encode())
         if self.action == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if self.action == "terminate-group":
+            os.killpg(0, signal.SIGTERM)
             return
         if self.release is not None:
             self.release.touch()
@@ -142,10 +147,11 @@ def main(arguments: list[str]) -> int:
     options = {pairs[i].removeprefix("--"): pairs[i + 1] for i in range(0, len(pairs), 2)}
     release = Path(options.pop("release")) if "release" in options else None
     at = [At.parse(text, release) for text in options.pop("at", "").split(",") if text]
+    fresh = options.pop("fresh", None)
     fail, notices = options.pop("fail", None), options.pop("notices", None)
     rig(options)
     flags: dict[str, Any] = {name.replace("-", "_"): value for name, value in options.items()}
-    flags = {name: _NUMBERS.get(name, str)(value) for name, value in flags.items()}
+    flags = {name: _NUMBERS.get(name, str)(value) for name, value in flags.items()} | {"fresh": fresh and True}
     settings = resolve(flags, os.environ, Path.cwd(), script=None)
     try:
         agent = Agent(

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -193,6 +193,19 @@ class World:
         if self.local.is_dir():
             found += commit.survey(DirectoryStore(self.local), RunKeys(self.run), Deadline.after(10.0)).commits
         return max(found, default=None)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until something in the file system is as it should be."""
+        give_up_at = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < give_up_at, f"never came: {what}"
+            threading.Event().wait(0.01)
+
+    def wait_until_durable(self, step: int) -> None:
+        """Wait until a snapshot of `step` or later is committed: for a run whose agent's words go elsewhere."""
+        self.wait_until(
+            lambda: self.store.is_dir() and any(found.step >= step for found in self.survey().commits), f"step {step}"
+        )
 
     def shards(self, snapshot: SnapshotId | None = None, tier: Path | None = None) -> list[Path]:
         """Files of the payload, of one snapshot or of all."""

@@ -1,7 +1,7 @@
 """Stores that watch the protocol, die in the middle of it, and rot; and snapshots small enough to have thousands of.
 
-`ProtocolStore` checks at the moment of every write and delete what must hold at that moment (I2, I3, I6): a violation is
-an AssertionError there, not a riddle later.
+`ProtocolStore` checks at the moment of every write and delete what must hold at that moment (I2, I3, I6): a violation
+is an AssertionError there, not a riddle later.
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ class ProtocolStore:
             self._fault = None
 
     def damage(self, key: str, how: str, at: float = 0.5) -> None:
-        """Flip a bit of an object, truncate or delete it: behind everybody's back. `at` is where, of 1."""
+        """Flip a bit of an object, cut it off or delete it: behind everybody's back. `at` is where, of 1."""
         data = bytearray(self.peek(key))
         self.damaged.add(key)
         if how == "delete" or not data:
             self.inner.delete(key, deadline=FOREVER)
-            del self.written[key]
+            self.written.pop(key, None)
             return
         if how == "flip":
             data[int(len(data) * at)] ^= 1
         elif how == "truncate":
-            del data[-1:]
+            del data[int(len(data) * at) :]
         self.inner.put(key, memoryview(data), deadline=FOREVER)
 
     def peek(self, key: str) -> bytes:
@@ -238,7 +238,11 @@ class ProtocolStore:
             manifest = parse_manifest(self.written[manifest_key], KEYS, snapshot)
             assert manifest.directory != directory, f"I6: {key} is deleted while its manifest stands"
         if not key.endswith(".json"):
-            parts = [other for other in present if other.startswith(f"{KEYS.snapshots}{directory}/") and other.endswith(".json")]
+            parts = [
+                other
+                for other in present
+                if other.startswith(f"{KEYS.snapshots}{directory}/") and other.endswith(".json")
+            ]
             assert not parts, f"I6: the shard {key} is deleted before its part"
 
 
@@ -307,7 +311,11 @@ class Content:
     def is_in(self, slot: Slot) -> bool:
         """Whether a sealed slot holds exactly this."""
         record = slot.record()
-        if record is None or record.state != self.state or (record.generation, record.step) != (self.id.generation, self.id.step):
+        if (
+            record is None
+            or record.state != self.state
+            or (record.generation, record.step) != (self.id.generation, self.id.step)
+        ):
             return False
         return [bytes(slot.shard(span)) for span in record.shards] == self.shards
 

@@ -8,7 +8,7 @@ later one. It writes one line `step digest` for each step to --curve, and the fi
     --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
     --stuck-at STEP --hold-until FILE  stay in the middle of the step after STEP, deaf, until FILE exists
     --raise-at STEP                    raise an exception after STEP
-    --fork-at STEP                     after STEP fork a child that exits and one that lives until the trainer is gone
+    --fork-at STEP --hold-until FILE   after STEP fork a child that exits and one that lives until FILE exists
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import argparse
 import hashlib
 import json
 import os
-import select
 import signal
 import sys
 import threading
 from pathlib import Path
 
+from harness.config import SOCKET_VARIABLE, resolve
 from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
 from harness.ipc.slots import Ask, Request, SlotRecord, Word, place_shards, slot_bytes
@@ -79,6 +79,8 @@ class TinyTrainer:
         """Seal a snapshot if a slot is granted."""
         if self.sealed_step == self.step:
             return True
+        if (error := self.link.slot_error) is not None:
+            raise error
         granted = self.link.granted(self.used_grant)
         if granted is None:
             return False
@@ -169,20 +171,19 @@ class TinyTrainer:
         if self.step == options.raise_at:
             raise ArithmeticError(f"injected after step {self.step}")
         if self.step == options.fork_at:
-            self.fork()
+            self.fork(options.hold_until)
 
-    def fork(self) -> None:
-        """A child that exits at once, and one that lives on, with everything it inherited, until we are gone."""
-        trainer = os.pidfd_open(os.getpid())
+    def fork(self, until: Path) -> None:
+        """A child that exits at once, and one that lives on, with everything that it inherited."""
         if os.fork() == 0:
             os._exit(0)
         os.wait()
         if os.fork() == 0:
             for inherited in (0, 1, 2):
                 os.close(inherited)
-            select.select([trainer], [], [])
+            while not until.exists():
+                threading.Event().wait(0.01)
             os._exit(0)
-        os.close(trainer)
 
     def on_signal(self, signum: int, _frame: object) -> None:
         """As a Checkpointer: the agent decides what follows; a second Ctrl-C is Python's own."""
@@ -207,7 +208,9 @@ def main() -> int:
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--fork-at", type=int)
     options = parser.parse_args()
-    trainer = TinyTrainer(Link(None, sys.argv, os.environ))
+    detached = SOCKET_VARIABLE not in os.environ
+    settings = resolve({}, os.environ, Path.cwd(), script=None) if detached else None
+    trainer = TinyTrainer(Link(settings, [sys.executable, *sys.argv], os.environ))
     os.register_at_fork(after_in_child=trainer.link.close_in_child)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, trainer.on_signal)

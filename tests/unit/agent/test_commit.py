@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+
 import pytest
 
 from cloud.errors import AlreadyExists, OutcomeUnknown, Unavailable
@@ -237,7 +238,7 @@ def test_another_runs_parts_are_not_finished(store: ProtocolStore) -> None:
 @pytest.mark.parametrize("how", ["delete", "truncate"])
 def test_parts_whose_shards_are_not_there_are_not_finished(store: ProtocolStore, how: str) -> None:
     die_before_the_manifest(store, FIRST)
-    store.damage(next(key for key in store.keys() if key.endswith(".00.safetensors")), how)
+    store.damage(next(key for key in store.keys(KEYS.snapshots) if key.endswith(".00.safetensors")), how)
 
     assert commit.finish_complete(store, KEYS, RUN_ID, FOREVER) == []
     assert commits(store) == []
@@ -249,7 +250,7 @@ def test_a_damaged_part_is_passed_over(store: ProtocolStore) -> None:
     store.damage(next(key for key in store.keys(KEYS.snapshots + str(FIRST)) if key.endswith(".json")), "truncate")
     store.damage(next(key for key in store.keys(KEYS.snapshots + str(SECOND)) if key.endswith(".json")), "flip", 0.0)
 
-    assert commit.finish_complete(store, KEYS, RUN_ID, FOREVER) in ([], [FIRST])  # a lost newline is no damage
+    assert commit.finish_complete(store, KEYS, RUN_ID, FOREVER) == []
 
 
 # ---- verify ---------------------------------------------------------------------------------------------------------
@@ -293,7 +294,8 @@ def test_a_death_while_removing_leaves_a_whole_snapshot_or_an_invisible_one(stor
         assert commit.verify(store, KEYS, commit.read_manifest(store, KEYS, FIRST, FOREVER), FOREVER)
     assert commit.finish_complete(store, KEYS, RUN_ID, FOREVER) == []
     commit.remove(store, KEYS, FIRST, FOREVER)
-    assert {KEYS.parse_directory(key)[0] for key in store.keys(KEYS.snapshots) if KEYS.parse_directory(key)} == {SECOND}  # type: ignore[index]
+    left = {found[0] for key in store.keys(KEYS.snapshots) if (found := KEYS.parse_directory(key)) is not None}
+    assert left == {SECOND}
 
 
 def test_removing_takes_manifest_part_and_shards_in_that_order() -> None:

@@ -304,7 +304,7 @@ def test_too_little_memory_is_said_with_numbers_and_quarantines_nothing(
     scene.publish(scene.remote, FIRST)
     monkeypatch.setattr(resume, "available_bytes", lambda: 1000)
 
-    with pytest.raises(NoSpace, match="0.00 GB of memory are free"):
+    with pytest.raises(NoSpace, match=r"0\.00 GB of memory are free"):
         scene.find(*scene.stored("remote", FIRST))
 
     assert scene.remote.keys(KEYS.quarantine) == []

@@ -22,9 +22,7 @@ def sample(kind: type[events.Event]) -> events.Event:
 
 
 def test_the_bytes_of_a_line_are_pinned() -> None:
-    body = events.Published(
-        tier="remote", snapshot="00000007-000000012000", step=12000, bytes=4096, seconds=0.25
-    )
+    body = events.Published(tier="remote", snapshot="00000007-000000012000", step=12000, bytes=4096, seconds=0.25)
 
     data = encode_line(Line(at="2026-01-02T03:04:05.678+00:00", mono=12.5, generation=7, body=body))
 

@@ -39,7 +39,7 @@ PART_JSON = (
     '{"format":1,"run_id":"0123456789abcdef0123456789abcdef","generation":7,"step":12000,"rank":0,"world_size":1,'
     '"directory":"00000007-000000012000-0123456789abcdef","parent":"00000006-000000011000",'
     '"sealed_at":"2026-01-02T03:04:05.678+00:00",'
-    f'"shards":[{SHARD_JSON}],"state":{{"step":12000}},"environment":{{"torch":"2.13"}}}}'
+    f'"shards":[{SHARD_JSON}],"state":{{"step":12000}},"state_crc64nvme":"00000000000000dd","environment":{{"torch":"2.13"}}}}'
 )
 MANIFEST_JSON = (
     '{"format":1,"run_id":"0123456789abcdef0123456789abcdef","generation":7,"step":12000,'
@@ -81,6 +81,7 @@ def part(rank: int = 0, world_size: int = 1, **changes: Any) -> Part:
         sealed_at="2026-01-02T03:04:05.678+00:00",
         shards=(shard,),
         state=msgspec.Raw(b'{"step":12000}'),
+        state_crc64nvme="00000000000000dd",
         environment={"torch": "2.13"},
     )
     return msgspec.structs.replace(whole, **changes)

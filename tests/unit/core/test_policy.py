@@ -40,44 +40,38 @@ def test_a_snapshot_is_due_so_long_after_the_start_of_the_last_one(now: float, l
 
 # ---- the time that is left ------------------------------------------------------------------------------------------
 
-# has_s, bytes, rates, trainer alive, sealed is current, in flight, sealed -> choice
+# has_s, bytes, rates, trainer alive, in flight, sealed -> choice
 DRAINS = {
-    "plenty of time": (120.0, 10 * GB, FAST, True, False, None, True, Choice.NEW),
-    "nobody knows how long": (None, 10 * GB, FAST, True, False, 10 * GB, True, Choice.NEW),
-    "new fits just": (14.0, 10 * GB, FAST, True, False, None, True, Choice.NEW),
-    "new does not fit, the newest does": (13.9, 10 * GB, FAST, True, False, None, True, Choice.NEWEST),
-    "no boundary in time": (120.0, 10 * GB, SLOW_STEP, True, False, None, True, Choice.NEWEST),
-    "the newest displaces an upload only if it fits": (12.0, 10 * GB, FAST, True, False, 5 * GB, True, Choice.NEWEST),
-    "the newest does not fit behind an upload": (11.9, 10 * GB, FAST, True, False, 5 * GB, True, Choice.FINISH),
-    "nothing fits, nothing in flight: try the newest": (1.0, 10 * GB, FAST, True, False, None, True, Choice.NEWEST),
-    "nothing sealed, an upload in flight": (5.0, 10 * GB, FAST, True, False, GB, False, Choice.FINISH),
-    "nothing at all to lose by trying": (0.1, 10 * GB, FAST, True, False, None, False, Choice.NEW),
-    "before the first layout": (30.0, None, Rates(), True, False, None, False, Choice.NEW),
-    "the sealed one is of this very step": (120.0, 10 * GB, FAST, True, True, None, True, Choice.NEWEST),
-    "all durable already": (120.0, 10 * GB, FAST, True, True, None, False, Choice.FINISH),
-    "the trainer is dead, something is sealed": (120.0, 10 * GB, FAST, False, False, None, True, Choice.NEWEST),
-    "the trainer is dead, nothing is sealed": (120.0, 10 * GB, FAST, False, False, None, False, Choice.FINISH),
-    "the trainer is dead, an upload in flight": (120.0, 10 * GB, FAST, False, False, GB, False, Choice.FINISH),
+    "plenty of time": (120.0, 10 * GB, FAST, True, None, True, Choice.NEW),
+    "nobody knows how long": (None, 10 * GB, FAST, True, 10 * GB, True, Choice.NEW),
+    "new fits just": (14.0, 10 * GB, FAST, True, None, True, Choice.NEW),
+    "new does not fit, the newest does": (13.9, 10 * GB, FAST, True, None, True, Choice.NEWEST),
+    "no boundary in time": (120.0, 10 * GB, SLOW_STEP, True, None, True, Choice.NEWEST),
+    "the newest displaces an upload only if it fits": (12.0, 10 * GB, FAST, True, 5 * GB, True, Choice.NEWEST),
+    "the newest does not fit behind an upload": (11.9, 10 * GB, FAST, True, 5 * GB, True, Choice.FINISH),
+    "nothing fits, nothing in flight: try the newest": (1.0, 10 * GB, FAST, True, None, True, Choice.NEWEST),
+    "nothing sealed, an upload in flight": (5.0, 10 * GB, FAST, True, GB, False, Choice.FINISH),
+    "nothing at all to lose by trying": (0.1, 10 * GB, FAST, True, None, False, Choice.NEW),
+    "before the first layout": (30.0, None, Rates(), True, None, False, Choice.NEW),
+    "the trainer is dead, something is sealed": (120.0, 10 * GB, FAST, False, None, True, Choice.NEWEST),
+    "the trainer is dead, nothing is sealed": (120.0, 10 * GB, FAST, False, None, False, Choice.FINISH),
+    "the trainer is dead, an upload in flight": (120.0, 10 * GB, FAST, False, GB, False, Choice.FINISH),
 }
 
 
 @pytest.mark.parametrize("row", DRAINS.values(), ids=DRAINS.keys())
 def test_the_newest_step_that_can_still_become_durable_is_chosen(
-    row: tuple[float | None, int | None, Rates, bool, bool, int | None, bool, Choice],
+    row: tuple[float | None, int | None, Rates, bool, int | None, bool, Choice],
 ) -> None:
-    has_s, size, rates, alive, current, in_flight, sealed, choice = row
+    has_s, size, rates, alive, in_flight, sealed, choice = row
 
-    plan = plan_drain(
-        has_s, size, rates, trainer_alive=alive, sealed_is_current=current, in_flight_bytes=in_flight, sealed=sealed
-    )
+    plan = plan_drain(has_s, size, rates, trainer_alive=alive, in_flight_bytes=in_flight, sealed=sealed)
 
     assert (plan.choice, plan.has_s) == (choice, has_s)
 
 
 def test_an_unmeasured_store_is_assumed_to_be_slow() -> None:
-    plan = plan_drain(
-        60.0, GB, Rates(), trainer_alive=True, sealed_is_current=False, in_flight_bytes=None, sealed=False
-    )
+    plan = plan_drain(60.0, GB, Rates(), trainer_alive=True, in_flight_bytes=None, sealed=False)
 
     assert plan.needs_s == pytest.approx(2 * GB / ASSUMED_STORE_BYTES_S + MARGIN_S)
 
@@ -87,21 +81,18 @@ sizes = st.none() | st.integers(0, 10**13)
 rates = st.none() | st.floats(1e-3, 1e12)
 
 
-@given(seconds, sizes, st.builds(Rates, rates, rates, seconds), st.booleans(), st.booleans(), sizes, st.booleans())
+@given(seconds, sizes, st.builds(Rates, rates, rates, seconds), st.booleans(), sizes, st.booleans())
 def test_a_plan_is_always_one_that_can_be_carried_out(
     has_s: float | None,
     size: int | None,
     speeds: Rates,
     alive: bool,
-    current: bool,
     in_flight: int | None,
     sealed: bool,
 ) -> None:
-    plan = plan_drain(
-        has_s, size, speeds, trainer_alive=alive, sealed_is_current=current, in_flight_bytes=in_flight, sealed=sealed
-    )
+    plan = plan_drain(has_s, size, speeds, trainer_alive=alive, in_flight_bytes=in_flight, sealed=sealed)
 
-    assert plan.choice is not Choice.NEW or (alive and not current)
+    assert plan.choice is not Choice.NEW or alive
     assert plan.choice is not Choice.NEWEST or sealed
     if in_flight is not None and has_s is not None and plan.choice is not Choice.FINISH:
         assert plan.needs_s is not None
@@ -149,7 +140,11 @@ some_ids = st.sets(st.builds(SnapshotId, st.integers(1, 4), st.integers(0, 30)),
 
 @given(some_ids, st.integers(1, 5), st.none() | st.integers(1, 10), some_ids, some_ids)
 def test_the_newest_verified_one_and_everything_newer_always_stays(
-    committed: set[SnapshotId], keep_last: int, keep_every: int | None, verified: set[SnapshotId], pinned: set[SnapshotId]
+    committed: set[SnapshotId],
+    keep_last: int,
+    keep_every: int | None,
+    verified: set[SnapshotId],
+    pinned: set[SnapshotId],
 ) -> None:
     doomed = retain(list(committed), keep_last=keep_last, keep_every=keep_every, verified=verified, pinned=pinned)
 

@@ -62,7 +62,7 @@ def test_every_key_is_parsed_back_by_its_own_parser_only(snapshot: SnapshotId) -
 
 
 @pytest.mark.parametrize("text", ["", "7-12", "00000007-00000001200x", "00000000-000000000001", "00000007_000000012000",
-                                  "00000007-000000012000 ", "０0000007-000000012000"])  # fmt: skip
+                                  "00000007-000000012000 ", "\uff100000007-000000012000"])  # fmt: skip
 def test_what_is_no_snapshot_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a snapshot"):
         SnapshotId.parse(text)

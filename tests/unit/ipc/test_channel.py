@@ -140,9 +140,7 @@ def test_sending_to_a_closed_peer_says_so(pair: tuple[Channel, Channel]) -> None
 
 
 @pytest.mark.parametrize("data", [b"\x05", b"\x05\0\0", framed(b'{"type": "x"}')[:-1]])
-def test_a_peer_that_dies_in_the_middle_of_a_message_says_nothing(
-    pair: tuple[Channel, Channel], data: bytes
-) -> None:
+def test_a_peer_that_dies_in_the_middle_of_a_message_says_nothing(pair: tuple[Channel, Channel], data: bytes) -> None:
     pair[0].socket.sendall(data)
     pair[0].close()
 

@@ -59,7 +59,7 @@ def seal(slot: Slot, sequence: int = 1, record: SlotRecord = RECORD) -> None:
 
 
 def test_shards_begin_at_page_boundaries_behind_the_header() -> None:
-    assert SPANS == (ShardSpan("a", 4096, 10), ShardSpan("b", 8192, 5000), ShardSpan("c", 16384, 4096))
+    assert (ShardSpan("a", 4096, 10), ShardSpan("b", 8192, 5000), ShardSpan("c", 16384, 4096)) == SPANS
 
 
 @given(st.lists(st.integers(0, 20_000), max_size=6), st.integers(0, 1_000_000))
@@ -80,11 +80,14 @@ def test_the_header_is_pinned(slot: Slot) -> None:
     magic, state, sequence, step, payload, offset, length, _crc = HEADER.unpack_from(slot.buffer)
     assert (magic, state, sequence, step, payload) == (b"HRNSLOT1", 2, 9, 12, 10 + 5000 + 4096)
     assert (offset, length) == (20480, len(RECORD.encode()))
-    assert bytes(slot.buffer[offset : offset + length]) == (
-        b'{"step": 12, "rank": 0, "world_size": 1, "generation": 3, "shards": [{"name": "a", "offset": 4096, "size": '
-        b'10}, {"name": "b", "offset": 8192, "size": 5000}, {"name": "c", "offset": 16384, "size": 4096}], "state": '
-        b'"{\\"step\\": 12, \\"name\\": \\"\\u00e9\\"}", "environment": {"torch": "2.13"}, "sealed_at": '
-        b'"2026-01-02T03:04:05.678+00:00"}'
+    assert (
+        bytes(slot.buffer[offset : offset + length])
+        == (
+            '{"step": 12, "rank": 0, "world_size": 1, "generation": 3, "shards": [{"name": "a", "offset": 4096, "size": '
+            '10}, {"name": "b", "offset": 8192, "size": 5000}, {"name": "c", "offset": 16384, "size": 4096}], '
+            '"environment": {"torch": "2.13"}, "sealed_at": "2026-01-02T03:04:05.678+00:00"}\n'
+            '{"step": 12, "name": "é"}'
+        ).encode()
     )
 
 

@@ -1,0 +1,206 @@
+"""What does the agent cost beside a training? Good enough is:
+
+- the first answer of the metadata service at most 0.5 s after `harness run` was started: a notice may be in force;
+- at most 90 MB of memory of its own (RssAnon: slots are shared memory, and the page cache is the kernel's), idle and
+  while it saves 400 MB;
+- at most 1 % of a core while nothing happens but a poll each second.
+
+Starts real `harness run`s against the metadata simulator, with this script as the trainer, and looks on from outside.
+
+    python benchmarks/bench_agent.py [--starts 11] [--idle-s 10] [--mb 400] [--check] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from circumstances import ROOT, Row, circumstances, environment, show
+
+sys.path.insert(0, str(ROOT))
+
+from cloud.metadata_sim import MetadataSimulator
+
+BAR_ANSWER_S, BAR_OWN_MB, BAR_CPU_PERCENT = 0.5, 90.0, 1.0
+SAVES = 3
+STEP_S = 0.02
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    options = parse()
+    if options.trainer is not None:
+        train(options.trainer)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        directory = Path(name)
+        answers = [first_answer_s(directory / f"start-{number}") for number in range(options.starts)]
+        idle = idle_figures(directory / "idle", options.idle_s)
+        saving = [own_mb_while_saving(directory / f"save-{number}", options.mb) for number in range(SAVES)]
+    results = [
+        Result("first metadata answer, s", answers, BAR_ANSWER_S),
+        Result("own memory, idle, MB", [idle.own_mb], BAR_OWN_MB),
+        Result(f"own memory, most while saving {options.mb} MB, MB", saving, BAR_OWN_MB),
+        Result(f"CPU over {options.idle_s:g} idle s, % of a core", [idle.cpu_percent], BAR_CPU_PERCENT),
+    ]
+    show(circumstances(["torch", "requests", "msgspec"]), [result.row() for result in results], as_json=options.json)
+    return 1 if options.check and any(result.missed for result in results) else 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures of one kind, and what their median may be at most."""
+
+    name: str
+    figures: list[float]
+    bar: float
+
+    @property
+    def missed(self) -> bool:
+        return statistics.median(self.figures) > self.bar
+
+    def row(self) -> Row:
+        return {
+            "what": self.name,
+            "median": f"{statistics.median(self.figures):.3g}",
+            "min": f"{min(self.figures):.3g}",
+            "max": f"{max(self.figures):.3g}",
+            "bar": f"{self.bar:g}",
+            "": "MISSED" if self.missed else "ok",
+        }
+
+
+class TimedSimulator(MetadataSimulator):
+    """Tells when it first gave out data; the token was asked for before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_at: Future[float] = Future()
+
+    def lookup(self, path: str) -> str | None:
+        with contextlib.suppress(InvalidStateError):
+            self.first_at.set_result(time.monotonic())
+        return super().lookup(path)
+
+
+@dataclass(frozen=True)
+class Idle:
+    own_mb: float
+    cpu_percent: float
+
+
+def first_answer_s(directory: Path) -> float:
+    """Seconds from the start of `harness run` to the first data of the metadata service."""
+    simulator = TimedSimulator()
+    with simulator:
+        began = time.monotonic()
+        with agent(directory, simulator.url, mb=0):
+            return simulator.first_at.result(timeout=60.0) - began
+
+
+def idle_figures(directory: Path, idle_s: float) -> Idle:
+    """An agent whose trainer trains, when no snapshot is due."""
+    with MetadataSimulator() as simulator, agent(directory, simulator.url, mb=0) as (pid, log):
+        wait_for("FirstStep", log)
+        before, began = cpu_s(pid), time.monotonic()
+        time.sleep(idle_s)
+        busy = (cpu_s(pid) - before) / (time.monotonic() - began)
+        return Idle(own_mb(pid), 100 * busy)
+
+
+def own_mb_while_saving(directory: Path, mb: int) -> float:
+    """The most memory of its own that an agent has between the seal of a snapshot and its verification in the store."""
+    with MetadataSimulator() as simulator, agent(directory, simulator.url, mb=mb) as (pid, log):
+        wait_for("Sealed", log)
+        most, text = 0.0, ""
+        while "Retired" not in text:  # of the first snapshot, by the second: so one has been verified in between
+            most = max(most, own_mb(pid))
+            text += log.read()
+            time.sleep(0.002)
+        return most
+
+
+@contextlib.contextmanager
+def agent(directory: Path, metadata: str, *, mb: int) -> Iterator[tuple[int, IO[str]]]:
+    """A running `harness run`: its pid, and its log to read on. It is killed at the end."""
+    directory.mkdir()
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "harness.cli", "run", "--store", str(directory / "store"), "--run", "bench"),
+                *("--metadata", metadata, "--every-s", "1000", "--keep-last", "1"),
+                *(() if mb == 0 else ("--every-steps", "50")),
+                *("--", sys.executable, __file__, "--trainer", str(mb)),
+            ],
+            env=environment(XDG_RUNTIME_DIR=str(directory)),
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        with (directory / "log").open() as reader:
+            yield process.pid, reader
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(words: str, log: IO[str], timeout_s: float = 60.0) -> None:
+    """Read on until the agent has said `words`."""
+    give_up_at, text = time.monotonic() + timeout_s, ""
+    while words not in text:
+        text += log.read()
+        if time.monotonic() > give_up_at:
+            raise SystemExit(f"the agent did not say {words!r} within {timeout_s:g} s:\n{text}")
+        time.sleep(0.002)
+
+
+def own_mb(pid: int) -> float:
+    """Memory that is the process's own, in MB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib = next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]
+    return int(kib) * 1024 / 1e6
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that the process has used, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def train(mb: int) -> None:
+    """The trainer: parameters of `mb` MB, and steps that cost nothing."""
+    import torch
+
+    from harness import Checkpointer
+
+    torch.set_num_threads(1)
+    ckpt = Checkpointer(model=torch.nn.Linear(1000, max(1, mb * 250), bias=False))
+    for _ in ckpt.steps(10**9):
+        time.sleep(STEP_S)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--starts", type=int, default=11)
+    parser.add_argument("--idle-s", type=float, default=10.0)
+    parser.add_argument("--mb", type=int, default=400)
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--trainer", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

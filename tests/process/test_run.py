@@ -1,0 +1,528 @@
+"""`harness run` as a transparent parent: terminal, signals, exit codes; notices, crashes, and what a user can get wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloud.metadata_sim import Fault, MetadataSimulator
+from tests.support.processes import WAIT_S, Process, World, steps_said
+
+pytestmark = pytest.mark.slow
+STEPS = 20
+HOLD = ("--hold-at", "12")
+FAST = ("--back-off-s", "0.05", "--every-s", "1000")
+OWN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.dup2(0, 1); os.dup2(0, 2); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def script(world: World, text: str, name: str = "script.py") -> list[str | Path]:
+    """The command of a program of a few lines."""
+    path = world.root / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return [sys.executable, path]
+
+
+def held(world: World, *options: str | Path, trainer: tuple[str, ...] = HOLD) -> Process:
+    """A run whose trainer has made 12 steps, and stays there, with a durable snapshot of an earlier one."""
+    process = world.run_harness(*options, command=world.tiny(*trainer))
+    process.wait_for(" Published ")
+    return process
+
+
+def check_left_with_everything(world: World, process: Process, code: int = 75, outcome: str = "interrupted") -> None:
+    """The run left with the very last step durable, and its outcome is recorded."""
+    assert process.wait() == code, process.stderr
+    known = world.survey()
+    assert known.done is not None
+    assert (known.done.outcome, known.done.step) == (outcome, world.steps_of_curve()[-1]), process.stderr
+    assert known.commits[-1].step == known.done.step
+
+
+def finish(world: World, *trainer: str) -> str:
+    """Start the same command again; what it said. It must go on from what there is, and come to the right end."""
+    world.released.touch()
+    floor = world.survey().commits[-1].step
+    process = world.run_harness(command=world.tiny(*(trainer or HOLD)))
+    assert process.wait() == 0, process.stderr
+    assert steps_said(process.stderr, "Restored") == [floor]
+    world.check_tiny(STEPS)
+    return process.stderr
+
+
+# ---- a transparent parent -----------------------------------------------------------------------------------------------
+
+
+def test_stdin_stdout_and_stderr_are_the_programs_own(world: World) -> None:
+    echo = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()); sys.stderr.write('own\\rwords\\n')"
+    command = script(world, echo)
+
+    process = world.start(*world.harness("run", *world.options(), "--", *command), stdin=subprocess.PIPE)
+    with process.input as stdin:
+        stdin.write(bytes(range(256)) * 100)
+
+    assert process.wait() == 0
+    assert process.stdout == bytes(range(256)) * 100
+    assert "own\rwords\n" in process.stderr
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_that_never_calls_the_harness_keeps_its_exit_code(world: World, code: int) -> None:
+    process = world.run_harness(command=script(world, f"raise SystemExit({code})"))
+
+    assert process.wait() == code
+    assert ("without ever creating a Checkpointer" in process.stderr) == (code == 0)
+    assert "TrainerStarted pid" in process.stderr
+    assert process.stderr.count("TrainerStarted") == 1, "it is not started again"
+    assert world.survey().finished_at is None
+
+
+def test_a_program_that_a_signal_ended_is_128_and_the_signal(world: World) -> None:
+    process = world.run_harness(command=script(world, "import os; os.kill(os.getpid(), 9)"))
+
+    assert process.wait() == 137
+
+
+@contextlib.contextmanager
+def terminal(world: World, command: list[str | Path], rows: int = 24, columns: int = 80) -> Iterator[tuple[Process, int]]:
+    """A process with a terminal of its own, and the terminal's other end."""
+    master, slave = pty.openpty()
+    try:
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        process = world.start(sys.executable, "-c", OWN_TERMINAL, *command, stdin=slave)
+        os.close(slave)
+        yield process, master
+    finally:
+        os.close(master)
+
+
+def read_until(fd: int, words: str) -> str:
+    """What a terminal shows, until it shows `words`."""
+    shown, give_up_at = "", time.monotonic() + WAIT_S
+    while words not in shown:
+        readable, _, _ = select.select([fd], [], [], give_up_at - time.monotonic())
+        assert readable, f"never shown: {words}\n{shown}"
+        shown += os.read(fd, 65536).decode(errors="replace")
+    return shown
+
+
+def test_the_program_has_the_terminal_its_size_and_is_told_when_that_changes(world: World) -> None:
+    shows = """
+        import os, signal
+        def resized(*_):
+            print("resized", *os.get_terminal_size(0), flush=True)
+            os._exit(0)
+        signal.signal(signal.SIGWINCH, resized)
+        print("terminals", *map(os.isatty, range(3)), "size", *os.get_terminal_size(0), flush=True)
+        print("foreground", os.tcgetpgrp(0) == os.getpgrp(), "ready", flush=True)
+        while True:
+            signal.pause()
+    """
+    command = script(world, "if True:" + shows)
+    with terminal(world, world.harness("run", *world.options(), "--", *command), 40, 132) as (process, master):
+        shown = read_until(master, "ready")
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
+        shown += read_until(master, "resized 100 50")
+
+        assert "terminals True True True size 132 40" in shown
+        assert "foreground True" in shown
+        assert process.wait() == 0
+
+
+# ---- what a user can get wrong ------------------------------------------------------------------------------------------
+
+
+def refused(world: World, process: Process, *words: str) -> None:
+    """64, with words that say what and what to do, and without a traceback; nobody was started."""
+    assert process.wait() == 64, process.stderr
+    for word in words:
+        assert word in process.stderr, process.stderr
+    assert "Traceback" not in process.stderr
+    assert "TrainerStarted" not in process.stderr
+
+
+def test_a_script_that_does_not_exist_is_refused_before_anything_starts(world: World) -> None:
+    refused(world, world.run_harness(command=[sys.executable, "trian.py"]), "trian.py: no such script")
+    assert not world.store.exists()
+
+
+def test_a_command_that_does_not_exist_is_refused(world: World) -> None:
+    refused(world, world.run_harness(command=["no-such-program"]), "no-such-program: command not found")
+
+
+def test_nothing_to_run_is_refused(world: World) -> None:
+    refused(world, world.run_harness(command=[]), "nothing to run: harness run -- python train.py")
+
+
+def test_a_second_trainer_of_a_live_run_is_refused_and_told_whose_it_is(world: World) -> None:
+    first = held(world)
+    trainer = first.wait_for(r"TrainerStarted pid=(\d+)")[1]
+
+    refused(world, world.run_harness(command=world.tiny(*HOLD)), f"process {trainer}", "another --run")
+
+    world.released.touch()
+    assert first.wait() == 0, "the first one was not disturbed"
+    world.check_tiny(STEPS)
+
+
+def test_two_scripts_of_one_name_are_not_one_run(world: World) -> None:
+    text = "import sys\nfrom tests.support.tiny_trainer import main\nsys.exit(main())\n"
+    commands = [[*script(world, text, f"{where}/train.py"), *world.tiny(*HOLD)[3:]] for where in ("a", "b")]
+    options = ["--store", str(world.store), "--metadata", "off"]
+    first = world.start(*world.harness("run", *options, "--", *commands[0]))
+    first.wait_for(" Published ")
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 75, first.stderr
+
+    refused(world, world.start(*world.harness("run", *options, "--", *commands[1])), "another script", "--run NAME")
+
+    world.released.touch()
+    again = world.start(*world.harness("run", *options, "--", *commands[0]))
+    assert again.wait() == 0, again.stderr
+    world.run = "train"
+    world.check_tiny(STEPS)
+
+
+def test_a_changed_command_is_told_and_goes_on(world: World) -> None:
+    process = held(world)
+    process.signal(signal.SIGTERM)
+    check_left_with_everything(world, process)
+
+    said = finish(world, *HOLD, "--every-steps", "4")
+
+    assert "the command differs from the last start's, which was: " in said
+
+
+def test_a_finished_run_is_refused_and_fresh_forgets_it_even_if_killed_before_its_first_snapshot(world: World) -> None:
+    command = world.tiny()
+    assert world.run_harness(command=command).wait() == 0
+
+    refused(world, world.run_harness(command=command), f"finished at step {STEPS}", "--fresh", "another --run")
+
+    fresh = world.run_rigged("--fresh", "yes", "--at", "FirstStep:1:kill-both", command=world.tiny("--every-steps", "19"))
+    fresh.wait()
+    assert " NothingToResume reason=--fresh" in fresh.stderr
+    assert world.steps_of_curve()[STEPS] == 1
+    before = len(world.steps_of_curve())
+    world.wait_gone()
+
+    later = world.run_harness(command=command)
+    assert later.wait() == 0, later.stderr
+    assert " Restored " not in later.stderr, "what was there before --fresh is not this run's"
+    assert world.steps_of_curve()[before:] == list(range(1, STEPS + 1))
+
+
+def test_a_store_that_cannot_be_written_is_refused_at_the_start(world: World) -> None:
+    (world.root / "file").write_text("in the way")
+    world.store = world.root / "file" / "store"
+
+    refused(world, world.run_harness(command=world.tiny()), str(world.store))
+    assert not world.curve.exists()
+
+
+@contextlib.contextmanager
+def mounted(directory: Path, size: str, *options: str) -> Iterator[None]:
+    """A small file system in memory; skips loudly without root."""
+    directory.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join([f"size={size}", *options]), "tmpfs", directory],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"needs root, to mount a file system that can be full: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
+@pytest.mark.root
+def test_a_store_on_a_read_only_file_system_is_refused_at_the_start(world: World) -> None:
+    with mounted(world.root / "disk", "1m", "ro"):
+        world.store = world.root / "disk" / "store"
+
+        refused(world, world.run_harness(command=world.tiny()), str(world.store))
+    assert not world.curve.exists()
+
+
+@pytest.mark.root
+def test_a_store_that_becomes_full_is_told_and_training_goes_on_until_there_is_room_again(world: World) -> None:
+    with mounted(world.root / "disk", "72m"):
+        world.store = world.root / "disk" / "store"
+        process = world.run_harness(command=world.tiny(steps=100_000, step_s=0.01))
+        process.wait_for(" Published ")
+        filler = world.root / "disk" / "filler"
+        filler.write_bytes(bytes(40 * 1024 * 1024))
+
+        told = process.wait_for(r" SaveFailed tier=remote step=(\d+) reason=\"([^\"]*)\"")
+        world.wait_until(lambda: world.steps_of_curve()[-1] > int(told[1]) + 10, "ten more steps")
+        filler.unlink()
+        process.wait_for(r" SaveFailed [^\0]* Published ")
+        process.signal(signal.SIGTERM)
+
+        check_left_with_everything(world, process)
+        assert "free in" in told[2]
+        assert "--keep-last" in told[2]
+
+
+def test_too_little_memory_for_a_snapshot_is_a_clear_error(world: World) -> None:
+    process = world.run_rigged(*FAST, "--max-crashes", "1", "--memory", "100000000", command=world.tiny())
+
+    assert process.wait() == 1, process.stderr
+    assert re.search(r"NoSpace: a snapshot needs [\d.]+ GB of shared memory .*0\.10 GB of memory are free", process.stderr)
+    assert not world.final.exists()
+
+
+# ---- crashes ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_is_shown_and_restarted_from_memory_until_nothing_is_gained_by_it(world: World) -> None:
+    process = world.run_rigged(*FAST, "--max-crashes", "2", command=world.tiny("--raise-at", "7"))
+
+    assert process.wait() == 1, "the program's own code"
+    said = process.stderr
+    assert said.count("ArithmeticError: injected after step 7") == 3
+    assert said.count("Traceback") == 3
+    assert re.findall(r" Fetched [^\n]*tier=(\w+)", said) == ["memory", "memory"]
+    assert steps_said(said, "Restored") == [5, 5]
+    assert world.steps_of_curve() == [1, 2, 3, 4, 5, 6, 7, 6, 7, 6, 7]
+    assert " GaveUp crashes=3" in said
+    assert finish(world, "--raise-at", "999")
+
+
+def test_forks_of_the_trainer_disturb_nothing(world: World) -> None:
+    process = world.run_harness(command=world.tiny("--fork-at", "7"))
+
+    assert process.wait() == 0, process.stderr
+    world.released.touch()
+    world.check_tiny(STEPS)
+    assert world.steps_of_curve() == list(range(1, STEPS + 1))
+
+
+def test_a_fork_that_outlives_a_killed_trainer_does_not_hide_its_death(world: World) -> None:
+    never = ("--release", world.root / "nobody-waits-for-this")
+
+    process = world.run_rigged(*FAST, *never, "--at", "Published:1:kill-trainer", command=world.tiny("--fork-at", "3"))
+
+    assert process.wait() == 0, process.stderr
+    assert any("tiny_trainer" in command for command in world.running().values()), "the fork lives on"
+    assert steps_said(process.stderr, "Restored")[0] >= 5
+    world.released.touch()
+    world.check_tiny(STEPS)
+
+
+# ---- signals ------------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_once_takes_a_snapshot_and_is_130(world: World) -> None:
+    process = held(world)
+    process.signal_group(signal.SIGINT)
+
+    check_left_with_everything(world, process, 130, "stopped")
+    assert "Traceback" not in process.stderr
+    finish(world)
+
+
+def test_ctrl_c_in_a_terminal_is_the_same(world: World) -> None:
+    command = world.harness("run", *world.options(), "--", *world.tiny(*HOLD))
+    with terminal(world, command) as (process, master):
+        read_until(master, " Published ")
+        os.write(master, b"\x03")
+        read_until(master, " Ended ")
+
+        check_left_with_everything(world, process, 130, "stopped")
+
+
+def test_ctrl_c_twice_leaves_at_once(world: World) -> None:
+    process = held(world, trainer=("--stuck-at", "12"))
+    process.signal_group(signal.SIGINT)
+    process.wait_for(" Draining ")
+    process.signal_group(signal.SIGINT)
+
+    assert process.wait(5.0) == 130
+    known = world.survey()
+    assert known.commits[-1].step in (5, 10)
+    assert known.done is not None
+    assert known.done.outcome == "stopped"
+    finish(world, "--stuck-at", "12")
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["to-the-agent", "to-the-group"])
+def test_sigterm_loses_no_step_and_is_75(world: World, whole_group: bool) -> None:
+    process = world.run_harness(command=world.tiny(steps=100_000, step_s=0.003))
+    process.wait_for(" Published ")
+    (process.signal_group if whole_group else process.signal)(signal.SIGTERM)
+
+    check_left_with_everything(world, process)
+
+
+def test_sigterm_to_the_trainer_alone_counts_as_well(world: World) -> None:
+    process = held(world)
+    os.kill(int(process.wait_for(r"TrainerStarted pid=(\d+)")[1]), signal.SIGTERM)
+
+    check_left_with_everything(world, process)
+    finish(world)
+
+
+# ---- notices ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_file_is_a_notice(world: World) -> None:
+    file = world.root / "drain"
+    process = held(world, "--drain-file", str(file))
+    file.touch()
+
+    check_left_with_everything(world, process)
+    finish(world)
+
+
+@pytest.mark.parametrize("clock", ["right", "an hour wrong"])
+def test_a_spot_notice_loses_no_step_whatever_the_clock_says(world: World, clock: str) -> None:
+    with MetadataSimulator() as metadata:
+        if clock != "right":
+            metadata.fault(Fault.CLOCK_OFFSET)
+        process = held(world, "--metadata", metadata.url)
+        metadata.notice(lead_s=120.0)
+
+        check_left_with_everything(world, process)
+
+    seen = process.wait_for(r"NoticeSeen kind=interrupt source=\"ec2 spot\" in_s=([\d.]+)")
+    assert 110.0 < float(seen[1]) <= 121.0
+    finish(world)
+
+
+def test_the_end_of_an_auto_scaling_instance_is_a_notice(world: World) -> None:
+    with MetadataSimulator() as metadata:
+        metadata.lifecycle("InService")
+        process = held(world, "--metadata", metadata.url)
+        metadata.lifecycle("Terminated")
+
+        check_left_with_everything(world, process)
+    assert "ec2 autoscaling" in process.stderr
+
+
+def test_a_rebalance_recommendation_makes_a_snapshot_durable_and_training_goes_on(world: World) -> None:
+    world.has_local = True  # where the store's turn would come much later
+    with MetadataSimulator() as metadata:
+        process = held(world, "--durable-every-s", "1000", "--metadata", metadata.url)
+        metadata.rebalance()
+        process.wait_for(" NoticeSeen kind=rebalance")
+        process.wait_for(" Published tier=remote [^\n]*step=12 ")
+        world.released.touch()
+
+        assert process.wait() == 0, process.stderr
+    assert " Draining " not in process.stderr
+    world.check_tiny(STEPS)
+
+
+def test_a_notice_before_the_trainer_connects_is_told_to_it_and_nothing_durable_is_lost(world: World) -> None:
+    process = held(world)
+    process.signal(signal.SIGTERM)
+    check_left_with_everything(world, process)
+
+    noticed = world.run_rigged(*FAST, "--notices", "interrupt", command=world.tiny(*HOLD))
+
+    assert noticed.wait() == 75, noticed.stderr
+    assert noticed.stderr.index(" NoticeSeen ") < noticed.stderr.index(" TrainerConnected ")
+    finish(world)
+
+
+def test_a_trainer_that_reaches_no_boundary_in_time_is_stopped_and_the_newest_sealed_is_durable(world: World) -> None:
+    file = world.root / "drain"
+    process = held(world, "--drain-file", str(file), trainer=("--stuck-at", "12"))
+    file.write_text("3")
+
+    assert process.wait() == 75, process.stderr
+    known = world.survey()
+    assert known.done is not None
+    assert known.done.step == known.commits[-1].step == max(steps_said(process.stderr, "Sealed"))
+    finish(world, "--stuck-at", "12")
+
+
+def test_a_machine_without_a_metadata_service_is_not_slower_and_hardly_noisier(world: World) -> None:
+    def seconds(*options: str) -> tuple[float, str]:
+        started = time.monotonic()
+        process = world.run_harness(*options, command=world.tiny())
+        assert process.wait() == 0, process.stderr
+        return time.monotonic() - started, process.stderr
+
+    without_s, _ = seconds()
+    world.run = "b"
+    world.final.unlink()
+    refused_s, said = seconds("--run", "b", "--metadata", "http://127.0.0.1:9")
+    assert refused_s - without_s < 1.0
+    assert "Source" not in said
+    with MetadataSimulator() as metadata:
+        metadata.fault(Fault.HANG)
+        hanging_s, said = seconds("--run", "c", "--metadata", metadata.url)
+    assert hanging_s - without_s < 1.0
+    assert "Source" not in said
+
+
+def test_a_source_that_is_blind_is_told_once(world: World) -> None:
+    process = world.run_rigged(
+        *FAST, "--notices", "down", "--blind-after-s", "0.5", command=world.tiny(steps=100_000, step_s=0.01)
+    )
+    process.wait_for(" SourceBlind ")
+    process.wait_for(r"( Published [^\n]*\n[^\0]*){20}")
+    process.signal(signal.SIGTERM)
+
+    check_left_with_everything(world, process)
+    assert process.stderr.count("SourceBlind") == 1
+
+
+# ---- without `harness run` ----------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_is_started_plainly_starts_an_agent_and_leaves_none(world: World) -> None:
+    settings = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run, "HARNESS_METADATA": "off"}
+    killed = world.start(*world.tiny(*HOLD), env=settings)
+    world.wait_until_durable(5)
+    killed.signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    world.wait_gone(3.0)
+    floor = world.survey().commits[-1].step
+
+    world.released.touch()
+    before = len(world.steps_of_curve())
+    again = world.start(*world.tiny(*HOLD), env=settings)
+
+    assert again.wait() == 0, again.stderr
+    world.wait_gone(3.0)
+    assert not world.place.socket.exists()
+    assert world.steps_of_curve()[before] == floor + 1
+    assert world.survey().finished_at == STEPS
+    world.check_tiny(STEPS)
+
+
+def test_a_script_that_is_started_again_at_once_takes_over_from_the_agent_that_still_saves(world: World) -> None:
+    settings = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run, "HARNESS_METADATA": "off"}
+    killed = world.start(*world.tiny(*HOLD), env=settings)
+    world.wait_until_durable(5)
+    killed.signal(signal.SIGKILL)
+    world.released.touch()
+    again = world.start(*world.tiny(*HOLD), env=settings)
+
+    assert again.wait() == 0, again.stderr
+    assert killed.wait() == -signal.SIGKILL
+    world.wait_gone(3.0)
+    world.check_tiny(STEPS)

@@ -1,0 +1,158 @@
+"""Real torch, really killed: whatever happened in between, the curve and the final tensors are the unbroken run's."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Process, World, steps_said
+from tests.support.torch_trainer import STEPS
+
+pytestmark = pytest.mark.slow
+WORKERS = ("0", "2", "persistent")
+FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "4")
+IMPORT_S = 60.0  # a machine that imports torch for several tests at once
+
+
+def command(world: World, workers: str, *options: str) -> list[str | Path]:
+    fixed = ["--curve", world.curve, "--final", world.final, "--workers", workers, "--hold-until", world.released]
+    return [sys.executable, "-m", "tests.support.torch_trainer", *fixed, *options]
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], World]]:
+    """The world of an unbroken run, for each kind of workers. It took no snapshot before its end."""
+    worlds: dict[str, World] = {}
+
+    def of(workers: str) -> World:
+        if workers not in worlds:
+            world = worlds[workers] = World(tmp_path_factory.mktemp("unbroken"))
+            process = world.run_harness("--every-s", "1000", command=command(world, workers))
+            assert process.wait(IMPORT_S) == 0, process.stderr
+            assert steps_said(process.stderr, "Sealed") == [STEPS]
+        return worlds[workers]
+
+    yield of
+    for world in worlds.values():
+        world.close()
+
+
+def check_identical(world: World, unbroken: World) -> None:
+    """Every line of every life is the unbroken run's, none is missing, and every final tensor is the same."""
+    lines, found = unbroken.curve.read_text().splitlines(), world.curve.read_text().splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(1, STEPS + 1))
+    assert set(found) == set(lines)
+    assert world.final.read_text() == unbroken.final.read_text()
+
+
+def finish(world: World, workers: str) -> Process:
+    """Start the same command again until the run is finished."""
+    for _ in range(2):
+        floor = world.newest()
+        process = world.run_rigged(*FAST, command=command(world, workers))
+        assert process.wait(IMPORT_S) in (0, 75), process.stderr
+        if floor is not None:
+            assert steps_said(process.stderr, "Restored")[0] >= floor.step, process.stderr
+        if world.final.exists():
+            break
+    assert world.survey().finished_at == STEPS
+    return process
+
+
+KILLS: list[tuple[str, str, Sequence[str]]] = [
+    # workers, --at: one or several kills in one start, then each further start's
+    ("0", "Sealed:2:kill-agent", ()),
+    ("2", "Sealed:2:kill-both", ()),
+    ("persistent", "ShardStored:2:kill-trainer", ()),
+    ("0", "Published:2:kill-both", ("Restored:1:kill-both",)),
+    ("2", "Published:1:kill-trainer,Restored:1:kill-agent", ()),
+    ("persistent", "Published:1:kill-both", ("FirstStep:1:kill-both",)),
+    ("2", "Published:3:kill-trainer,FirstStep:2:kill-trainer", ()),
+    ("0", "Published:1:terminate,Draining:1:kill-agent", ()),
+    ("persistent", "Published:1:terminate,Draining:1:kill-trainer", ()),
+    ("2", "Published:1:terminate,Draining:1:kill-both", ()),
+]
+
+
+@pytest.mark.parametrize(("workers", "first", "later"), KILLS, ids=[f"{w}-{f}" for w, f, _ in KILLS])
+def test_a_killed_training_ends_bit_identical(
+    workers: str, first: str, later: Sequence[str], world: World, unbroken: Callable[[str], World]
+) -> None:
+    expected = unbroken(workers)
+    for at in (first, *later):
+        process = world.run_rigged(*FAST, "--at", at, command=command(world, workers))
+        process.wait(IMPORT_S)
+        world.wait_gone()
+        for kill in at.split(","):
+            event, nth, action = kill.split(":")
+            assert f"test: {action} at {event} {nth}" in process.stderr, process.stderr
+    if not world.final.exists():
+        finish(world, workers)
+
+    check_identical(world, expected)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_training_that_is_interrupted_twice_in_a_row_loses_no_step_and_ends_bit_identical(
+    workers: str, world: World, unbroken: Callable[[str], World]
+) -> None:
+    expected = unbroken(workers)
+    for _ in range(2):
+        process = world.run_rigged(*FAST, "--at", "FirstStep:1:terminate", command=command(world, workers))
+        assert process.wait(IMPORT_S) == 75, process.stderr
+        assert world.survey().commits[-1].step == world.steps_of_curve()[-1], process.stderr
+    finish(world, workers)
+
+    check_identical(world, expected)
+    assert world.steps_of_curve() == list(range(1, STEPS + 1)), "no step was made twice"
+
+
+def test_saving_draws_no_random_number(world: World, unbroken: Callable[[str], World]) -> None:
+    process = world.run_harness("--every-s", "1000", "--every-steps", "1", command=command(world, "2"))
+
+    assert process.wait(IMPORT_S) == 0, process.stderr
+    assert len(steps_said(process.stderr, "Sealed")) > 3
+    check_identical(world, unbroken("2"))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_sigterm_to_the_whole_group_while_workers_run_loses_no_step(
+    workers: str, world: World, unbroken: Callable[[str], World]
+) -> None:
+    process = world.run_rigged(*FAST, "--at", "Sealed:1:terminate-group", command=command(world, workers))
+
+    assert process.wait(IMPORT_S) == 75, process.stderr
+    known = world.survey()
+    assert known.done is not None
+    assert (known.done.outcome, known.done.step) == ("interrupted", world.steps_of_curve()[-1]), process.stderr
+    finish(world, workers)
+    check_identical(world, unbroken(workers))
+
+
+def test_a_notice_in_a_long_phase_leaves_at_a_safe_point_with_the_newest_sealed(
+    world: World, unbroken: Callable[[str], World]
+) -> None:
+    process = world.run_harness("--every-steps", "4", command=command(world, "0", "--phase-at", "0"))
+    process.wait_for(" Published ", IMPORT_S)
+    world.wait_until(lambda: world.steps_of_curve()[-1] == STEPS // 3, "the phase after the first epoch")
+    process.signal(signal.SIGTERM)
+
+    assert process.wait(IMPORT_S) == 75, process.stderr
+    assert world.survey().commits[-1].step == steps_said(process.stderr, "Sealed")[-1]
+    world.released.touch()
+    finish(world, "0")
+    check_identical(world, unbroken("0"))
+
+
+def test_harness_off_is_inert(world: World, unbroken: Callable[[str], World]) -> None:
+    process = world.start(*command(world, "2"), env={"HARNESS": "off"})
+
+    assert process.wait(IMPORT_S) == 0, process.stderr
+    assert process.stderr == ""
+    assert not (world.root / ".harness").exists()
+    assert sorted(path.name for path in world.root.iterdir()) == ["curve", "final"]
+    assert world.steps_of_curve() == list(range(1, STEPS + 1))

@@ -1,0 +1,112 @@
+"""A small real training on harness.Checkpointer: everything that has to be exact after a resume, in a second on one core.
+
+An MLP with dropout, AdamW, a cosine schedule, gradient accumulation, a shuffled DataLoader whose workers augment at random,
+and a validation phase. It writes `step loss` in full precision for each step to --curve, and the final tensors to --final.
+
+    python -m tests.support.torch_trainer --curve curve.txt --final final.txt [--workers 0 | 2 | persistent]
+
+    --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
+    --phase-at EPOCH --hold-until FILE a long phase after that epoch, with nothing but safe points, until FILE exists
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from harness import Checkpointer
+
+EPOCHS = 3
+ITEMS, BATCH, ACCUMULATE, WIDTH = 48, 4, 2, 16
+STEPS = EPOCHS * ITEMS // BATCH // ACCUMULATE
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Points of a line, each visit with other noise, drawn in the worker from two libraries."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = torch.full((WIDTH,), index / ITEMS) + 0.1 * torch.randn(WIDTH) + random.random() * 0.1
+        return x, x.sum().reshape(1)
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--curve", type=Path, required=True)
+    parser.add_argument("--final", type=Path, required=True)
+    parser.add_argument("--workers", choices=["0", "2", "persistent"], default="0")
+    parser.add_argument("--hold-at", type=int)
+    parser.add_argument("--phase-at", type=int)
+    parser.add_argument("--hold-until", type=Path)
+    return parser.parse_args()
+
+
+def loader(workers: str) -> DataLoader[tuple[Tensor, Tensor]]:
+    """The shuffled training data."""
+    count = {"0": 0, "2": 2, "persistent": 2}[workers]
+    return DataLoader(
+        Noisy(), batch_size=BATCH, shuffle=True, num_workers=count, persistent_workers=workers == "persistent"
+    )
+
+
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """All that was trained, by name."""
+    yield from model.state_dict().items()
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in sorted(state.items()):
+            yield f"{index}.{name}", value
+
+
+def main() -> None:
+    """Train; leave as the Checkpointer says."""
+    told = options()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    random.seed(1)
+    model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    data = loader(told.workers)
+    ckpt = Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler)
+    with told.curve.open("a") as curve:
+        for epoch in ckpt.epochs(EPOCHS):
+            model.train()
+            micro, total = 0, 0.0
+            for x, y in ckpt.batches(data):
+                loss = nn.functional.mse_loss(model(x), y) / ACCUMULATE
+                loss.backward()
+                micro, total = micro + 1, total + loss.item()
+                if micro % ACCUMULATE == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    scheduler.step()
+                    step = ckpt.step_count + 1
+                    curve.write(f"{step} {total.hex()}\n")
+                    curve.flush()
+                    total = 0.0
+                    while step == told.hold_at and not told.hold_until.exists():
+                        ckpt.safe_point()
+                        threading.Event().wait(0.01)
+            with ckpt.evaluating(), torch.no_grad():
+                model.eval()
+                for x, y in ckpt.batches(data):
+                    nn.functional.mse_loss(model(x), y)
+            while epoch == told.phase_at and not told.hold_until.exists():
+                ckpt.safe_point()
+                threading.Event().wait(0.01)
+    told.final.write_text("".join(f"{name} {value.tolist()}\n" for name, value in tensors(model, optimizer)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from cloud.errors import Unavailable
+from cloud.memory import MemoryStore
+from cloud.store import ObjectStore
+from harness.agent import journal as module
+from harness.agent.journal import Journal
+from harness.core import events
+from harness.core.snapshot import RunKeys
+from tests.support.protocol import FOREVER
+from tests.support.stores import FaultyStore, RecordingStore
+
+KEYS = RunKeys("run")
+
+
+def make(log: io.StringIO | None = None, listeners: tuple[Callable[[events.Line], None], ...] = ()) -> Journal:
+    journal = Journal(
+        KEYS, "host", log=log or io.StringIO(), listeners=listeners, heartbeat=lambda: events.Heartbeat(step=3)
+    )
+    journal.generation = 7
+    return journal
+
+
+def lines(store: ObjectStore) -> list[events.Line]:
+    keys = [info.key for info in store.list(KEYS.events, deadline=FOREVER)]
+    text = b"".join(store.read(key, limit_bytes=1 << 20, deadline=FOREVER) for key in keys)
+    return [events.decode_line(line) for line in text.splitlines()]
+
+
+def due(reason: str) -> events.Due:
+    return events.Due(reason=reason)
+
+
+class Seen:
+    """Waits for a number of calls of a verb of a store, from another thread."""
+
+    def __init__(self, store: ObjectStore, count: int) -> None:
+        self.store, self.count, self.reached, self.calls = store, count, threading.Event(), 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+    def put_if_absent(self, key: str, data: bytes, **options: object) -> None:
+        try:
+            self.store.put_if_absent(key, data, **options)  # type: ignore[arg-type]
+        finally:
+            self.calls += 1
+            if self.calls >= self.count:
+                self.reached.set()
+
+
+def test_what_was_emitted_is_in_the_store_after_close_in_order() -> None:
+    store, journal = MemoryStore(), make()
+    for number in range(5):
+        journal.emit(due(str(number)))
+    journal.start(store)
+    journal.close()
+
+    assert [line.body for line in lines(store)] == [due(str(number)) for number in range(5)]
+    assert {line.generation for line in lines(store)} == {7}
+
+
+def test_a_segment_is_put_once_and_the_next_one_has_the_next_number() -> None:
+    store, journal = RecordingStore(MemoryStore()), make()
+    seen = Seen(store, 1)
+    journal.start(seen)  # type: ignore[arg-type]
+    journal.emit(due("first"))
+    journal.flush()
+    assert seen.reached.wait(10)
+    journal.emit(due("second"))
+    journal.close()
+
+    assert store.keys("put_if_absent") == [
+        "run/events/00000007-host/000000.jsonl",
+        "run/events/00000007-host/000001.jsonl",
+    ]
+    assert [line.body for line in lines(store)] == [due("first"), due("second")]
+
+
+def test_events_wait_in_memory_while_the_store_is_down_and_none_is_lost() -> None:
+    inner = MemoryStore()
+    seen, journal = Seen(FaultyStore(inner, "put_if_absent", fail_on=(1, 2), error=Unavailable), 2), make()
+    journal.start(seen)  # type: ignore[arg-type]
+    journal.emit(due("first"))
+    journal.flush()
+    while seen.calls < 2:
+        journal.flush()
+    journal.emit(due("second"))
+    journal.close()
+
+    assert [line.body for line in lines(inner)] == [due("first"), due("second")]
+
+
+def test_segments_of_an_earlier_agent_are_skipped_and_kept() -> None:
+    store, journal = MemoryStore(), make()
+    for number in range(3):
+        store.put_if_absent(KEYS.journal(7, "host", number), b"", deadline=FOREVER)
+    journal.emit(due("mine"))
+    journal.start(store)
+    journal.close()
+
+    assert [line.body for line in lines(store)] == [due("mine")]
+    assert store.read(KEYS.journal(7, "host", 3), limit_bytes=1000, deadline=FOREVER)
+
+
+def test_a_quiet_journal_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_S", 0.001)
+    store, journal = MemoryStore(), make()
+    seen = Seen(store, 2)
+    journal.start(seen)  # type: ignore[arg-type]
+    assert seen.reached.wait(10)
+    journal.close()
+
+    assert {line.body for line in lines(store)} == {events.Heartbeat(step=3)}
+
+
+def test_nothing_is_put_before_there_is_a_generation() -> None:
+    store, journal = RecordingStore(MemoryStore()), make()
+    journal.generation = 0
+    journal.emit(due("early"))
+    journal.start(store)
+    journal.close()
+
+    assert store.calls == []
+
+
+def test_listeners_hear_every_line_before_emit_returns() -> None:
+    heard: list[events.Line] = []
+    make(listeners=(heard.append,)).emit(due("now"))
+
+    assert [line.body for line in heard] == [due("now")]
+
+
+def test_a_line_goes_to_the_log_unless_it_is_news_to_nobody() -> None:
+    log = io.StringIO()
+    journal = make(log)
+    journal.emit(events.Heartbeat(step=1))
+    journal.emit(events.Sealed(step=12, bytes=100, stall_s=0.25))
+
+    assert log.getvalue() == "harness: run g7 Sealed step=12 bytes=100 stall_s=0.250\n"
+
+
+def test_lines_of_many_threads_are_all_there_and_each_is_whole() -> None:
+    store, journal = MemoryStore(), make()
+    journal.start(store)
+
+    def work(name: str) -> None:
+        for number in range(50):
+            journal.emit(due(f"{name}{number}"))
+            journal.flush()
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    journal.close()
+
+    reasons = [line.body.reason for line in lines(store) if isinstance(line.body, events.Due)]
+    assert sorted(reasons) == sorted(f"{name}{number}" for name in "abcd" for number in range(50))

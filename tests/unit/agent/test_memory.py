@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.agent import memory
+from harness.agent.memory import RESERVED_BYTES, SlotPool, available_bytes, check_room, total_bytes
+from harness.core.snapshot import SnapshotId
+from harness.errors import NoSpace
+from harness.ipc.slots import Slot, SlotState
+from tests.support.protocol import SLOT_BYTES, Content
+
+GB = 1000**3
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with 64 GiB, of which 16 GiB are available, and no cgroup."""
+    (tmp_path / "meminfo").write_text("MemTotal:       67108864 kB\nMemFree:  1 kB\nMemAvailable:   16777216 kB\n")
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    pool = SlotPool()
+    yield pool
+    pool.close()
+
+
+def seal(pool: SlotPool, index: int, sequence: int) -> None:
+    content = Content(SnapshotId(1, sequence))
+    content.fill(pool[index])
+    pool[index].seal(content.record(), sequence)
+
+
+# ---- the budget -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_cgroup_the_host_is_the_limit(host: Path) -> None:
+    assert (available_bytes(), total_bytes()) == (16 * 1024**3, 64 * 1024**3)
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "available"),
+    [
+        ("max", "5", 16 * 1024**3),
+        (str(4 * 1024**3), str(1024**3), 3 * 1024**3),
+        (str(100 * 1024**3), "0", 16 * 1024**3),
+        (str(1024**3), str(2 * 1024**3), 0),
+        ("nonsense", "5", 16 * 1024**3),
+    ],
+)
+def test_a_cgroup_that_leaves_less_is_the_limit(host: Path, limit: str, used: str, available: int) -> None:
+    (host / "memory.max").write_text(f"{limit}\n")
+    (host / "memory.current").write_text(f"{used}\n")
+
+    assert available_bytes() == available
+
+
+def test_something_is_left_to_the_trainer(host: Path) -> None:
+    check_room(GB, 2, 2 * GB + RESERVED_BYTES)
+    with pytest.raises(NoSpace):
+        check_room(GB, 2, 2 * GB + RESERVED_BYTES - 1)
+
+
+def test_too_little_memory_is_said_with_numbers_and_a_remedy() -> None:
+    with pytest.raises(NoSpace, match=r"needs 5\.00 GB .* each of 2 slots, 8\.00 GB .* --slots 1"):
+        check_room(5 * GB, 2, 8 * GB)
+    with pytest.raises(NoSpace) as one:
+        check_room(5 * GB, 1, 4 * GB)
+    assert "--slots" not in str(one.value)
+
+
+def test_a_pool_that_does_not_fit_allocates_nothing(host: Path, pool: SlotPool) -> None:
+    (host / "meminfo").write_text("MemAvailable: 1 kB\n")
+
+    with pytest.raises(NoSpace):
+        pool.allocate(SLOT_BYTES, 2)
+
+    assert len(pool) == 0
+
+
+def test_a_kernel_that_has_none_after_all_is_no_space(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(size: int) -> Slot:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(memory.Slot, "create", refuse)
+
+    with pytest.raises(NoSpace, match="Cannot allocate memory"):
+        pool.allocate(SLOT_BYTES, 2)
+
+
+# ---- slots ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_layout_of_the_same_size_keeps_its_slots(pool: SlotPool) -> None:
+    assert pool.allocate(SLOT_BYTES, 2) == [0, 1]
+    assert pool.allocate(SLOT_BYTES, 2) == [0, 1]
+
+
+def test_a_resumes_slot_becomes_the_first_snapshots(pool: SlotPool) -> None:
+    resumed = pool.add(Slot.create(SLOT_BYTES))
+
+    assert pool.allocate(SLOT_BYTES, 2) == [resumed, resumed + 1]
+
+
+def test_the_slot_with_the_oldest_content_is_granted(pool: SlotPool) -> None:
+    first, second = pool.allocate(SLOT_BYTES, 2)
+    seal(pool, first, 1)
+    assert pool.grant() == second
+
+    seal(pool, second, 2)
+    assert pool.grant() == first
+
+
+def test_a_slot_that_a_tier_reads_is_not_granted(pool: SlotPool) -> None:
+    first, second = pool.allocate(SLOT_BYTES, 2)
+    pool.hold(first, "local")
+    pool.hold(first, "remote")
+    pool.hold(second, "remote")
+    assert pool.grant() is None
+
+    pool.release(first, "local")
+    assert pool.grant() is None
+
+    pool.release(first, "remote")
+    assert pool.grant() == first
+
+
+def test_slots_of_an_old_layout_stay_while_they_are_read(pool: SlotPool) -> None:
+    (old,) = pool.allocate(SLOT_BYTES, 1)
+    seal(pool, old, 1)
+    pool.hold(old, "remote")
+    (new,) = pool.allocate(2 * SLOT_BYTES, 1)
+    seal(pool, new, 2)
+    assert (old in pool, pool.usable) == (True, [new])
+
+    pool.release(old, "remote")
+
+    assert old not in pool
+
+
+def test_the_newest_complete_snapshot_outlives_its_layout(pool: SlotPool) -> None:
+    (old,) = pool.allocate(SLOT_BYTES, 1)
+    seal(pool, old, 1)
+    (new,) = pool.allocate(2 * SLOT_BYTES, 1)
+    assert pool.newest_sealed() == old
+
+    pool[new].begin()
+    pool.collect()
+    assert pool.newest_sealed() == old
+
+    seal(pool, new, 2)
+    pool.collect()
+    assert (old in pool, pool.newest_sealed()) == (False, new)
+
+
+def test_a_layout_that_does_not_fit_loses_no_snapshot(pool: SlotPool, host: Path) -> None:
+    (old,) = pool.allocate(SLOT_BYTES, 1)
+    seal(pool, old, 1)
+    (host / "meminfo").write_text("MemAvailable: 1 kB\n")
+
+    with pytest.raises(NoSpace):
+        pool.allocate(2 * SLOT_BYTES, 1)
+
+    assert pool[old].state is SlotState.SEALED
+
+
+def test_an_index_that_was_used_does_not_come_again(pool: SlotPool) -> None:
+    seen = set()
+    for _ in range(20):
+        index = pool.add(Slot.create(4096 * 2))
+        assert index not in seen
+        seen.add(index)
+        pool.close([index])
+
+
+def test_releasing_what_is_gone_is_nothing(pool: SlotPool) -> None:
+    pool.release(7, "remote")
+
+    assert pool.grant() is None
+    assert pool.newest_sealed() is None

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.agent import commit, report
+from harness.agent.stores import open_store
+from harness.config import Settings
+from harness.core import events
+from harness.core.manifest import FORMAT, Claim
+from harness.core.snapshot import SnapshotId
+from harness.errors import ConfigError
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
+
+FIRST, SECOND = SnapshotId(1, 10), SnapshotId(1, 20)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(
+        store=str(tmp_path / "store"), run="run", local=str(tmp_path / "local"), runtime_dir=str(tmp_path / "runtime")
+    )
+
+
+@pytest.fixture
+def store(settings: Settings) -> Path:
+    """A run with two snapshots in the store, one of them in the local tier too."""
+    remote, local = open_store(settings.store), open_store(settings.local or "")
+    claim = Claim(format=FORMAT, run_id=RUN_ID, generation=1, nonce="a" * 16, claimed_at="", host="here", pid=1,
+                  fresh=False, parent=None, command=(), named=True)  # fmt: skip
+    commit.claim(remote, KEYS, claim, FOREVER)
+    for name in (FIRST, SECOND):
+        commit.publish(remote, KEYS, Content(name).staged(), "remote", FOREVER, lambda event: None)
+    commit.publish(local, KEYS, Content(SECOND).staged(), "local", FOREVER, lambda event: None)
+    return Path(settings.store)
+
+
+def flip(store: Path, snapshot: SnapshotId) -> Path:
+    path = next((store / "run" / "snapshots").glob(f"{snapshot}-*/*.01.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def journal(settings: Settings, *bodies: events.Event) -> None:
+    lines = [events.Line(at="t", mono=1.0, generation=1, body=body) for body in bodies]  # type: ignore[arg-type]
+    data = b"a foreign line\n" + b"".join(events.encode_line(line) for line in lines)
+    open_store(settings.store).put_if_absent(KEYS.journal(1, "host", 0), data, deadline=FOREVER)
+
+
+def test_the_status_of_a_run_without_an_agent_comes_from_its_store(settings: Settings, store: Path) -> None:
+    journal(
+        settings,
+        events.Sealed(step=30, bytes=1, stall_s=0.1),
+        events.Published(tier="local", snapshot=str(SECOND), step=20, bytes=1, seconds=0.1),
+        events.Heartbeat(),
+    )
+    open_store(settings.store)
+    found = report.status(settings)
+
+    assert found == {
+        "run": "run",
+        "store": settings.store,
+        "state": "not running here",
+        "generation": 1,
+        "step": 30,
+        "local_step": 20,
+        "durable_step": 20,
+        "latest": str(SECOND),
+        "snapshots": 2,
+        "quarantined": 0,
+        "ended_at": None,
+    }
+
+
+def test_the_status_of_an_ended_run_is_its_outcome(settings: Settings, store: Path) -> None:
+    commit.end(open_store(settings.store), KEYS, 1, "a" * 16, "finished", 20, FOREVER)
+
+    assert report.status(settings)["state"] == "finished"
+
+
+def test_the_status_of_a_run_that_never_was_is_an_error(settings: Settings) -> None:
+    open_store(settings.store)
+    with pytest.raises(ConfigError, match="no run 'run' in"):
+        report.status(settings)
+
+
+def test_asking_about_a_store_that_is_not_there_makes_none(settings: Settings) -> None:
+    with pytest.raises(ConfigError):
+        report.status(settings)
+
+    assert not Path(settings.store).exists()
+
+
+def test_ls_shows_each_tier_and_why_a_snapshot_is_not_usable(settings: Settings, store: Path) -> None:
+    commit.quarantine(open_store(settings.store), KEYS, FIRST, "rotten", "here", FOREVER)
+    (store / "run" / "commits" / f"{SECOND}.json").write_bytes(b"{")
+
+    rows = [(row["snapshot"], row["tier"], row["bytes"], row["unusable"]) for row in report.snapshots(settings)]
+
+    assert rows[0] == (str(SECOND), "local", 5064, None)
+    assert rows[1] == (str(FIRST), "remote", 5064, "rotten")
+    assert rows[2][:3] == (str(SECOND), "remote", None)
+    assert str(SECOND) in rows[2][3]
+
+
+def test_runs_are_listed_by_name(settings: Settings, store: Path) -> None:
+    open_store(settings.store).put_if_absent("another/generations/00000001.json", b"{}", deadline=FOREVER)
+
+    assert report.runs(settings) == ["another", "run"]
+
+
+def test_verify_calls_good_what_is_good(settings: Settings, store: Path) -> None:
+    assert [row["verdict"] for row in report.verify(settings)] == ["ok"] * 3
+
+
+def test_verify_finds_a_flipped_bit_and_changes_nothing(settings: Settings, store: Path) -> None:
+    path = flip(store, FIRST)
+    before = sorted(store.rglob("*"))
+
+    rows = {(row["snapshot"], row["tier"]): row["verdict"] for row in report.verify(settings)}
+
+    assert path.name in rows[str(FIRST), "remote"]
+    assert rows[str(SECOND), "remote"] == rows[str(SECOND), "local"] == "ok"
+    assert sorted(store.rglob("*")) == before
+
+
+def test_verify_of_nothing_is_an_error(settings: Settings) -> None:
+    open_store(settings.store)
+    with pytest.raises(ConfigError, match="no snapshot"):
+        report.verify(settings)
+
+
+def test_rm_takes_one_snapshot_from_every_tier(settings: Settings, store: Path) -> None:
+    done = list(report.remove(settings, str(SECOND)))
+
+    assert done == [f"deleted {SECOND} from local", f"deleted {SECOND} from remote"]
+    assert [row["snapshot"] for row in report.snapshots(settings)] == [str(FIRST)]
+    assert not list((store / "run" / "snapshots").glob(f"{SECOND}-*"))
+
+
+def test_rm_all_leaves_nothing_of_the_run(settings: Settings, store: Path) -> None:
+    list(report.remove(settings, "ALL"))
+
+    assert report.runs(settings) == []
+
+
+def test_rm_of_what_is_not_there_is_an_error(settings: Settings, store: Path) -> None:
+    with pytest.raises(ConfigError, match="no such snapshot"):
+        list(report.remove(settings, "00000009-000000000001"))

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud.directory import DirectoryStore
+from cloud.errors import Full, Unavailable
+from cloud.memory import MemoryStore
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.agent import commit, tier
+from harness.agent.tier import Generation, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
+from harness.core import events
+from harness.core.manifest import Manifest
+from harness.core.snapshot import SnapshotId
+from harness.ipc.slots import Slot
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content, FastFileSystem, ProtocolStore
+from tests.support.stores import FaultyStore
+
+WAIT_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(tier, "LONGEST_RETRY_S", 0.002)
+
+
+class Scene:
+    """A tier over a store, and everything that it tells."""
+
+    def __init__(self, store: ObjectStore, name: str = "remote", *, keep_last: int = 9, claimed: bool = True) -> None:
+        self.generation = Generation(1, RUN_ID, "a" * 16)
+        if claimed:
+            self.generation.claimed.set()
+        self.told, self.changed = list[Any](), threading.Condition()
+        self.slots: list[Slot] = []
+        self.tier = Tier(
+            name,
+            store,
+            KEYS,
+            Retention(keep_last),
+            lambda event: self._tell(event),
+            TierEvents(
+                published=lambda tier, job, manifest: self._tell(("published", job.step)),
+                failed=lambda tier, job, err, final: self._tell(("failed", job.step, final)),
+                released=lambda tier, job: self._tell(("released", job.step)),
+                fatal=lambda bug: self._tell(("fatal", repr(bug))),
+            ),
+            host="here",
+        )
+        self.tier.start()
+
+    def _tell(self, what: Any) -> None:
+        with self.changed:
+            self.told.append(what)
+            self.changed.notify_all()
+
+    def until(self, seen: Callable[[list[Any]], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: seen(self.told), WAIT_S), self.told
+
+    def until_event(self, kind: type[events.Event], count: int = 1) -> Any:
+        self.until(lambda told: sum(isinstance(each, kind) for each in told) >= count)
+        return [each for each in self.told if isinstance(each, kind)][count - 1]
+
+    def sealed(self, step: int) -> SealedSlot:
+        content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
+        content.fill(slot)
+        slot.seal(content.record(), step)
+        self.slots.append(slot)
+        return SealedSlot(0, slot, content.record(), self.generation, 0.0)
+
+    def close(self) -> None:
+        self.tier.close(WAIT_S)
+        for slot in self.slots:
+            slot.close()
+
+
+@pytest.fixture
+def scenes() -> Iterator[Callable[..., Scene]]:
+    made: list[Scene] = []
+
+    def make(store: ObjectStore, name: str = "remote", **options: Any) -> Scene:
+        made.append(Scene(store, name, **options))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.close()
+
+
+def commits(store: ObjectStore) -> list[int]:
+    found = (KEYS.parse_commit(info.key) for info in store.list(KEYS.commits, deadline=FOREVER))
+    return [name.step for name in found if name is not None]
+
+
+class Gate:
+    """A store whose puts wait until a test opens it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store, self.reached, self.opened = store, threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def put(self, *args: Any, **options: Any) -> Any:
+        self.reached.set()
+        assert self.opened.wait(WAIT_S)
+        return self.store.put(*args, **options)
+
+
+# ---- saving ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sealed_slot_is_published_told_verified_and_released(scenes: Callable[..., Scene]) -> None:
+    store = MemoryStore()
+    scene = scenes(store)
+    scene.tier.submit(scene.sealed(10))
+    scene.until_event(events.Verified)
+
+    kinds = [each if isinstance(each, tuple) else type(each).__name__ for each in scene.told]
+    assert kinds == [
+        "ShardStored", "ShardStored", "PartStored", "Published", ("published", 10), ("released", 10), "Verified",
+    ]  # fmt: skip
+    assert commits(store) == [10]
+    assert scene.tier.idle
+
+
+def test_a_failing_store_is_tried_until_it_works(scenes: Callable[..., Scene]) -> None:
+    store = FaultyStore(MemoryStore(), "put", fail_on=(1, 2, 3))
+    scene = scenes(store)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("released", 10) in told)
+
+    assert [each for each in scene.told if isinstance(each, tuple)] == [
+        *[("failed", 10, False)] * 3,
+        ("published", 10),
+        ("released", 10),
+    ]
+    failed = [each for each in scene.told if isinstance(each, events.SaveFailed)]
+    assert [each.retry_in_s for each in failed] == [0.001, 0.002, 0.002]
+    assert commits(store) == [10]
+
+
+def test_a_newer_job_replaces_one_that_waits(scenes: Callable[..., Scene]) -> None:
+    gate = Gate(MemoryStore())
+    scene = scenes(gate)
+    scene.tier.submit(scene.sealed(10))
+    assert gate.reached.wait(WAIT_S)
+    scene.tier.submit(scene.sealed(20))
+    scene.tier.submit(scene.sealed(30))
+    assert ("released", 20) in scene.told
+    assert [job.step for job in scene.tier.jobs] == [10, 30]
+    gate.opened.set()
+    scene.until(lambda told: ("released", 30) in told)
+
+    assert commits(gate.store) == [10, 30]
+
+
+def test_a_newer_job_takes_over_from_one_that_fails(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier, "FIRST_RETRY_S", 3600.0)
+    store = FaultyStore(MemoryStore(), "put", fail_on=1)
+    scene = scenes(store)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("failed", 10, False) in told)
+    scene.tier.submit(scene.sealed(20))
+    scene.until(lambda told: ("released", 20) in told)
+
+    assert commits(store) == [20]
+    assert ("released", 10) in scene.told
+
+
+def test_nothing_is_published_remotely_before_the_generation_is_claimed(scenes: Callable[..., Scene]) -> None:
+    store = MemoryStore()
+    scene = scenes(store, claimed=False)
+    scene.tier.submit(scene.sealed(10))
+    scene.until_event(events.SaveFailed)
+    assert commits(store) == []
+
+    scene.generation.claimed.set()
+    scene.until(lambda told: ("published", 10) in told)
+    assert commits(store) == [10]
+
+
+def test_a_claim_that_got_another_number_is_the_number_of_the_snapshot(scenes: Callable[..., Scene]) -> None:
+    store = MemoryStore()
+    scene = scenes(store)
+    job = scene.sealed(10)
+    scene.generation.number = 4
+    scene.tier.submit(job)
+    published = scene.until_event(events.Published)
+
+    assert published.snapshot == str(SnapshotId(4, 10))
+
+
+# ---- room -----------------------------------------------------------------------------------------------------------
+
+
+class Tight(MemoryStore):
+    """A store that has room for a number of shards, and says so only by `Full`."""
+
+    def __init__(self, shards: int) -> None:
+        super().__init__()
+        self.shards = shards
+
+    def put(self, key: str, source: Any, **options: Any) -> Any:
+        held = [info for info in self.list("", deadline=FOREVER) if info.key.endswith(".safetensors")]
+        if len(held) >= self.shards:
+            raise Full("no room left")
+        return super().put(key, source, **options)
+
+
+def test_a_full_store_is_relieved_of_old_snapshots_and_tried_again(scenes: Callable[..., Scene]) -> None:
+    store = Tight(4)
+    scene = scenes(store)
+    for count, step in enumerate((10, 20), 1):
+        scene.tier.submit(scene.sealed(step))
+        scene.until_event(events.Verified, count)
+    scene.tier.submit(scene.sealed(30))
+    scene.until(lambda told: ("published", 30) in told)
+
+    assert 10 not in commits(store)
+    assert {20, 30} <= set(commits(store))
+
+
+def test_a_store_that_stays_full_keeps_its_only_good_snapshot(scenes: Callable[..., Scene]) -> None:
+    store = Tight(2)
+    scene = scenes(store)
+    scene.tier.submit(scene.sealed(10))
+    scene.until_event(events.Verified)
+    scene.tier.submit(scene.sealed(20))
+    failed = scene.until_event(events.SaveFailed, 3)
+
+    assert "no room left" in failed.reason
+    assert commits(store) == [10]
+
+
+class Small(MemoryStore):
+    """A store that says how much room it has."""
+
+    def free_bytes(self) -> int | None:
+        return 1000
+
+
+def test_too_little_room_is_said_with_numbers_before_a_byte_is_written(scenes: Callable[..., Scene]) -> None:
+    store = Small()
+    scene = scenes(store)
+    scene.tier.submit(scene.sealed(10))
+    failed = scene.until_event(events.SaveFailed)
+
+    assert "GB needed" in failed.reason
+    assert "--keep-last" in failed.reason
+    assert list(store.list("", deadline=FOREVER)) == []
+
+
+# ---- deadlines ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_begun_after_the_deadline(scenes: Callable[..., Scene]) -> None:
+    store = MemoryStore()
+    scene = scenes(store)
+    scene.tier.drain(Deadline.after(-1.0))
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("released", 10) in told)
+
+    assert commits(store) == []
+
+
+def test_a_failure_that_leaves_no_time_for_another_attempt_is_the_last_one(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier, "FIRST_RETRY_S", 3600.0)
+    scene = scenes(FaultyStore(MemoryStore(), "put", fail_on=None, error=Unavailable))
+    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("released", 10) in told)
+
+    assert ("failed", 10, True) in scene.told
+    assert scene.until_event(events.SaveFailed).retry_in_s is None
+
+
+def test_a_draining_tier_does_nothing_idle(scenes: Callable[..., Scene]) -> None:
+    store = MemoryStore()
+    scene = scenes(store)
+    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("released", 10) in told)
+    scene.close()
+
+    assert not [each for each in scene.told if isinstance(each, events.Verified | events.Retired)]
+    assert commits(store) == [10]
+
+
+# ---- upkeep ---------------------------------------------------------------------------------------------------------
+
+
+def test_old_snapshots_are_retired_after_a_newer_one_was_verified(scenes: Callable[..., Scene]) -> None:
+    store = MemoryStore()
+    scene = scenes(store, keep_last=2)
+    for count, step in enumerate((10, 20, 30), 1):
+        scene.tier.submit(scene.sealed(step))
+        scene.until_event(events.Verified, count)
+    scene.until_event(events.Retired)
+
+    assert commits(store) == [20, 30]
+    kinds = [type(each) for each in scene.told]
+    assert kinds.index(events.Retired) > len(kinds) - 1 - kinds[::-1].index(events.Verified)
+
+
+def test_a_snapshot_that_is_damaged_when_read_back_is_quarantined_and_retires_nothing(
+    scenes: Callable[..., Scene],
+) -> None:
+    store = ProtocolStore(MemoryStore())
+    scene = scenes(store, keep_last=1)
+    scene.tier.submit(scene.sealed(10))
+    scene.until_event(events.Verified)
+    real = store.inner.put_if_absent
+
+    def rot(key: str, data: bytes, **options: Any) -> None:
+        real(key, data, **options)
+        if key == KEYS.commit(SnapshotId(1, 20)):
+            store.damage(
+                next(each for each in store.keys(KEYS.snapshots + "00000001-000000000020") if "00.safe" in each), "flip"
+            )
+
+    store.inner.put_if_absent = rot  # type: ignore[method-assign]
+    scene.tier.submit(scene.sealed(20))
+    scene.until_event(events.UpkeepFailed)
+
+    assert scene.until_event(events.Quarantined).snapshot == str(SnapshotId(1, 20))
+    assert commits(store) == [10, 20]
+
+
+# ---- from the local tier --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "local", fs=FastFileSystem())
+
+
+def local_job(local: DirectoryStore, scene: Scene) -> tuple[LocalSnapshot, Manifest]:
+    staged = Content(SnapshotId(1, 10)).staged()
+    manifest = commit.publish(local, KEYS, staged, "local", FOREVER, lambda event: None)
+    return LocalSnapshot(local, KEYS, manifest, scene.generation, 0.0), manifest
+
+
+def test_a_local_snapshot_arrives_as_it_was(scenes: Callable[..., Scene], local: DirectoryStore) -> None:
+    store = ProtocolStore(MemoryStore())
+    scene = scenes(store)
+    job, _ = local_job(local, scene)
+    scene.tier.submit(job)
+    scene.until(lambda told: ("published", 10) in told)
+
+    manifest = commit.read_manifest(store, KEYS, SnapshotId(1, 10), FOREVER)
+    content = Content(SnapshotId(1, 10))
+    assert [store.peek(KEYS.payload(manifest.directory, s.name)) for s in manifest.parts[0].shards] == content.shards
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
+def test_a_local_snapshot_that_has_rotted_is_never_made_durable(
+    scenes: Callable[..., Scene], local: DirectoryStore, how: str
+) -> None:
+    """Its digest would be computed from the rotten bytes, and everybody would call it verified (I3)."""
+    store = MemoryStore()
+    scene = scenes(store)
+    job, manifest = local_job(local, scene)
+    ProtocolStore(local).damage(KEYS.payload(manifest.directory, manifest.parts[0].shards[1].name), how)
+    scene.tier.submit(job)
+    scene.until(lambda told: ("released", 10) in told or any(isinstance(each, events.SaveFailed) for each in told))
+
+    assert commits(store) == []
+
+
+def test_a_bug_is_told_and_not_swallowed(scenes: Callable[..., Scene]) -> None:
+    class Broken(MemoryStore):
+        def put(self, *args: Any, **options: Any) -> Any:
+            raise KeyError("bug")
+
+    scene = scenes(Broken())
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("fatal", "KeyError('bug')") in told)

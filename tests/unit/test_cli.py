@@ -1,0 +1,270 @@
+"""The command line in this process: words, exit codes, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+
+from cloud.errors import Denied
+from cloud.memory import MemoryStore
+from harness import cli
+from harness.agent import commit, report
+from harness.agent.stores import open_store
+from harness.core.manifest import FORMAT, Claim
+from harness.core.snapshot import SnapshotId
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
+from tests.support.stores import FaultyStore
+
+ROOT = Path(__file__).parents[2]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """`harness ARGUMENTS` in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A run with two snapshots."""
+    opened = open_store(str(tmp_path / ".harness"))
+    claim = Claim(format=FORMAT, run_id=RUN_ID, generation=1, nonce="a" * 16, claimed_at="", host="here", pid=1,
+                  fresh=False, parent=None, command=("python", "train.py"), named=True)  # fmt: skip
+    commit.claim(opened, KEYS, claim, FOREVER)
+    for step in (10, 20):
+        commit.publish(opened, KEYS, Content(SnapshotId(1, step)).staged(), "remote", FOREVER, lambda event: None)
+    return tmp_path / ".harness"
+
+
+def is_one_line_of_usage(done: Done, *words: str) -> None:
+    assert done.code == 64, done
+    assert done.out == ""
+    lines = [
+        line for line in done.err.strip().splitlines() if not line.startswith("harness: run '")
+    ]  # what was asked for
+    assert len(lines) == 1, done.err
+    assert lines[0].startswith("harness: error: ")
+    for word in words:
+        assert word in lines[0]
+
+
+def commands() -> list[list[str]]:
+    top = typer.main.get_command(cli.app)
+    below = top.commands["metadata-sim"]  # type: ignore[attr-defined]
+    return [[name] for name in top.commands] + [["metadata-sim", name] for name in below.commands]  # type: ignore[attr-defined]
+
+
+# ---- help -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_the_help_of_every_command_shows_an_example(harness: Run, command: list[str]) -> None:
+    done = harness(*command, "--help")
+
+    assert done.code == 0
+    assert f"harness {' '.join(command)}" in done.out.split("Example", 1)[1]
+
+
+def test_help_names_every_command(harness: Run) -> None:
+    done = harness("--help")
+
+    for command in commands():
+        assert command[0] in done.out
+
+
+# ---- what cannot be -------------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_is_not_there(harness: Run, tmp_path: Path) -> None:
+    is_one_line_of_usage(harness("run", "--", "python", "nowhere.py"), "nowhere.py", "no such script", str(tmp_path))
+
+
+def test_nothing_to_run(harness: Run) -> None:
+    is_one_line_of_usage(harness("run"), "nothing to run", "python train.py")
+
+
+def test_a_module_has_no_name_to_guess(harness: Run) -> None:
+    is_one_line_of_usage(harness("run", "--", "python", "-m", "mine"), "--run NAME")
+
+
+def test_a_name_that_cannot_be(harness: Run) -> None:
+    is_one_line_of_usage(harness("run", "--run", "a/b", "--", "python", "-m", "mine"), "a/b")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--every-s", "0"), ("--every-s", "soon"), ("--keep-last", "0"), ("--slots", "99")]
+)
+def test_a_number_that_cannot_be(harness: Run, arguments: tuple[str, ...]) -> None:
+    is_one_line_of_usage(harness("run", *arguments, "--run", "x", "--", "python", "-m", "mine"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("ls", "--nonsense"), ("nonsense",), ("rm",), ("metadata-sim", "nonsense"), ("status", "--run")],
+    ids=" ".join,
+)
+def test_a_word_that_there_is_not(harness: Run, arguments: tuple[str, ...]) -> None:
+    is_one_line_of_usage(harness(*arguments))
+
+
+def test_a_bad_option_before_the_command(harness: Run) -> None:
+    is_one_line_of_usage(harness("run", "--stoer", "x", "--", "python", "-m", "mine"), "--stoer")
+
+
+def test_a_bad_configuration_file(harness: Run, tmp_path: Path) -> None:
+    (tmp_path / "harness.toml").write_text('stoer = "x"\n')
+
+    is_one_line_of_usage(harness("status", "--run", "run"), "stoer")
+
+
+@pytest.mark.parametrize(
+    "store", ["/proc/nowhere/store", "file/below/a/file", "gs://bucket", "s3://bucket/x", "~nobody-has-this/x"]
+)
+def test_a_store_that_cannot_be_used(harness: Run, tmp_path: Path, store: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "train.py").write_text("")
+
+    is_one_line_of_usage(harness("run", "--store", store, "--metadata", "off", "--", sys.executable, "train.py"))
+    looked = harness("ls", "--store", store, "--run", "run")
+    assert looked.code in (0, 64)  # a store that nobody has made yet is an empty one
+    assert len(looked.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("directory", ["/proc/nowhere", "/tmp/" + "x" * 100])
+def test_a_runtime_directory_that_cannot_be_used(
+    harness: Run, monkeypatch: pytest.MonkeyPatch, store: Path, directory: str
+) -> None:
+    monkeypatch.setenv("HARNESS_RUNTIME_DIR", directory)
+
+    done = harness("status", "--run", "run")
+
+    if done.code != 0:  # a path at which nobody can listen may as well be one at which nobody listens
+        is_one_line_of_usage(done)
+
+
+def test_a_store_that_refuses_is_an_error_and_no_traceback(harness: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = FaultyStore(MemoryStore(), "list", fail_on=None, error=Denied("permission denied: /mnt/store"))
+    monkeypatch.setattr(report, "open_existing_store", lambda location: denied)
+    for command in ("status", "ls", "verify"):
+        done = harness(command, "--run", "run")
+
+        assert done.code not in (0, 1)
+        assert done.err.strip().splitlines() == ["harness: error: permission denied: /mnt/store"]
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_not_run_again(store: Path, tmp_path: Path) -> None:
+    commit.end(open_store(str(store)), KEYS, 1, "a" * 16, "finished", 20, FOREVER)
+    (tmp_path / "train.py").write_text("print('it runs')")
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli",
+        "run",
+        "--run",
+        "run",
+        "--metadata",
+        "off",
+        "--",
+        sys.executable,
+        "train.py",
+    ]
+
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30
+    )
+
+    assert (done.returncode, done.stdout) == (64, "")
+    *told, last = done.stderr.strip().splitlines()
+    assert last.startswith("harness: error: run 'run' finished at step 20: --fresh")
+    assert all(line.startswith("harness: ") for line in told)
+
+
+@pytest.mark.parametrize("command", ["status", "verify"])
+def test_a_run_that_there_is_not(harness: Run, store: Path, command: str) -> None:
+    is_one_line_of_usage(harness(command, "--run", "nowhere"), "nowhere")
+
+
+def test_a_simulator_that_does_not_answer(harness: Run) -> None:
+    pytest.importorskip("cloud.metadata_sim")
+
+    is_one_line_of_usage(harness("metadata-sim", "notice", "--port", "1"), "metadata-sim start --port 1")
+
+
+# ---- what can be ----------------------------------------------------------------------------------------------------
+
+
+def test_ls_names_runs_and_snapshots(harness: Run, store: Path) -> None:
+    assert json.loads(harness("ls", "--json").out) == ["run"]
+    assert "00000001-000000000020" in harness("ls", "--run", "run").out
+    rows = json.loads(harness("ls", "--run", "run", "--json").out)
+    assert [(row["snapshot"], row["unusable"]) for row in rows] == [
+        ("00000001-000000000010", None),
+        ("00000001-000000000020", None),
+    ]
+
+
+def test_ls_of_nothing_says_so(harness: Run, store: Path) -> None:
+    done = harness("ls", "--run", "another")
+
+    assert (done.code, done.out, done.err) == (0, "", "harness: nothing there\n")
+
+
+def test_ls_of_a_store_that_there_is_not_says_so(harness: Run, tmp_path: Path) -> None:
+    is_one_line_of_usage(harness("ls", "--run", "run"), "--store")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_is_data_on_stdout(harness: Run, store: Path) -> None:
+    found = json.loads(harness("status", "--run", "run", "--json").out)
+
+    assert (found["durable_step"], found["generation"], found["state"]) == (20, 1, "not running here")
+    assert "durable step" in harness("status", "--run", "run").out
+
+
+def test_verify_exits_70_if_one_byte_differs(harness: Run, store: Path) -> None:
+    assert harness("verify", "--run", "run").code == 0
+    path = next((store / "run" / "snapshots").glob("*/*.00.safetensors"))
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+
+    assert harness("verify", "--run", "run").code == 70
+
+
+def test_rm_deletes_when_it_is_told_yes(harness: Run, store: Path) -> None:
+    done = harness("rm", "00000001-000000000010", "--run", "run", "--yes")
+
+    assert (done.code, done.err) == (0, "harness: deleted 00000001-000000000010 from remote\n")
+    assert len(json.loads(harness("ls", "--run", "run", "--json").out)) == 1
+
+
+def test_rm_of_what_is_not_there(harness: Run, store: Path) -> None:
+    is_one_line_of_usage(harness("rm", "00000009-000000000010", "--run", "run", "--yes"), "harness ls --run run")
