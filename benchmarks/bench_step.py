@@ -83,7 +83,7 @@ def measure(steps: int, rounds: int) -> dict[str, list[float]]:
     from harness import Checkpointer
 
     class Still(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             self.has_stepped = False
 
     torch.set_num_threads(1)

@@ -771,6 +771,7 @@ class Agent:
     def _on_exit(self, code: int | None) -> None:
         """The trainer's process has ended: `code` as a shell shows it, `None` for a crash of one that is no child."""
         life = self._life
+        self._watch_step()  # how far it came decides whether it is worth starting again
         life.over, life.exit_code = True, code
         self._journal.emit(events.TrainerLeft(code=code, step=self._trainer_step()))
         if code == 0 and not life.connected:

@@ -46,6 +46,7 @@ EXTRA_WARN_BYTES = 1_000_000
 _POLL_S = 0.02
 _PROGRESS_S = 1.0
 _NEVER = -1
+_TRAINER_STEP, _ASK = int(Word.TRAINER_STEP), int(Word.ASK)  # an enum's member costs 60 ns a use
 
 
 @dataclass(frozen=True)
@@ -468,8 +469,8 @@ class Checkpointer:
     def _count_step(self, kind: str) -> None:
         step = self.step_count = self.step_count + 1
         words = self._words
-        words[Word.TRAINER_STEP] = step + 1
-        if words[Word.ASK] != self._seen or step == self._next_due:
+        words[_TRAINER_STEP] = step + 1
+        if words[_ASK] != self._seen or step == self._next_due:
             self._at_boundary(kind)
 
     def _count_without_boundary(self) -> None:

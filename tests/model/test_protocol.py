@@ -482,5 +482,5 @@ def _claim(generation: Generation, *, fresh: bool) -> Claim:
 
 TestProtocol = pytest.mark.slow(pytest.mark.timeout(1800)(Protocol.TestCase))
 TestProtocol.settings = settings(
-    max_examples=3 * settings().max_examples, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=2 * settings().max_examples, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
 )

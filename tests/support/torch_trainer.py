@@ -5,8 +5,8 @@ and a validation phase. It writes `step loss` in full precision for each step to
 
     python -m tests.support.torch_trainer --curve curve.txt --final final.txt [--workers 0 | 2 | persistent]
 
-    --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
-    --phase-at EPOCH --hold-until FILE a long phase after that epoch, with nothing but safe points, until FILE exists
+    --step-s SECONDS                    what each step takes longer
+    --phase-at EPOCH --hold-until FILE  a long phase after that epoch, with nothing but safe points, until FILE exists
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--curve", type=Path, required=True)
     parser.add_argument("--final", type=Path, required=True)
     parser.add_argument("--workers", choices=["0", "2", "persistent"], default="0")
-    parser.add_argument("--hold-at", type=int)
+    parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--phase-at", type=int)
     parser.add_argument("--hold-until", type=Path)
     return parser.parse_args()
@@ -77,7 +77,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    data = loader(told.workers)
+    data, validation = loader(told.workers), DataLoader(Noisy(), batch_size=BATCH)
     ckpt = Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler)
     with told.curve.open("a") as curve:
         for epoch in ckpt.epochs(EPOCHS):
@@ -95,12 +95,10 @@ def main() -> None:
                     curve.write(f"{step} {total.hex()}\n")
                     curve.flush()
                     total = 0.0
-                    while step == told.hold_at and not told.hold_until.exists():
-                        ckpt.safe_point()
-                        threading.Event().wait(0.01)
+                    threading.Event().wait(told.step_s)
             with ckpt.evaluating(), torch.no_grad():
                 model.eval()
-                for x, y in ckpt.batches(data):
+                for x, y in validation:
                     nn.functional.mse_loss(model(x), y)
             while epoch == told.phase_at and not told.hold_until.exists():
                 ckpt.safe_point()
