@@ -37,7 +37,7 @@ class Journal:
         host: str,
         *,
         listeners: Sequence[Listener] = (),
-        log: TextIO = sys.stderr,
+        log: TextIO | None = None,
         heartbeat: Callable[[], events.Heartbeat],
     ) -> None:
         """Lines wait in memory until `start` names a store.
@@ -46,10 +46,16 @@ class Journal:
             keys: of the run.
             host: part of the segments' keys.
             listeners: called with every line.
-            log: where people read; one line for each event that is news to them.
+            log: where people read, stderr by default; one line for each event that is news to them.
             heartbeat: makes the event that keeps a quiet journal alive.
         """
-        self._keys, self._host, self._listeners, self._log, self._heartbeat = keys, host, listeners, log, heartbeat
+        self._keys, self._host, self._listeners, self._log, self._heartbeat = (
+            keys,
+            host,
+            listeners,
+            log or sys.stderr,
+            heartbeat,
+        )
         self.generation = 0
         self._lock = threading.Lock()
         self._pending: list[events.Line] = []

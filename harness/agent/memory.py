@@ -95,9 +95,14 @@ class SlotPool:
         missing = count - len(kept)
         if missing:
             check_room(size, missing, available_bytes())
+            made: list[Slot] = []
             try:
-                kept += [self.add(Slot.create(size)) for _ in range(missing)]
+                for _ in range(missing):
+                    made.append(Slot.create(size))  # noqa: PERF401  what was made is closed if a later one fails
+                kept += [self.add(slot) for slot in made]
             except OSError as err:
+                for slot in made:
+                    slot.close()
                 raise NoSpace(f"cannot allocate {missing} slots of {size / 1e9:.2f} GB: {err.strerror}") from err
         return kept
 

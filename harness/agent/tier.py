@@ -371,13 +371,8 @@ class Tier:
         return good
 
     def _retire(self, keep_last: int, deadline: Deadline) -> None:
-        committed = [
-            snapshot
-            for info in self.store.list(self.keys.commits, deadline=deadline)
-            if (snapshot := self.keys.parse_commit(info.key)) is not None
-        ]
         doomed = retain(
-            committed,
+            commit.survey(self.store, self.keys, deadline).commits,
             keep_last=keep_last,
             keep_every=self._retention.keep_every,
             verified=self._verified,

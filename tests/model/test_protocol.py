@@ -33,7 +33,7 @@ from cloud.memory import MemoryStore
 from cloud.retry import RetryingStore
 from harness.agent import commit
 from harness.agent.memory import SlotPool
-from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, order, stored_copies
+from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
 from harness.agent.tier import Generation, LocalSnapshot
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest
@@ -211,8 +211,11 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: self.agent is not None)
     @rule(tier=tiers, fault=faults)
     def sweep(self, tier: str, fault: Fault | None) -> None:
+        latest = max(self._committed(tier), default=None)
+        above = {key for key in self._payload(tier) if latest is None or key > f"{KEYS.snapshots}{latest}"}
         with self._mortal(tier, fault):
             commit.sweep(self.retrying[tier], KEYS, self._agent().generation.number, FOREVER)
+        assert above <= self._payload(tier), "what is above Latest may still be finished, and was swept"
 
     @precondition(lambda self: self.agent is not None)
     @rule(fault=faults)
@@ -329,7 +332,10 @@ class Protocol(RuleBasedStateMachine):
 
     def _choose(self, agent: Alive, copies: list[Copy]) -> None:
         generation = agent.generation
-        ours = [copy for copy in order(copies) if self.truth[copy.id].run_id == generation.run_id]
+        wanted = sorted(
+            copies, key=lambda copy: (copy.id, ["remote", "local", "memory"].index(copy.tier)), reverse=True
+        )
+        ours = [copy for copy in wanted if self.truth[copy.id].run_id == generation.run_id]
         best = next((copy for copy in ours if self._usable(copy)), None)
         refused = ours[: ours.index(best)] if best is not None else ours
         finder = Finder(KEYS, generation.run_id, "here", self.events.append)
@@ -404,8 +410,10 @@ class Protocol(RuleBasedStateMachine):
     def _granted(self) -> int | None:
         agent = self._agent()
         if not agent.slots:
-            agent.slots = agent.pool.allocate(SLOT_BYTES, 2)
-        return agent.pool.grant()
+            agent.slots = agent.pool.allocate(SLOT_BYTES, 1 + self.hosts % 2)  # small hosts have one
+        index = agent.pool.grant()
+        assert index is None or index not in agent.pending.values(), "I8: a slot is granted while a tier reads it"
+        return index
 
     @contextmanager
     def _mortal(self, tier: str, fault: Fault | None) -> Iterator[None]:
@@ -448,6 +456,9 @@ class Protocol(RuleBasedStateMachine):
     def _committed(self, tier: str) -> list[SnapshotId]:
         found = (KEYS.parse_commit(key) for key in self.stores[tier].keys(KEYS.commits))
         return [name for name in found if name is not None]
+
+    def _payload(self, tier: str) -> set[str]:
+        return set(self.stores[tier].keys(KEYS.snapshots))
 
     def _damaged(self, tier: str) -> set[SnapshotId]:
         """Snapshots that are not what was committed just now: a deleted manifest may have been put again."""

@@ -265,7 +265,9 @@ class Heard:
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The first match of `pattern`, now or later."""
         with self._changed:
-            assert self._changed.wait_for(lambda: re.search(pattern, self._text), 30.0), f"never: {pattern}\n{self._text}"
+            assert self._changed.wait_for(lambda: re.search(pattern, self._text), 30.0), (
+                f"never: {pattern}\n{self._text}"
+            )
             found = re.search(pattern, self._text)
             assert found is not None
             return found
@@ -290,5 +292,3 @@ def heard(place: ipc.RunPlace) -> Iterator[Heard]:
         yield log
     finally:
         log.close()
-
-

@@ -101,7 +101,9 @@ def test_a_program_that_a_signal_ended_is_128_and_the_signal(world: World) -> No
 
 
 @contextlib.contextmanager
-def terminal(world: World, command: list[str | Path], rows: int = 24, columns: int = 80) -> Iterator[tuple[Process, int]]:
+def terminal(
+    world: World, command: list[str | Path], rows: int = 24, columns: int = 80
+) -> Iterator[tuple[Process, int]]:
     """A process with a terminal of its own, and the terminal's other end."""
     master, slave = pty.openpty()
     try:
@@ -159,7 +161,7 @@ def refused(world: World, process: Process, *words: str) -> None:
 
 
 def test_a_script_that_does_not_exist_is_refused_before_anything_starts(world: World) -> None:
-    refused(world, world.run_harness(command=[sys.executable, "trian.py"]), "trian.py: no such script")
+    refused(world, world.run_harness(command=[sys.executable, "nowhere.py"]), "nowhere.py: no such script")
     assert not world.store.exists()
 
 
@@ -216,7 +218,9 @@ def test_a_finished_run_is_refused_and_fresh_forgets_it_even_if_killed_before_it
 
     refused(world, world.run_harness(command=command), f"finished at step {STEPS}", "--fresh", "another --run")
 
-    fresh = world.run_rigged("--fresh", "yes", "--at", "FirstStep:1:kill-both", command=world.tiny("--every-steps", "19"))
+    fresh = world.run_rigged(
+        "--fresh", "yes", "--at", "FirstStep:1:kill-both", command=world.tiny("--every-steps", "19")
+    )
     fresh.wait()
     assert " NothingToResume reason=--fresh" in fresh.stderr
     assert world.steps_of_curve()[STEPS] == 1
@@ -288,7 +292,9 @@ def test_too_little_memory_for_a_snapshot_is_a_clear_error(world: World) -> None
     process = world.run_rigged(*FAST, "--max-crashes", "1", "--memory", "100000000", command=world.tiny())
 
     assert process.wait() == 1, process.stderr
-    assert re.search(r"NoSpace: a snapshot needs [\d.]+ GB of shared memory .*0\.10 GB of memory are free", process.stderr)
+    assert re.search(
+        r"NoSpace: a snapshot needs [\d.]+ GB of shared memory .*0\.10 GB of memory are free", process.stderr
+    )
     assert not world.final.exists()
 
 

@@ -19,8 +19,9 @@ IMPORT_S = 60.0  # a machine that imports torch for several tests at once
 
 
 def command(world: World, workers: str, *options: str) -> list[str | Path]:
-    fixed = ["--curve", world.curve, "--final", world.final, "--workers", workers, "--hold-until", world.released]
-    return [sys.executable, "-m", "tests.support.torch_trainer", *fixed, *options]
+    output = ["--curve", world.curve, "--final", world.final, "--hold-until", world.released]
+    pace = ["--step-s", "0.03"]  # so that what happens at an event happens before the end
+    return [sys.executable, "-m", "tests.support.torch_trainer", *output, "--workers", workers, *pace, *options]
 
 
 @pytest.fixture(scope="session")

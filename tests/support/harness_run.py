@@ -4,9 +4,9 @@
 
 Options come in pairs; those of `harness run` are passed on. Beside them:
 
-    --at EVENT:NTH:ACTION[,...]  when EVENT is emitted for the NTH time: kill-trainer, kill-agent or kill-both (real SIGKILLs, from
-                                 inside, at exactly that line), terminate (SIGTERM to the agent), or terminate-group
-                                 (to its process group: trainer and DataLoader workers as well)
+    --at EVENT:NTH:ACTION[,...]  when EVENT is emitted for the NTH time: kill-trainer, kill-agent or kill-both (real
+                                 SIGKILLs, from inside, at exactly that line), terminate (SIGTERM to the agent), or
+                                 terminate-group (to its process group: trainer and DataLoader workers as well)
     --release FILE               a file that the first kill creates: a trainer that holds waits for it
     --fail VERB:N[-M]            calls N to M of the store's VERB fail as if it were down
     --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last one stays

@@ -64,7 +64,9 @@ class TinyTrainer:
             record = ready.slot.record()
             assert record is not None
             data = ready.slot.shard(record.shards[0])
-            layout = parse_header(bytes(data[: header_bytes(bytes(data[:8]), record.shards[0].size)]), record.shards[0].size)
+            layout = parse_header(
+                bytes(data[: header_bytes(bytes(data[:8]), record.shards[0].size)]), record.shards[0].size
+            )
             placed = layout.tensors[0]
             self.state = bytes(data[placed.offset : placed.offset + placed.size])
             self.step = record.step

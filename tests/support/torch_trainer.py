@@ -1,7 +1,8 @@
-"""A small real training on harness.Checkpointer: everything that has to be exact after a resume, in a second on one core.
+"""A small real training on harness.Checkpointer: all that has to be exact after a resume, in a second on one core.
 
-An MLP with dropout, AdamW, a cosine schedule, gradient accumulation, a shuffled DataLoader whose workers augment at random,
-and a validation phase. It writes `step loss` in full precision for each step to --curve, and the final tensors to --final.
+An MLP with dropout, AdamW, a cosine schedule, gradient accumulation, a shuffled DataLoader whose workers augment at
+random, and a validation phase. It writes `step loss` in full precision for each step to --curve, and the final tensors
+to --final.
 
     python -m tests.support.torch_trainer --curve curve.txt --final final.txt [--workers 0 | 2 | persistent]
 

@@ -136,13 +136,13 @@ def test_a_word_that_there_is_not(harness: Run, arguments: tuple[str, ...]) -> N
 
 
 def test_a_bad_option_before_the_command(harness: Run) -> None:
-    is_one_line_of_usage(harness("run", "--stoer", "x", "--", "python", "-m", "mine"), "--stoer")
+    is_one_line_of_usage(harness("run", "--shop", "x", "--", "python", "-m", "mine"), "--shop")
 
 
 def test_a_bad_configuration_file(harness: Run, tmp_path: Path) -> None:
-    (tmp_path / "harness.toml").write_text('stoer = "x"\n')
+    (tmp_path / "harness.toml").write_text('shop = "x"\n')
 
-    is_one_line_of_usage(harness("status", "--run", "run"), "stoer")
+    is_one_line_of_usage(harness("status", "--run", "run"), "shop")
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,11 @@ def test_ls_of_nothing_says_so(harness: Run, store: Path) -> None:
     assert (done.code, done.out, done.err) == (0, "", "harness: nothing there\n")
 
 
-def test_ls_of_a_store_that_there_is_not_says_so(harness: Run, tmp_path: Path) -> None:
-    is_one_line_of_usage(harness("ls", "--run", "run"), "--store")
+def test_looking_at_a_store_that_there_is_not_makes_none(harness: Run, tmp_path: Path) -> None:
+    done = harness("ls", "--run", "run")
 
+    assert done.out == ""
+    assert len(done.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 

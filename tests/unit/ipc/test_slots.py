@@ -83,8 +83,8 @@ def test_the_header_is_pinned(slot: Slot) -> None:
     assert (
         bytes(slot.buffer[offset : offset + length])
         == (
-            '{"step": 12, "rank": 0, "world_size": 1, "generation": 3, "shards": [{"name": "a", "offset": 4096, "size": '
-            '10}, {"name": "b", "offset": 8192, "size": 5000}, {"name": "c", "offset": 16384, "size": 4096}], '
+            '{"step": 12, "rank": 0, "world_size": 1, "generation": 3, "shards": [{"name": "a", "offset": 4096, '
+            '"size": 10}, {"name": "b", "offset": 8192, "size": 5000}, {"name": "c", "offset": 16384, "size": 4096}], '
             '"environment": {"torch": "2.13"}, "sealed_at": "2026-01-02T03:04:05.678+00:00"}\n'
             '{"step": 12, "name": "é"}'
         ).encode()
