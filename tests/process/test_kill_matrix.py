@@ -1,8 +1,8 @@
 """SIGKILL of the trainer, of the agent, and of both at every event of the journal: nothing durable is ever lost.
 
-Each case starts a run that meets its event (the trainer without torch holds where the event is due), kills at exactly that
-line, lets whoever lives go on, and starts the same command again until the run is finished. Then every step of every life
-must have been the unbroken run's, and nobody may be left.
+Each case starts a run that meets its event (the trainer without torch holds where the event is due), kills at exactly
+that line, lets whoever lives go on, and starts the same command again until the run is finished. Then every step of
+every life must have been the unbroken run's, and nobody may be left.
 """
 
 from __future__ import annotations
@@ -242,7 +242,8 @@ def finish(world: World, case: Case) -> None:
         assert begins_at_0 == (not restored), again.stderr
         if floor is not None:
             lost_on_purpose = case.damaged and " Rejected " in again.stderr
-            assert restored and (restored[0] >= floor.step or lost_on_purpose), again.stderr
+            assert not begins_at_0, again.stderr
+            assert restored[0] >= floor.step or lost_on_purpose, again.stderr
         ended_itself = True
     assert world.survey().finished_at == STEPS
     world.wait_gone()

@@ -1,4 +1,4 @@
-"""`harness run` as a transparent parent: terminal, signals, exit codes; notices, crashes, and what a user can get wrong."""
+"""`harness run` as a transparent parent: terminal, signals, exit codes; notices, crashes, and a user's mistakes."""
 
 from __future__ import annotations
 
@@ -62,12 +62,13 @@ def finish(world: World, *trainer: str) -> str:
     floor = world.survey().commits[-1].step
     process = world.run_harness(command=world.tiny(*(trainer or HOLD)))
     assert process.wait() == 0, process.stderr
-    assert steps_said(process.stderr, "Restored") == [floor]
+    (restored,) = steps_said(process.stderr, "Restored")
+    assert restored >= floor, "more, where somebody was killed between a part and its manifest"
     world.check_tiny(STEPS)
     return process.stderr
 
 
-# ---- a transparent parent -----------------------------------------------------------------------------------------------
+# ---- a transparent parent -------------------------------------------------------------------------------------------
 
 
 def test_stdin_stdout_and_stderr_are_the_programs_own(world: World) -> None:
@@ -148,7 +149,7 @@ def test_the_program_has_the_terminal_its_size_and_is_told_when_that_changes(wor
         assert process.wait() == 0
 
 
-# ---- what a user can get wrong ------------------------------------------------------------------------------------------
+# ---- what a user can get wrong --------------------------------------------------------------------------------------
 
 
 def refused(world: World, process: Process, *words: str) -> None:
@@ -298,7 +299,7 @@ def test_too_little_memory_for_a_snapshot_is_a_clear_error(world: World) -> None
     assert not world.final.exists()
 
 
-# ---- crashes ------------------------------------------------------------------------------------------------------------
+# ---- crashes --------------------------------------------------------------------------------------------------------
 
 
 def test_an_exception_is_shown_and_restarted_from_memory_until_nothing_is_gained_by_it(world: World) -> None:
@@ -336,7 +337,7 @@ def test_a_fork_that_outlives_a_killed_trainer_does_not_hide_its_death(world: Wo
     world.check_tiny(STEPS)
 
 
-# ---- signals ------------------------------------------------------------------------------------------------------------
+# ---- signals --------------------------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_once_takes_a_snapshot_and_is_130(world: World) -> None:
@@ -366,7 +367,7 @@ def test_ctrl_c_twice_leaves_at_once(world: World) -> None:
 
     assert process.wait(5.0) == 130
     known = world.survey()
-    assert known.commits[-1].step in (5, 10)
+    assert known.commits[-1].step >= 5
     assert known.done is not None
     assert known.done.outcome == "stopped"
     finish(world, "--stuck-at", "12")
@@ -389,7 +390,7 @@ def test_sigterm_to_the_trainer_alone_counts_as_well(world: World) -> None:
     finish(world)
 
 
-# ---- notices ------------------------------------------------------------------------------------------------------------
+# ---- notices --------------------------------------------------------------------------------------------------------
 
 
 def test_a_drain_file_is_a_notice(world: World) -> None:
@@ -496,7 +497,7 @@ def test_a_source_that_is_blind_is_told_once(world: World) -> None:
     assert process.stderr.count("SourceBlind") == 1
 
 
-# ---- without `harness run` ----------------------------------------------------------------------------------------------
+# ---- without `harness run` ------------------------------------------------------------------------------------------
 
 
 def test_a_script_that_is_started_plainly_starts_an_agent_and_leaves_none(world: World) -> None:

@@ -9,8 +9,8 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
                                  terminate-group (to its process group: trainer and DataLoader workers as well)
     --release FILE               a file that the first kill creates: a trainer that holds waits for it
     --fail VERB:N[-M]            calls N to M of the store's VERB fail as if it were down
-    --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last one stays
-    --back-off-s, --heartbeat-s, --blind-after-s SECONDS         instead of the real ones, which are longer than a test
+    --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last stays
+    --back-off-s, --heartbeat-s, --blind-after-s SECONDS    instead of the real ones, which are longer than a test
     --memory BYTES               what is left of this machine's memory
     --fresh yes                  as --fresh
 """

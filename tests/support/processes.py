@@ -1,7 +1,7 @@
 """Real processes for tests: started in a world of their own, heard line by line, and gone at the end.
 
-Owns starting, listening, waiting and cleaning up; knows only so much of the harness as finds its store and socket. Every
-wait has a time-out and waits *for* something: a line, an exit, the last process of the world.
+Owns starting, listening, waiting and cleaning up; knows only so much of the harness as finds its store and socket.
+Every wait has a time-out and waits *for* something: a line, an exit, the last process of the world.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Process:
                     return found
                 left_s = give_up_at - time.monotonic()
                 ended = not any(reader.is_alive() for reader in self._readers)
-                assert left_s > 0 and not ended, f"never said: {pattern}\n{text}"
+                if left_s <= 0 or ended:
+                    raise AssertionError(f"never said: {pattern}\n{text}")
                 self._changed.wait(min(left_s, 0.5))
 
     def signal(self, signum: int) -> None:
@@ -103,13 +104,17 @@ class Process:
         """Signal everybody in its process group, as a terminal, a shell or a container does."""
         os.killpg(self.pid, signum)
 
+    def wait_exit(self, timeout_s: float = WAIT_S) -> int:
+        """Its own exit code."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still runs after {timeout_s:g} s:\n{self.stderr}") from None
+
     def wait(self, timeout_s: float = WAIT_S) -> int:
         """Its exit code, once everybody who inherited its output has ended as well."""
         give_up_at = time.monotonic() + timeout_s
-        try:
-            code = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still runs after {timeout_s:g} s:\n{self.stderr}") from None
+        code = self.wait_exit(timeout_s)
         for reader in self._readers:
             reader.join(max(0.0, give_up_at - time.monotonic()))
             assert not reader.is_alive(), f"somebody lives on:\n{self.stderr}"
@@ -240,10 +245,12 @@ class World:
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
-    def wait_gone(self, timeout_s: float = WAIT_S) -> None:
-        """Wait until no process of this world is left."""
+    def wait_gone(
+        self, timeout_s: float = WAIT_S, *, but: Callable[[int, str], bool] = lambda pid, command: False
+    ) -> None:
+        """Wait until no process of this world is left, `but` those that do not count."""
         give_up_at = time.monotonic() + timeout_s
-        while left := self.running():
+        while left := [pid for pid, command in self.running().items() if not but(pid, command)]:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     fd = os.pidfd_open(pid)

@@ -3,7 +3,7 @@
 Its "training" is a hash chain: step n+1 is a function of step n alone, so a lost, repeated or torn step shows in every
 later one. It writes one line `step digest` for each step to --curve, and the final digest to --final.
 
-    python -m tests.support.tiny_trainer --steps 60 --curve curve.txt --final final.txt [--every-steps 5] [--step-s 0.01]
+    python -m tests.support.tiny_trainer --curve curve.txt --final final.txt [--steps 60] [--every-steps 5]
 
     --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
     --stuck-at STEP --hold-until FILE  stay in the middle of the step after STEP, deaf, until FILE exists
