@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cloud.errors import CloudError
@@ -163,6 +163,7 @@ class Agent:
             ConfigError: a store cannot be used.
         """
         self.settings, self.command, self._environ = settings, command, environ
+        self._remembered = tuple(command or script)
         self.state = State.STARTING
         self.child: Child | None = None
         self.trainer: Trainer | None = None
@@ -185,7 +186,7 @@ class Agent:
         self._stall_s: float | None = None
         self._step_s: float | None = None
         self._last_step: tuple[int, float] | None = None
-        self._outcome: int | None = None
+        self._outcome: tuple[str, int] | None = None
         self._bug: BaseException | None = None
         keys = RunKeys(settings.run)
         self._journal = Journal(keys, self._host, listeners=listeners, heartbeat=self._heartbeat)
@@ -196,7 +197,7 @@ class Agent:
             settings,
             keys,
             self._host,
-            tuple(command or script),
+            self._remembered,
             self._saves,
             self._journal,
             self.post,
@@ -238,7 +239,7 @@ class Agent:
         finally:
             self._shut()
         assert self._outcome is not None, "DONE is reached by recording an outcome"
-        return self._outcome
+        return self._outcome[1]
 
     def post(self, action: Callable[[], None]) -> None:
         """Run `action` in the main thread soon. From any thread, and from signal handlers."""
@@ -334,6 +335,11 @@ class Agent:
         self._origin.close()
         self._poller.close()
         self._saves.close(wait_s)
+        if self._outcome is not None:
+            (outcome, code), steps = self._outcome, self._saves.steps
+            self._journal.emit(
+                events.Ended(outcome=outcome, exit_code=code, local_step=steps.local, durable_step=steps.durable)
+            )
         self._journal.close(max(1.0, 2 * wait_s))
         self._saves.close_stores()
         for channel in self._clients:
@@ -469,6 +475,7 @@ class Agent:
             restarts=self._restarts,
             settings=self.settings.to_json(),
             detached=self.command is None,
+            command=self._remembered,
         )
         if message["life"] is None:
             self._tell_resume()
@@ -729,6 +736,7 @@ class Agent:
             return
         rate = self._saves.remote.bytes_s or ASSUMED_STORE_BYTES_S
         if drain.deadline.remaining_s < 2 * (self._saves.state_bytes or 0) / rate + MARGIN_S:
+            drain.plan = replace(drain.plan, choice=Choice.NEWEST)  # a trainer that still comes by leaves without
             self._saves.press()
 
     # ---- ends -------------------------------------------------------------------------------------------------------
@@ -850,19 +858,15 @@ class Agent:
             self._end("interrupted", ExitCode.INTERRUPTED if durable else ExitCode.INTERRUPTED_LOCAL)
 
     def _end(self, outcome: str, code: int) -> None:
-        """Record the outcome, whatever it is. The last event of the journal."""
+        """Record the outcome, whatever it is."""
         if self.state is State.DONE:
             return
-        self.state, self._outcome = State.DONE, int(code)
+        self.state, self._outcome = State.DONE, (outcome, int(code))
         self._run_posts()  # a commit that was made a moment ago counts
         try:
             self._origin.end(outcome, Deadline.after(_END_S))
         except CloudError as err:
             _say(f"the outcome could not be recorded in the store: {err}")
-        steps = self._saves.steps
-        self._journal.emit(
-            events.Ended(outcome=outcome, exit_code=int(code), local_step=steps.local, durable_step=steps.durable)
-        )
 
     def _stop_child(self) -> None:
         """The last resort: SIGTERM to the trainer alone, then SIGKILL. Blocks at most a few seconds."""

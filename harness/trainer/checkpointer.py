@@ -180,6 +180,7 @@ class Checkpointer:
         self._previous_handlers: dict[int, Any] = {}
         self._inert = is_off(os.environ)
         self._words = memoryview(bytearray(8 * 16)).cast("Q")
+        self._watch_optimizers()
         self._loader = None
         if loader is not None:
             self._loader = self._instrumented(loader, "loader")
@@ -234,8 +235,10 @@ class Checkpointer:
         """
         if self._evaluating or self._inert:
             for batch in loader:
-                self.safe_point()
+                self._leave_if_it_presses()
                 yield batch
+                if not self._evaluating:
+                    self._after_batch("batches")
             return
         if self.interrupted:
             return
@@ -298,7 +301,7 @@ class Checkpointer:
     def step(self) -> None:
         """A boundary in a hand-written loop, after each step (or each batch: see `accumulate`). May leave the loop."""
         if self._inert:
-            self._count_inert()
+            self._after_batch("step")
             return
         if self._in_epochs and self._loader is None:
             raise StateError(
@@ -340,6 +343,18 @@ class Checkpointer:
             return
         ask = Request.decode(self._words[Word.ASK]).value
         if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
+            self._leave()
+
+    def _leave_if_it_presses(self) -> None:
+        """In a validation loop of ours: leave once there is nothing to gain by going on to the next boundary.
+
+        That is when the newest sealed snapshot is of this very step, or when the agent does not want another any more.
+        """
+        if self._inert or self._words[_ASK] == self._seen:
+            return
+        ask = Request.decode(self._words[_ASK]).value
+        current = self._sealed_step == self.step_count
+        if ask == Ask.LEAVE or (ask == Ask.SNAPSHOT_AND_LEAVE and current):
             self._leave()
 
     def save(self, *, wait: bool = False) -> None:
@@ -480,9 +495,6 @@ class Checkpointer:
             self._optimizer_stepped = False
             self._place.calls += self._accumulate is not None
             self.step_count += 1
-
-    def _count_inert(self) -> None:
-        self.step_count += 1
 
     def _at_boundary(self, kind: str) -> None:
         """Something is wanted, or it is time to look: plan, snapshot, leave."""
@@ -768,13 +780,16 @@ class Checkpointer:
             )
         return link
 
-    def _hook_process(self) -> None:
-        """Optimizer steps, signals, forks, the end of the process."""
+    def _watch_optimizers(self) -> None:
+        """Note every optimizer's step: it makes the end of its batch a boundary."""
 
         def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
             self._optimizer_stepped = True
 
         register_optimizer_step_post_hook(stepped)
+
+    def _hook_process(self) -> None:
+        """Signals, forks, the end of the process."""
         os.register_at_fork(after_in_child=self._become_inert)
         atexit.register(self._at_exit)
         if threading.current_thread() is threading.main_thread():

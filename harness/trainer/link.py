@@ -305,6 +305,7 @@ class Link:
         self.life: dict[str, Any] = welcome["life"]
         self.restarts = int(welcome["restarts"])
         self.detached = bool(welcome["detached"])
+        self._script = welcome["command"]
         self._settings = Settings.from_json(welcome["settings"])
 
     @property

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import multiprocessing
 import operator
 import os
 import random
@@ -657,14 +658,27 @@ class _WorkerStart:
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self.worker_init_fn = worker_init_fn
+        self.trainer_pid = os.getpid()
 
     def __call__(self, worker_id: int) -> None:
+        _end_without(self.trainer_pid)
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, _SeededDataset):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # frozen
         _outlive_first_sigterm()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+        _end_without(self.trainer_pid)
+
+
+def _end_without(trainer_pid: int) -> None:
+    """End a worker whose trainer was killed while it started: torch's watchdog would take the new parent for it.
+
+    A fork server's workers are not the trainer's children; those are left to torch.
+    """
+    forked = getattr(multiprocessing.current_process(), "_start_method", None) in ("fork", "spawn")
+    if forked and os.getppid() != trainer_pid:
+        os._exit(1)
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
