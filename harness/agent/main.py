@@ -57,13 +57,14 @@ from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, ExitCode, HarnessError
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
-from harness.ipc.slots import Ask, ControlPage, Request, Slot, Word
+from harness.ipc.slots import NO_SLOT, Ask, ControlPage, Request, Slot, Word
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
 _END_S = 5.0
 _KILL_AFTER_S = 3.0
 _TAKE_OVER_S = 30.0
 _ATTACH_S = 10.0
+_ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
 
 class State(enum.Enum):
@@ -299,7 +300,9 @@ class Agent:
         self._page.words[Word.AGENT_PID] = os.getpid()
         self._saves.start()
         self._journal.start(self._saves.remote.store)
-        if "HARNESS_ATTACH" in self._environ and self.command is None and self._wait_for_trainer():
+        if "HARNESS_ATTACH" in self._environ and self.command is None:
+            if not self._wait_for_trainer():
+                self._end("stopped", ExitCode.FINISHED)  # it died as well; what it sealed went with it
             return
         self._origin.begin()
         if self.command is not None:
@@ -318,6 +321,7 @@ class Agent:
             self._end("failed", ExitCode.BUG)
             return
         self._watch_step()
+        self._take_what_was_not_told()
         self._save_what_there_is_in_time()
         self._ask_if_due()
         self._restart_if_time()
@@ -377,7 +381,9 @@ class Agent:
         for fd, index, life in zip(answer.fds, answer["indexes"], answer["lives"], strict=True):
             self._saves.pool.put(index, Slot(fd))
             self._saves.adopt(index, _generation_from(life))
-        self._journal.emit(events.AgentReplaced(slots=len(answer.fds)))
+        self._saves.note_all_taken()
+        if answer.fds:
+            self._journal.emit(events.AgentReplaced(slots=len(answer.fds)))
 
     def _hand_over(self, channel: Channel) -> None:
         """A newcomer on this host wants the run: give it the slots, unless a trainer of ours is alive."""
@@ -385,6 +391,8 @@ class Agent:
         if alive is not None or self._restart_at is not None:
             channel.send("busy", trainer_pid=alive or os.getpid())
             return
+        if self.state is State.DONE:
+            return  # ending already: whoever asks waits for the lock
         sealed = self._saves.handed_over()
         channel.send(
             "handed-over",
@@ -468,6 +476,8 @@ class Agent:
         self._journal.emit(events.TrainerConnected(pid=pid, rank=message["rank"]))
         if self.state is State.STARTING:
             self.state = State.RUNNING
+        if message["life"] is None:
+            self._page.words[Word.TAKEN] = self._saves.sequence
         channel.send(
             "welcome",
             [self._page.fd],
@@ -476,6 +486,7 @@ class Agent:
             settings=self.settings.to_json(),
             detached=self.command is None,
             command=self._remembered,
+            sequence=self._saves.sequence,
         )
         if message["life"] is None:
             self._tell_resume()
@@ -489,6 +500,7 @@ class Agent:
         self._page = ControlPage(control)
         self._page.words[Word.AGENT_PID] = os.getpid()
         self._write(Word.ASK, Ask.NOTHING)
+        self._write(Word.GRANT, NO_SLOT)
         for index, fd in zip(indexes, slots, strict=True):
             self._saves.pool.put(index, Slot(fd))
             self._saves.adopt(index, generation)
@@ -496,12 +508,16 @@ class Agent:
         self._attached = True
         self._journal.emit(events.AgentReplaced(slots=len(indexes)))
         self._origin.adopt(generation)
-        # Whether the newest one was saved before the old agent died is not known; saving it twice is harmless.
-        self._saves.take_left_over(generation)
+        self._take_what_was_not_told()
+
+    def _take_what_was_not_told(self) -> None:
+        """What was sealed while there was no agent to tell. It may have been saved as well: twice is harmless."""
+        if self._attached and self.trainer is not None and self._saves.take_left_over(self._origin.generation):
+            self._acknowledge()
 
     def _on_trainer_message(self, trainer: Trainer, message: Message) -> None:
         if message.type == "layout":
-            self._on_layout(trainer, message["bytes"])
+            self._on_layout(trainer, message)
         elif message.type == "sealed":
             self._on_sealed(message)
         elif message.type == "restored":
@@ -559,8 +575,9 @@ class Agent:
         if point is not None and point.index is not None:
             self._saves.pool.release(point.index, "resume")
 
-    def _on_layout(self, trainer: Trainer, size: int) -> None:
-        """Allocate slots for a layout of `size` bytes each. Takes about half a second per GiB, once."""
+    def _on_layout(self, trainer: Trainer, message: Message) -> None:
+        """Allocate slots for a layout. Takes about half a second per GiB, once."""
+        size = int(message["bytes"])
         count = self.settings.slots or (2 if total_bytes() >= TWO_SLOTS_FROM_BYTES else 1)
         pool = self._saves.pool
         try:
@@ -569,19 +586,27 @@ class Agent:
             trainer.channel.send("no-slots", error=type(err).__name__, message=str(err))
             return
         self._wants.layout_bytes, self._wants.granted = size, None
-        trainer.channel.send("slots", [pool[index].fd for index in indexes], indexes=indexes)
+        self._write(Word.GRANT, NO_SLOT)  # what was granted before was a slot of the old layout
+        fds = [pool[index].fd for index in indexes]
+        trainer.channel.send("slots", fds, indexes=indexes, number=message["number"])
         self._journal.emit(events.SlotsReady(slots=len(indexes), bytes=size))
 
     def _on_sealed(self, message: Message) -> None:
         if message["index"] not in self._saves.pool:
             return
         self._stall_s = message["stall_s"]
-        self._wants.granted = None
         self._wants.reasons.clear()
         if self._wants.asked is Ask.SNAPSHOT:
             self._ask(Ask.NOTHING)
         self._journal.emit(events.Sealed(step=message["step"], bytes=message["bytes"], stall_s=message["stall_s"]))
         self._saves.take(message["index"], self._origin.generation)
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """The newest seal is noticed and its slot is held: from now on grants count again."""
+        self._wants.granted = None
+        self._write(Word.GRANT, NO_SLOT)
+        self._page.words[Word.TAKEN] = self._saves.sequence
 
     def _on_commit(self, steps: Steps) -> None:
         self._page.put_step(Word.LOCAL_STEP, steps.local)
@@ -821,6 +846,9 @@ class Agent:
     def _finish_if_done(self) -> None:
         """Record the outcome once nobody trains and everything sealed is where it has to be, or time is up."""
         drain, life = self._drain, self._life
+        if self.command is None and self.trainer is None and not life.over:
+            # No daemon is left behind, not even by a trainer that died before it said hello.
+            life.over = life.connected or time.monotonic() - life.began_at > _ALONE_S
         out_of_time = drain is not None and drain.deadline.expired
         if out_of_time and not life.over:
             self._stop_child()

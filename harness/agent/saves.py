@@ -149,8 +149,8 @@ class Saves:
         """A slot is sealed: it is the tiers' turn."""
         slot = self.pool[index]
         record = slot.record()
-        if record is None:
-            return
+        if record is None or slot.sequence <= self._last_sequence:
+            return  # void, or taken already
         self._made_by[index], self._last_sequence = generation, slot.sequence
         self.sealed_step, self.sealed_at = record.step, time.monotonic()
         self.pool.collect()
@@ -160,11 +160,18 @@ class Saves:
         if self.local is None or self.pressing:
             self._give(self.remote, job)
 
-    def take_left_over(self, generation: Generation) -> None:
-        """`generation`'s trainer died: what it sealed and could not tell us about any more."""
+    def take_left_over(self, generation: Generation) -> bool:
+        """What `generation`'s trainer sealed and did not tell us about, if anything. Returns whether there was."""
         newest = self.pool.newest_sealed()
-        if newest is not None and self.pool[newest].sequence > self._last_sequence:
-            self.take(newest, generation)
+        if newest is None or self.pool[newest].sequence <= self._last_sequence:
+            return False
+        self.take(newest, generation)
+        return True
+
+    @property
+    def sequence(self) -> int:
+        """Number of the newest seal on this host; the next trainer counts on from here."""
+        return max([self._last_sequence, *(self.pool[index].sequence for index in self.pool.sealed())])
 
     def press(self) -> None:
         """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
@@ -193,6 +200,10 @@ class Saves:
     def adopt(self, index: int, generation: Generation) -> None:
         """A slot came from another agent of this host; `generation` made what it holds."""
         self._made_by[index] = generation
+
+    def note_all_taken(self) -> None:
+        """What is sealed now is of earlier lives: no trainer of ours has yet to tell us of it."""
+        self._last_sequence = self.sequence
 
     def handed_over(self) -> list[tuple[int, Generation]]:
         """Sealed slots that another agent of this host can go on from."""

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PAGE = 4096
+NO_SLOT = 255
 _MAGIC = b"HRNSLOT1"
 _HEADER = struct.Struct("<8sQQQQQQQ")
 _STATE_AT = 8
@@ -211,8 +212,8 @@ class Slot:
             return
         os.close(self.fd)
         self.fd = -1
-        self.buffer.release()
         with contextlib.suppress(BufferError):  # views are alive: the mapping goes with the last of them
+            self.buffer.release()
             self._map.close()
 
     def _write_header(
@@ -237,11 +238,12 @@ class Word(enum.IntEnum):
     """Words of the control page, and who writes them."""
 
     ASK = 0  # agent: sequence << 8 | Ask
-    GRANT = 1  # agent: sequence << 8 | slot; the trainer may fill that slot once for each new sequence
+    GRANT = 1  # agent: sequence << 8 | slot, or NO_SLOT; the trainer may fill that slot once for each new sequence
     AGENT_PID = 2  # agent
     LOCAL_STEP = 3  # agent: step + 1, 0 for none
     DURABLE_STEP = 4  # agent: step + 1, 0 for none
     DEADLINE_NS = 5  # agent: CLOCK_MONOTONIC, 0 for none
+    TAKEN = 6  # agent: sequence of the newest seal it has taken notice of; until then the trainer fills no slot
     TRAINER_STEP = 8  # trainer: completed optimizer steps + 1, 0 before the loop
 
 

@@ -1,7 +1,7 @@
 """Checkpointer: what the training loop sees.
 
 Owns boundaries, the place in the program, and the way out. Which objects hold state and how is `state.py`; where a
-loader stands is `loader.py`; the copy is `copy.py`; the agent is behind `link.py`.
+loader stands is `loader.py`; a snapshot is taken by `stager.py`; the agent is behind `link.py`.
 
     normal step:  the optimizer stepped ─▶ step += 1 ─▶ one word of the control page is as before ─▶ go on
     snapshot:     the word is new ─▶ capture ─▶ copy into the granted slot ─▶ seal          (the only stall)
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
 import os
 import signal
 import sys
@@ -34,13 +33,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.config import SOCKET_VARIABLE, is_off, resolve
 from harness.core import tree
-from harness.core.shard import ShardLayout, TensorSpec, plan_shards
-from harness.core.snapshot import SnapshotId, shard_name
+from harness.core.snapshot import SnapshotId
 from harness.errors import ConfigError, ExitCode, StateError
-from harness.ipc.slots import Ask, Request, Slot, SlotFull, SlotRecord, Word, place_shards, slot_bytes
-from harness.trainer import copy, state
+from harness.ipc.slots import Ask, Request, SlotRecord, Word
+from harness.trainer import state
 from harness.trainer.link import Link, Ready
 from harness.trainer.loader import InstrumentedLoader, instrument
+from harness.trainer.stager import Stager, read_tensors
 
 EXTRA_WARN_BYTES = 1_000_000
 _POLL_S = 0.02
@@ -78,17 +77,6 @@ class _Place:
 
     def to_tree(self) -> dict[str, Any]:
         return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """The plan of a slot: which tensors lie where."""
-
-    specs: tuple[TensorSpec, ...]
-    shards: tuple[ShardLayout, ...]
-    offsets: tuple[int, ...]
-    names: tuple[str, ...]
-    bytes: int
 
 
 class Checkpointer:
@@ -164,15 +152,9 @@ class Checkpointer:
         self._in_epochs = False
         self._optimizer_stepped = False
         self._sees_optimizers = any(_holds_optimizer(value) for value in self._states.values())
-        self._layout: _Layout | None = None
-        self._slot_views: dict[int, tuple[_Layout, dict[str, torch.Tensor]]] = {}
-        self._record_bytes = 0
-        self._sequence = 0
-        self._sealed_step: int | None = None
         self._overdue = False
         self._wait_after = False
         self._finished = False
-        self._used_grant = 0
         self._seen = 0
         self._next_due = 0
         self._stepped_told = False
@@ -188,6 +170,7 @@ class Checkpointer:
         if self._inert:
             return
         self._link = self._open_link(run, store, local, every_s, every_steps, fresh)
+        self._stager = Stager(self._link, self._states, self._small_state)
         self._every_steps = self._link.settings.every_steps
         self._words = self._link.page.words
         os.environ["HARNESS_RUN_ID"] = self._link.life["run_id"]
@@ -353,7 +336,7 @@ class Checkpointer:
         if self._inert or self._words[_ASK] == self._seen:
             return
         ask = Request.decode(self._words[_ASK]).value
-        current = self._sealed_step == self.step_count
+        current = self._stager.sealed_step == self.step_count
         if ask == Ask.LEAVE or (ask == Ask.SNAPSHOT_AND_LEAVE and current):
             self._leave()
 
@@ -513,9 +496,9 @@ class Checkpointer:
             self._leave()
             return
         if self._every_steps is not None and self.step_count % self._every_steps == 0:
-            self._overdue |= self._sealed_step != self.step_count
-        if self._layout is None:
-            self._plan(state.capture(self._states))
+            self._overdue |= self._stager.sealed_step != self.step_count
+        if not self._stager.planned:
+            self._stager.plan(self.step_count)
         if (ask == Ask.SNAPSHOT or self._overdue) and self._take(kind):
             self._overdue = False
             if self._wait_after:
@@ -535,81 +518,12 @@ class Checkpointer:
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
-    def _plan(self, captured: state.Captured) -> None:
-        """Lay out the slots for what there is to capture, and ask for them if those there are too small."""
-        specs = tuple(captured.specs())
-        shards = plan_shards(specs)
-        small = tree.dumps(self._small_state(captured))
-        _check_round_trip(small)
-        spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in shards])
-        size = slot_bytes(spans, max(len(small), self._record_bytes))
-        self._layout = _Layout(
-            specs, shards, tuple(span.offset for span in spans), tuple(span.name for span in spans), size
-        )
-        self._slot_views.clear()
-        self._link.ask_slots(size)
-
     def _take(self, kind: str) -> bool:
-        """Capture into the granted slot and seal it. Returns False, at once, while there is no slot to fill.
-
-        A step is sealed once: (generation, step) names one snapshot, and never two.
-        """
-        if self._sealed_step == self.step_count:
-            return True
-        if (error := self._link.slot_error) is not None:
-            raise error
-        granted = self._link.granted(self._used_grant)
-        if granted is None:
-            return False
-        grant, slot = granted
+        """Seal a snapshot of this place, if a slot is free. See `Stager.stage`."""
         self._place.kind = kind
-        started = time.perf_counter()
-        captured = state.capture(self._states)
-        layout = self._layout
-        if layout is None or tuple(captured.specs()) != layout.specs:
-            self._plan(captured)
-            return False
-        record = self._record(captured, layout)
-        self._used_grant = grant
-        slot.begin()
-        copy.copy_into(self._views_of(slot, layout), captured.tensors)
-        self._sequence = max(self._sequence, slot.sequence) + 1
-        try:
-            slot.seal(record, self._sequence)
-        except SlotFull:
-            self._record_bytes = 2 * len(record.state)
-            self._plan(captured)
-            return False
-        stall_s = time.perf_counter() - started
-        self._sealed_step = self.step_count
-        size = sum(span.size for span in record.shards)
-        self._link.send("sealed", index=self._link.index_of(slot), step=self.step_count, bytes=size, stall_s=stall_s)
-        return True
+        return self._stager.stage(self.step_count)
 
-    def _views_of(self, slot: Slot, layout: _Layout) -> dict[str, torch.Tensor]:
-        """The slot's tensors, made once for each layout; the shards' headers are written then too."""
-        known = self._slot_views.get(id(slot))
-        if known is not None and known[0] is layout:
-            return known[1]
-        for shard, offset in zip(layout.shards, layout.offsets, strict=True):
-            slot.buffer[offset : offset + len(shard.header)] = shard.header
-        found = copy.views(slot.buffer, layout.shards, layout.offsets)
-        self._slot_views[id(slot)] = (layout, found)
-        return found
-
-    def _record(self, captured: state.Captured, layout: _Layout) -> SlotRecord:
-        return SlotRecord(
-            step=self.step_count,
-            rank=0,
-            world_size=1,
-            generation=int(self._link.life["number"]),
-            shards=place_shards([(name, shard.size) for name, shard in zip(layout.names, layout.shards, strict=True)]),
-            state=tree.dumps(self._small_state(captured)).decode(),
-            environment=state.environment(),
-            sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        )
-
-    def _small_state(self, captured: state.Captured) -> dict[str, Any]:
+    def _small_state(self, step: int, states: dict[str, Any]) -> dict[str, Any]:
         extra = tree.dumps(self.extra)
         if len(extra) > EXTRA_WARN_BYTES:
             warnings.warn(
@@ -618,9 +532,9 @@ class Checkpointer:
                 stacklevel=2,
             )
         return {
-            "step": self.step_count,
+            "step": step,
             "place": self._place.to_tree(),
-            "states": captured.tree,
+            "states": states,
             "rng": state.capture_rng(),
             "loaders": {name: loader.position() for name, (_, loader) in self._loaders.items()},
             "extra": self.extra,
@@ -628,8 +542,8 @@ class Checkpointer:
 
     def _take_while_leaving(self, kind: str) -> None:
         """Take the last snapshot, waiting for a slot: the loop is over anyway."""
-        if self._layout is None:
-            self._plan(state.capture(self._states))
+        if not self._stager.planned:
+            self._stager.plan(self.step_count)
         while not self._take(kind):
             if Request.decode(self._words[Word.ASK]).value == Ask.LEAVE or self._link.gone or self._time_is_up():
                 return
@@ -650,7 +564,7 @@ class Checkpointer:
         """The end of the last loop: a final snapshot, made durable before anything else happens."""
         self._overdue = False
         self._take_while_leaving("end")
-        if self._sealed_step != self.step_count:
+        if self._stager.sealed_step != self.step_count:
             if not self._link.gone:
                 self._leave()  # time was up, or the agent wants us out with what there is
             return
@@ -660,7 +574,7 @@ class Checkpointer:
 
     def _wait_durable(self) -> None:
         """Block until the newest sealed snapshot is durable, the deadline has passed, or nobody can do it."""
-        step = self._sealed_step
+        step = self._stager.sealed_step
         if step is None:
             return
         say_at = time.monotonic() + _PROGRESS_S
@@ -727,7 +641,7 @@ class Checkpointer:
         for line in _differences(record.environment, state.environment()):
             _say(f"bit-identity is not promised: {line}")
         small = tree.loads(record.state.encode())
-        tensors = _read_tensors(ready.slot, record)
+        tensors = read_tensors(ready.slot, record)
         state.restore(self._states, small["states"], tensors)
         self.extra.update(small["extra"])
         self._place = _Place(**small["place"])
@@ -835,23 +749,6 @@ class Checkpointer:
     def _word_step(self, word: Word) -> int | None:
         value = self._words[word]
         return value - 1 if value else None
-
-
-def _read_tensors(slot: Slot, record: SlotRecord) -> dict[str, torch.Tensor]:
-    """Views of every tensor in a sealed slot, by the shards' own headers."""
-    from harness.core.shard import header_bytes, parse_header
-
-    layouts = []
-    for index, span in enumerate(record.shards):
-        data = slot.shard(span)
-        head = header_bytes(bytes(data[:8]), span.size)
-        layouts.append(parse_header(bytes(data[:head]), span.size, index))
-    return copy.views(slot.buffer, layouts, [span.offset for span in record.shards])
-
-
-def _check_round_trip(small: bytes) -> None:
-    if tree.dumps(tree.loads(small)) != small:
-        raise StateError("small state does not survive its own encoding; please report this with your states' types")
 
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -73,6 +73,7 @@ class Link:
         self._slot_error: HarnessError | None = None
         self._signals: list[int] = []
         self._replacements = 0
+        self._layout_number = 0
         self._closing = False
         self._begun = False
         self._repeat: dict[str, dict[str, Any]] = {}
@@ -126,12 +127,18 @@ class Link:
         if ready is not None:
             ready.slot.close()
 
-    def granted(self, used: int) -> tuple[int, Slot] | None:
+    def granted(self, used: int, sealed: int) -> tuple[int, Slot] | None:
         """The slot that may be filled now and its grant; `None` while there is none. Never blocks.
+
+        A grant that was written before the agent took notice of the last seal may be for the very slot that it is about
+        to read; so none counts until then.
 
         Args:
             used: the grant that was used last.
+            sealed: sequence number of the last seal.
         """
+        if self.page.words[Word.TAKEN] < sealed:
+            return None
         request = Request.decode(self.page.words[Word.GRANT])
         if request.sequence == used or (slot := self._slots.get(request.value)) is None:
             return None
@@ -145,9 +152,11 @@ class Link:
         """Ask for slots of `size` bytes each. Does not wait."""
         with self._condition:
             self._slot_error = None
+            self._layout_number += 1
             old, self._slots = self._slots, {}
-        del old  # closed when the last view goes
-        self.send("layout", bytes=size, repeat=True)
+        for slot in old.values():
+            slot.close()
+        self.send("layout", bytes=size, number=self._layout_number, repeat=True)
 
     @property
     def slot_error(self) -> HarnessError | None:
@@ -199,7 +208,12 @@ class Link:
                     self._head = Head(message["snapshot"], message["tier"], found)
             elif message.type == "resume-failed":
                 self._error = _error_from(message)
+            elif message.type == "slots" and message["number"] != self._layout_number:
+                for slot in slots:  # of a layout that has been given up meanwhile
+                    slot.close()
             elif message.type == "slots":
+                for slot in self._slots.values():
+                    slot.close()
                 self._slots = dict(zip(message["indexes"], slots, strict=True))
             elif message.type == "no-slots":
                 self._slot_error = _error_from(message)
@@ -306,6 +320,7 @@ class Link:
         self.restarts = int(welcome["restarts"])
         self.detached = bool(welcome["detached"])
         self._script = welcome["command"]
+        self.sequence = int(welcome["sequence"])
         self._settings = Settings.from_json(welcome["settings"])
 
     @property

@@ -83,7 +83,7 @@ class TinyTrainer:
             return True
         if (error := self.link.slot_error) is not None:
             raise error
-        granted = self.link.granted(self.used_grant)
+        granted = self.link.granted(self.used_grant, self.sequence)
         if granted is None:
             return False
         self.used_grant, slot = granted
@@ -92,7 +92,7 @@ class TinyTrainer:
         slot.buffer[span.offset : span.offset + len(shard.header)] = shard.header
         start = span.offset + shard.tensors[0].offset
         slot.buffer[start : start + STATE_BYTES] = self.state
-        self.sequence = max(self.sequence, slot.sequence) + 1
+        self.sequence += 1
         record = SlotRecord(
             step=self.step,
             rank=0,
@@ -139,7 +139,7 @@ class TinyTrainer:
 
     def train(self, options: argparse.Namespace) -> int:
         """Train to `steps`; the exit code."""
-        self.link.send("layout", repeat=True, bytes=slot_bytes(self.spans, 100))
+        self.link.ask_slots(slot_bytes(self.spans, 100))
         told = False
         with options.curve.open("a") as out:
             while self.step < options.steps:
