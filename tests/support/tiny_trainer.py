@@ -51,7 +51,7 @@ class TinyTrainer:
         self.shards = plan_shards([TensorSpec("state", "U8", (STATE_BYTES,))])
         self.spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in self.shards])
         self.used_grant = 0
-        self.sequence = 0
+        self.sequence = link.sequence
         self.sealed_step: int | None = None
         self.overdue = False
         self.interrupts = 0

@@ -316,6 +316,7 @@ def test_the_words_are_pinned() -> None:
         "LOCAL_STEP": 3,
         "DURABLE_STEP": 4,
         "DEADLINE_NS": 5,
+        "TAKEN": 6,
         "TRAINER_STEP": 8,
     }
     assert [ask.value for ask in (Ask.NOTHING, Ask.SNAPSHOT, Ask.SNAPSHOT_AND_LEAVE, Ask.LEAVE)] == [0, 1, 2, 3]
