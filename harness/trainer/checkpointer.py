@@ -169,6 +169,9 @@ class Checkpointer:
             self._loader.hook_iter(self._iterate_hooked)
         if self._inert:
             return
+        state.check_encoding(
+            state.capture(self._states).tree
+        )  # what cannot be stored is told now, not at the first step
         self._link = self._open_link(run, store, local, every_s, every_steps, fresh)
         self._stager = Stager(self._link, self._states, self._small_state)
         self._every_steps = self._link.settings.every_steps

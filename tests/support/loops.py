@@ -161,6 +161,25 @@ def extra(job: Job) -> None:
         job.note(step + 1, ckpt.extra["best"])
 
 
+def growing(job: Job) -> None:
+    """A layer is added in the middle; a program that starts again after that adds it before its loop."""
+
+    def grow() -> None:
+        layer = nn.Linear(1, 1)
+        job.model.append(layer)
+        job.optimizer.add_param_group({"params": list(layer.parameters())})
+
+    del job.states["scheduler"]
+    ckpt = Checkpointer(**job.states)
+    if ckpt.extra.setdefault("grown", False):
+        grow()
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        if step == 4:
+            grow()
+            ckpt.extra["grown"] = True
+        job.note(step + 1, job.step(torch.randn(4, 16)))
+
+
 STYLES: dict[str, Callable[[Job], None]] = {
     style.__name__: style
     for style in (
@@ -174,6 +193,7 @@ STYLES: dict[str, Callable[[Job], None]] = {
         two_loops,
         accumulated,
         extra,
+        growing,
     )
 }
 
