@@ -7,6 +7,7 @@ memory for the lines that wait.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
 import threading
@@ -76,8 +77,9 @@ class Journal:
         with self._lock:
             self._pending.append(line)
         if not isinstance(event, _QUIET):
-            self._log.write(f"harness: {self._keys.run} g{self.generation} {events.describe(event)}\n")
-            self._log.flush()
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
+                self._log.write(f"harness: {self._keys.run} g{self.generation} {events.describe(event)}\n")
+                self._log.flush()
         for listener in self._listeners:
             listener(line)
 

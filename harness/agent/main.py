@@ -34,7 +34,7 @@ from cloud.signals import DrainFileSource, SignalSource
 from cloud.store import ObjectStore
 from harness.agent.child import Child
 from harness.agent.journal import Journal, Listener
-from harness.agent.memory import TWO_SLOTS_FROM_BYTES, total_bytes
+from harness.agent.memory import TRAINER, TWO_SLOTS_FROM_BYTES, total_bytes
 from harness.agent.origin import Finding, Origin
 from harness.agent.poller import Poller
 from harness.agent.saves import Saves, Steps
@@ -468,6 +468,8 @@ class Agent:
         if pidfd is None:
             return  # it has died already
         self._drop_trainer()
+        if self._life.connected and message["life"] is None:
+            self._begin_again()  # a trainer that its own parent (torchrun, a shell's loop) has started again
         self.trainer = Trainer(channel, pid, pidfd)
         self._selector.register(pidfd, selectors.EVENT_READ, self._on_trainer_dead)
         self._life.connected = True
@@ -553,9 +555,10 @@ class Agent:
         if self.trainer is None:
             return
         channel, origin = self.trainer.channel, self._origin
+        life = _life_of(origin.generation)  # its identity may not have been known yet when the trainer said hello
         with contextlib.suppress(ChannelClosed):
             if origin.finding is Finding.NOTHING:
-                channel.send("resume-none")
+                channel.send("resume-none", life=life)
             elif origin.finding is Finding.FAILED:
                 channel.send("resume-failed", error=type(origin.error).__name__, message=str(origin.error))
             elif origin.finding is Finding.READY and (point := origin.point) is not None:
@@ -565,10 +568,11 @@ class Agent:
                     snapshot=str(point.id),
                     tier=point.tier,
                     verified=point.verified,
+                    life=life,
                 )
             elif origin.head is not None:
                 snapshot, tier, record = origin.head
-                channel.send("resume-head", snapshot=snapshot, tier=tier, record=record.encode().decode())
+                channel.send("resume-head", snapshot=snapshot, tier=tier, record=record.encode().decode(), life=life)
 
     def _release_resume(self) -> None:
         point = self._origin.point
@@ -585,8 +589,8 @@ class Agent:
         except HarnessError as err:
             trainer.channel.send("no-slots", error=type(err).__name__, message=str(err))
             return
-        self._wants.layout_bytes, self._wants.granted = size, None
-        self._write(Word.GRANT, NO_SLOT)  # what was granted before was a slot of the old layout
+        self._wants.layout_bytes = size
+        self._revoke()  # what was granted before was a slot of the old layout
         fds = [pool[index].fd for index in indexes]
         trainer.channel.send("slots", fds, indexes=indexes, number=message["number"])
         self._journal.emit(events.SlotsReady(slots=len(indexes), bytes=size))
@@ -604,9 +608,15 @@ class Agent:
 
     def _acknowledge(self) -> None:
         """The newest seal is noticed and its slot is held: from now on grants count again."""
+        self._revoke()
+        self._page.words[Word.TAKEN] = self._saves.sequence
+
+    def _revoke(self) -> None:
+        """No slot is granted: the trainer has used the grant, waits for another layout, or is dead."""
+        if self._wants.granted is not None:
+            self._saves.pool.release(self._wants.granted, TRAINER)
         self._wants.granted = None
         self._write(Word.GRANT, NO_SLOT)
-        self._page.words[Word.TAKEN] = self._saves.sequence
 
     def _on_commit(self, steps: Steps) -> None:
         self._page.put_step(Word.LOCAL_STEP, steps.local)
@@ -625,6 +635,7 @@ class Agent:
         wants, pool = self._wants, self._saves.pool
         if wants.granted is None and wants.layout_bytes is not None and (index := pool.grant()) is not None:
             wants.granted = index
+            pool.hold(index, TRAINER)
             self._write(Word.GRANT, index)
         if self._drain is not None:
             self._ask(Ask.SNAPSHOT_AND_LEAVE if self._drain.plan.choice is Choice.NEW else Ask.LEAVE)
@@ -788,6 +799,7 @@ class Agent:
         os.close(trainer.pidfd)
         self._hang_up(trainer.channel)
         self._release_resume()
+        self._revoke()
         self._wants = Wants()
         self._saves.take_left_over(self._origin.generation)
 
@@ -835,13 +847,18 @@ class Agent:
         if self._restart_at is None or time.monotonic() < self._restart_at or self.command is None:
             return
         self._restart_at = None
+        self._begin_again()
+        self._spawn(self.command)
+
+    def _begin_again(self) -> None:
+        """Trainers start anew: another generation, and another search for what it resumes."""
         self._restarts += 1
         self._life = Life(time.monotonic())
         self._page.words[Word.TRAINER_STEP] = 0
         self._write(Word.ASK, Ask.NOTHING)
-        self.state = State.STARTING
+        if self._drain is None:
+            self.state = State.STARTING
         self._origin.begin_again("failed")
-        self._spawn(self.command)
 
     def _finish_if_done(self) -> None:
         """Record the outcome once nobody trains and everything sealed is where it has to be, or time is up."""
@@ -962,4 +979,5 @@ def _generation_from(life: Mapping[str, object]) -> Generation:
 
 def _say(text: str) -> None:
     """A word to the user that is no event."""
-    os.write(2, f"harness: {text}\n".encode())
+    with contextlib.suppress(OSError):  # the terminal is gone: that is when saving matters most
+        os.write(2, f"harness: {text}\n".encode())

@@ -13,6 +13,7 @@ from harness.ipc.slots import Slot, SlotState
 
 RESERVED_BYTES = 256 * 1024 * 1024  # left to the trainer and the kernel when the budget is checked
 TWO_SLOTS_FROM_BYTES = 32 * 1024**3
+TRAINER = "trainer"  # who holds a slot that is granted
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -120,6 +121,10 @@ class SlotPool:
         """A slot that the trainer may fill now: the one with the oldest content. `None` if all are needed."""
         free = [index for index in self.usable if not self._busy[index]]
         return min(free, key=lambda index: self._slots[index].sequence, default=None)
+
+    def is_granted(self, index: int) -> bool:
+        """Whether the trainer may begin to write to the slot at any moment: nobody else may begin to read it."""
+        return TRAINER in self._busy[index]
 
     def newest_sealed(self) -> int | None:
         """The slot with the newest complete snapshot."""

@@ -96,7 +96,7 @@ class Origin:
         known = self._first_survey()
         fresh = self._settings.fresh
         before = "" if fresh or known is None or known.last_claim is None else known.last_claim.run_id
-        run_id = before if known is None else before or secrets.token_hex(16)
+        run_id = before if known is None and not fresh else before or secrets.token_hex(16)
         self._start(known, run_id, fresh=fresh)
 
     def begin_again(self, outcome: str) -> None:

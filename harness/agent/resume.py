@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cloud.digest import combine, crc64nvme, format_crc
-from cloud.errors import NotFound, Truncated
+from cloud.errors import CloudError, NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
@@ -120,7 +120,13 @@ class Finder:
                 foreign.add(copy.tier)
                 self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
                 continue
-            except (SnapshotCorrupt, NotFound) as err:
+            except CloudError as err:
+                if copy.tier != "local" and not isinstance(err, NotFound):
+                    raise  # nothing may be concluded from a store that is down
+                refused[copy.id] = str(err)
+                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
+                continue
+            except SnapshotCorrupt as err:
                 refused[copy.id] = str(err)
                 self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
                 continue

@@ -77,6 +77,7 @@ class Saves:
         self.pressing = False
         self._upload_started_at: float | None = None
         self._last_sequence = 0
+        self._newest_local: LocalSnapshot | None = None
         self._made_by: dict[int, Generation] = {}
         self._manifests: dict[tuple[int, int], Manifest] = {}
         tell = TierEvents(
@@ -176,16 +177,19 @@ class Saves:
     def press(self) -> None:
         """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
         self.pressing = True
-        newest = self.pool.newest_sealed()
-        if newest is None or newest not in self._made_by or self.sealed_step is None:
+        step = self.sealed_step
+        if step is None or self.steps.durable == step or any(job.step >= step for job in self.remote.jobs):
             return
-        step = self.pool[newest].step
-        if step != self.sealed_step or self.steps.durable == step or any(job.step >= step for job in self.remote.jobs):
-            return
-        record = self.pool[newest].record()
-        if record is not None:
-            sealed_at = self.sealed_at or time.monotonic()
-            self._give(self.remote, SealedSlot(newest, self.pool[newest], record, self._made_by[newest], sealed_at))
+        for index in self.pool.sealed():
+            slot = self.pool[index]
+            if slot.step != step or index not in self._made_by or self.pool.is_granted(index):
+                continue  # IMPORTANT: a granted slot may be overwritten at any moment (I8)
+            if (record := slot.record()) is not None:
+                sealed_at = self.sealed_at or time.monotonic()
+                self._give(self.remote, SealedSlot(index, slot, record, self._made_by[index], sealed_at))
+                return
+        if self._newest_local is not None and self._newest_local.step == step:
+            self.remote.submit(self._newest_local)  # the slot is not ours any more, the file is
 
     def relax(self) -> None:
         """Nothing presses any more."""
@@ -258,7 +262,9 @@ class Saves:
             self.durable_at = time.monotonic()
             self._set(durable=manifest.step, local=manifest.step if self.local is None else None)
         else:
+            assert self.local is not None, "there are two tiers"
             self._set(local=manifest.step)
+            self._newest_local = LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at)
             self._upload_if_due(manifest, job)
 
     def _upload_if_due(self, manifest: Manifest, job: Job) -> None:

@@ -281,16 +281,20 @@ class Tier:
                 self._save_once(job, deadline.sooner(CALL_S))
                 return
             except (CloudError, SnapshotCorrupt) as err:
-                final = isinstance(err, SnapshotCorrupt) or deadline.remaining_s < retry_s
+                # A disk that fails is not asked again for this one: the store gets it straight from the slot, which a
+                # retry would keep from the trainer; the next snapshot is the next attempt.
+                final = isinstance(err, SnapshotCorrupt) or self.name == "local" or deadline.remaining_s < FIRST_RETRY_S
                 self._emit(
                     events.SaveFailed(
                         tier=self.name, step=job.step, reason=str(err), retry_in_s=None if final else retry_s
                     )
                 )
                 self._tell.failed(self, job, err, final)
-                if final or self._overtaken(retry_s):
+                if final or self._overtaken(retry_s, deadline):
                     return
                 retry_s = min(LONGEST_RETRY_S, 2 * retry_s)
+                if self._deadline is not deadline:
+                    retry_s = FIRST_RETRY_S  # a notice came: every second counts now
 
     def _save_once(self, job: Job, deadline: Deadline) -> None:
         if self.name == "remote" and not job.generation.claimed.wait(min(deadline.remaining_s, LONGEST_RETRY_S)):
@@ -318,12 +322,15 @@ class Tier:
         self._unverified = manifest
         self._tell.published(self, job, manifest)
 
-    def _overtaken(self, wait_s: float) -> bool:
-        """Wait before the next attempt; whether a newer job makes this one pointless."""
-        give_up_at = time.monotonic() + wait_s
+    def _overtaken(self, wait_s: float, deadline: Deadline) -> bool:
+        """Wait before the next attempt, or until another deadline counts; whether a newer job makes it pointless."""
+        give_up_at = time.monotonic() + min(wait_s, deadline.remaining_s / 2)
         with self._condition:
-            while self._pending is None and not self._closing and (left := give_up_at - time.monotonic()) > 0:
-                self._condition.wait(left)
+            while self._pending is None and self._deadline is deadline and not self._closing:
+                left_s = give_up_at - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._condition.wait(left_s)
             return self._pending is not None or self._closing
 
     def _make_room(self, job: Job, deadline: Deadline) -> None:

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -159,6 +159,7 @@ class Checkpointer:
         self._next_due = 0
         self._stepped_told = False
         self._ctrl_c = False
+        self._exit_failed = False
         self._previous_handlers: dict[int, Any] = {}
         self._inert = is_off(os.environ)
         self._words = memoryview(bytearray(8 * 16)).cast("Q")
@@ -176,9 +177,9 @@ class Checkpointer:
         self._stager = Stager(self._link, self._states, self._small_state)
         self._every_steps = self._link.settings.every_steps
         self._words = self._link.page.words
+        self._learn_head()
         os.environ["HARNESS_RUN_ID"] = self._link.life["run_id"]
         os.environ["HARNESS_RESTARTS"] = str(self._link.restarts)
-        self._learn_head()
         self._hook_process()
 
     # ---- loops ------------------------------------------------------------------------------------------------------
@@ -365,6 +366,7 @@ class Checkpointer:
 
     def _enter_stage(self) -> int:
         """A new outermost loop begins."""
+        self._confirm_target()
         place = self._place
         if self._in_epochs:
             raise StateError(
@@ -451,6 +453,7 @@ class Checkpointer:
             return instrumented.iterate()
         if self.interrupted:
             return iter(())
+        self._confirm_target()
         self._looping = max(self._looping, 1)  # there is no telling when such a loop ends
         if self._skips(self._enter_loop(), "step"):
             return iter(())
@@ -502,8 +505,10 @@ class Checkpointer:
             self._overdue |= self._stager.sealed_step != self.step_count
         if not self._stager.planned:
             self._stager.plan(self.step_count)
+        sealed_before = self._stager.sealed_step == self.step_count
         if (ask == Ask.SNAPSHOT or self._overdue) and self._take(kind):
-            self._overdue = False
+            # The agent asks again only after a new seal: what this step has already is taken at the next one.
+            self._overdue = ask == Ask.SNAPSHOT and sealed_before
             if self._wait_after:
                 self._wait_after = False
                 self._wait_durable()
@@ -586,7 +591,7 @@ class Checkpointer:
             if durable is not None and durable >= step:
                 return
             if self._link.detached and time.monotonic() >= say_at:
-                sys.stderr.write(f"harness: step {step} is sealed, durable step is {durable}; waiting\n")
+                _say(f"step {step} is sealed, durable step is {durable}; waiting")
                 say_at = time.monotonic() + 5 * _PROGRESS_S
             time.sleep(_POLL_S)
 
@@ -610,6 +615,15 @@ class Checkpointer:
         self.step_count = small["step"]
         self.extra.update(small["extra"])
         self._head_snapshot = snapshot
+
+    def _confirm_target(self) -> None:
+        """Before a loop skips to a place: it must be that of what is restored, not of a newer one that is damaged."""
+        if self._inert or self._restored or self._target is None:
+            return
+        ready = self._link.wait_ready()
+        if ready is not None and ready.snapshot != self._head_snapshot and (record := ready.slot.record()) is not None:
+            _say(f"snapshot {self._head_snapshot} turned out to be damaged; going on from {ready.snapshot} instead")
+            self._adopt_head(ready.snapshot, ready.tier, record)
 
     def _restore(self) -> None:
         """Make the live state the snapshot's; without a snapshot, just begin."""
@@ -707,6 +721,13 @@ class Checkpointer:
 
     def _hook_process(self) -> None:
         """Signals, forks, the end of the process."""
+        python_exit = sys.exit
+
+        def exit_(code: Any = None, /) -> NoReturn:
+            self._exit_failed = code not in (None, 0)
+            python_exit(code)
+
+        sys.exit = exit_  # the interpreter tells nobody at exit whether a SystemExit was a failure
         os.register_at_fork(after_in_child=self._become_inert)
         atexit.register(self._at_exit)
         if threading.current_thread() is threading.main_thread():
@@ -742,7 +763,7 @@ class Checkpointer:
         """The process ends: a loop without an end of its own gets its final snapshot here, at its last boundary."""
         if self._inert:
             return
-        failed = getattr(sys, "last_value", None) is not None
+        failed = self._exit_failed or getattr(sys, "last_value", None) is not None
         trained = self._restored and self.step_count > 0 and not self.interrupted and not self._finished
         if trained and not failed and not self._link.gone:
             self._finish(self._place.kind)
@@ -786,8 +807,9 @@ def _call(handler: Callable[..., Any] | int | None, signum: int, frame: types.Fr
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"harness: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
+        sys.stderr.write(f"harness: {text}\n")
+        sys.stderr.flush()
 
 
 __all__ = ["Checkpointer", "ConfigError", "ResumedFrom"]

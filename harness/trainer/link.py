@@ -72,6 +72,7 @@ class Link:
         self._slots: dict[int, Slot] = {}
         self._slot_error: HarnessError | None = None
         self._signals: list[int] = []
+        self.life: dict[str, Any] = {}
         self._replacements = 0
         self._layout_number = 0
         self._closing = False
@@ -197,6 +198,8 @@ class Link:
             for slot in slots:
                 slot.populate()
         with self._condition:
+            if "life" in message.fields:
+                self.life = message["life"]
             if message.type == "resume-head":
                 record = SlotRecord.decode(message["record"].encode())
                 self._head = Head(message["snapshot"], message["tier"], record)
@@ -316,7 +319,7 @@ class Link:
         return answer
 
     def _note_welcome(self, welcome: Message) -> None:
-        self.life: dict[str, Any] = welcome["life"]
+        self.life = welcome["life"]
         self.restarts = int(welcome["restarts"])
         self.detached = bool(welcome["detached"])
         self._script = welcome["command"]
@@ -346,5 +349,6 @@ def _error_from(message: Message) -> HarnessError:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"harness: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
+        sys.stderr.write(f"harness: {text}\n")
+        sys.stderr.flush()
