@@ -1,0 +1,91 @@
+"""Saves: which tier takes which slot, and which slot nobody may take."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.agent.memory import TRAINER
+from harness.agent.saves import Saves, Steps
+from harness.agent.stores import open_store
+from harness.agent.tier import Generation, LocalSnapshot, SealedSlot
+from harness.config import Settings
+from harness.core.snapshot import SnapshotId
+from harness.ipc.slots import Slot
+from tests.support.protocol import KEYS, RUN_ID, SLOT_BYTES, Content
+
+
+class Scene:
+    """One slot, a local tier and a remote one, whose threads run only when they are started."""
+
+    def __init__(self, directory: Path) -> None:
+        settings = Settings(store=str(directory / "store"), run="run", local=str(directory / "local"))
+        self.posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.steps = Steps()
+        self.saves = Saves(settings, KEYS, "host", lambda event: None, self.posts.put, self.note, self.fail, open_store)
+        self.generation = Generation(1, RUN_ID, "a" * 16)
+        self.generation.claimed.set()
+        self.index = self.saves.pool.add(Slot.create(SLOT_BYTES))
+
+    def note(self, steps: Steps) -> None:
+        self.steps = steps
+
+    def fail(self, err: BaseException) -> None:
+        raise err
+
+    def seal(self, step: int, sequence: int) -> None:
+        """What a trainer does, and the agent on hearing of it."""
+        content = Content(SnapshotId(1, step))
+        slot = self.saves.pool[self.index]
+        content.fill(slot)
+        slot.seal(content.record(), sequence)
+        self.saves.take(self.index, self.generation)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Run what the tiers post."""
+        while not condition():
+            self.posts.get(timeout=10)()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.saves.close(5.0)
+    made.saves.close_stores()
+
+
+def test_a_granted_slot_is_never_read_and_its_file_is_uploaded_instead(scene: Scene) -> None:
+    """The trainer may overwrite it at any moment: a torn snapshot would be committed under digests that agree (I8)."""
+    assert scene.saves.local is not None
+    scene.saves.steps = Steps(durable=1)  # so that the local commit alone uploads nothing
+    scene.saves._upload_started_at = float("inf")
+    scene.seal(10, 1)
+    scene.saves.local.start()
+    scene.until(lambda: scene.steps.local == 10)
+    scene.until(lambda: scene.saves.pool.grant() == scene.index)
+
+    scene.saves.pool.hold(scene.index, TRAINER)
+    scene.saves.press()
+
+    assert [type(job) for job in scene.saves.remote.jobs] == [LocalSnapshot]
+
+
+def test_a_slot_that_is_not_granted_goes_to_the_store_straight(scene: Scene) -> None:
+    scene.seal(10, 1)
+
+    scene.saves.press()
+
+    assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
+
+
+def test_a_seal_is_taken_once(scene: Scene) -> None:
+    scene.seal(10, 1)
+    scene.saves.press()
+    scene.saves.take(scene.index, scene.generation)
+
+    assert not scene.saves.take_left_over(scene.generation)
+    assert scene.saves.sequence == 1
