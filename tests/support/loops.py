@@ -180,6 +180,20 @@ def growing(job: Job) -> None:
         job.note(step + 1, job.step(torch.randn(4, 16)))
 
 
+def reshaping(job: Job) -> None:
+    """A buffer changes its shape in the middle; a program that starts again after that makes it of that shape."""
+    job.model.register_buffer("history", torch.zeros(3))
+    ckpt = Checkpointer(**job.states)
+    job.model.history = torch.zeros(ckpt.extra.setdefault("length", 3))
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        if step == 4:
+            job.model.history = torch.cat([job.model.history, torch.arange(50.0)])
+            ckpt.extra["length"] = len(job.model.history)
+        loss = job.step(torch.randn(4, 16))
+        job.model.history[step % 3] += loss
+        job.note(step + 1, loss + float(job.model.history.sum()))
+
+
 STYLES: dict[str, Callable[[Job], None]] = {
     style.__name__: style
     for style in (
@@ -194,6 +208,7 @@ STYLES: dict[str, Callable[[Job], None]] = {
         accumulated,
         extra,
         growing,
+        reshaping,
     )
 }
 
