@@ -181,6 +181,15 @@ class DirectoryStore:
         check_prefix(prefix)
         return self._walk(tuple(prefix.split("/")[:-1]), prefix, after, deadline)
 
+    def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
+        """See `ObjectStore.unfinished`. A dead writer's draft goes by `sweep`."""
+        check_prefix(prefix)
+        return []
+
+    def abandon(self, key: str, *, deadline: Deadline) -> None:
+        """See `ObjectStore.abandon`."""
+        check_key(key)
+
     def local_path(self, key: str) -> Path | None:
         """The object's own file. Others may read it, and nothing else."""
         return self.root / check_key(key)

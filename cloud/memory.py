@@ -6,7 +6,7 @@ For tests, models of the protocol, and trying things out. Durable against nothin
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cloud.digest import Digester
@@ -74,6 +74,15 @@ class MemoryStore:
         """See `ObjectStore.delete`."""
         with self._lock:
             self._objects.pop(check_key(key), None)
+
+    def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
+        """See `ObjectStore.unfinished`. There are none."""
+        check_prefix(prefix)
+        return []
+
+    def abandon(self, key: str, *, deadline: Deadline) -> None:
+        """See `ObjectStore.abandon`."""
+        check_key(key)
 
     def local_path(self, key: str) -> Path | None:
         """Always `None`: there are no files."""

@@ -7,7 +7,7 @@ succeeded. Knows no store in particular. How often and how long is `cloud.errors
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -103,6 +103,14 @@ class RetryingStore:
     def delete(self, key: str, *, deadline: Deadline) -> None:
         """See `ObjectStore.delete`."""
         self._retry(lambda: self._store.delete(key, deadline=deadline), deadline)
+
+    def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
+        """See `ObjectStore.unfinished`."""
+        return self._retry(lambda: self._store.unfinished(prefix, deadline=deadline), deadline)
+
+    def abandon(self, key: str, *, deadline: Deadline) -> None:
+        """See `ObjectStore.abandon`."""
+        self._retry(lambda: self._store.abandon(key, deadline=deadline), deadline)
 
     def local_path(self, key: str) -> Path | None:
         """See `ObjectStore.local_path`."""

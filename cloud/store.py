@@ -20,7 +20,7 @@ Obligations of every implementation:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -121,6 +121,17 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str, *, deadline: Deadline) -> None:
         """Remove an object; absent is success."""
+        ...
+
+    def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
+        """Keys below `prefix` with uploads that were begun and neither completed nor abandoned; they may cost money.
+
+        A store that cleans up by itself has none to tell of.
+        """
+        ...
+
+    def abandon(self, key: str, *, deadline: Deadline) -> None:
+        """Give up every unfinished upload of `key`, whoever began it; none is success. An object there stays."""
         ...
 
     def local_path(self, key: str) -> Path | None:

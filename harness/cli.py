@@ -1,4 +1,4 @@
-"""The command line: run · status · ls · verify · rm · metadata-sim.
+"""The command line: run · doctor · status · ls · verify · export · rm · metadata-sim.
 
 Owns words on the screen and exit codes; every command parses, calls, prints. Human text goes to stderr, data to stdout,
 `--json` is for machines. Errors say what, where and what to do, without a traceback.
@@ -41,6 +41,7 @@ Run = Annotated[
     typer.Option(help="The run's name. Default: the script's name; to look at one, the only run of the store"),
 ]
 Local = Annotated[str | None, typer.Option(help="Directory of the local tier. Default: none for a directory store")]
+S3Endpoint = Annotated[str | None, typer.Option(help="URL of an S3-compatible store. Default: AWS")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout")]
 Port = Annotated[int, typer.Option(help="Port on 127.0.0.1")]
 
@@ -68,6 +69,15 @@ def run(
     grace_s: Annotated[float | None, typer.Option(help="Seconds that a SIGTERM leaves us")] = None,
     drain_file: Annotated[str | None, typer.Option(help="A file whose appearance is a notice")] = None,
     max_crashes: Annotated[int | None, typer.Option(help="Crashes without progress before giving up")] = None,
+    handover_s: Annotated[
+        float | None, typer.Option(help="Seconds of silence after which an older start of this run counts as dead")
+    ] = None,
+    upload_bytes_s: Annotated[
+        float | None, typer.Option(help="Bytes a second to the store while training; no limit after a notice")
+    ] = None,
+    s3_endpoint: S3Endpoint = None,
+    s3_sse: Annotated[str | None, typer.Option(help="Encryption of every object: AES256 or aws:kms")] = None,
+    s3_kms_key_id: Annotated[str | None, typer.Option(help="The key for --s3-sse aws:kms")] = None,
     metadata: Annotated[str | None, typer.Option(help='Base URL of the instance metadata service, or "off"')] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start at step 0 although the run has snapshots")] = False,
 ) -> None:
@@ -88,12 +98,58 @@ def run(
     raise typer.Exit(Agent(settings, command, environ=os.environ).run())
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+    epilog="Example: harness doctor --store s3://bucket/prefix --run gpt-small --state-gb 13.4 -- python train.py",
+)
+def doctor(
+    context: typer.Context,
+    store: Store = None,
+    run: Run = None,
+    local: Local = None,
+    s3_endpoint: S3Endpoint = None,
+    slots: Annotated[int | None, typer.Option(help="Images of the state in memory. Default: 2, 1 below 32 GB")] = None,
+    grace_s: Annotated[float | None, typer.Option(help="Seconds that a SIGTERM leaves us")] = None,
+    metadata: Annotated[str | None, typer.Option(help='Base URL of the instance metadata service, or "off"')] = None,
+    state_gb: Annotated[
+        float | None, typer.Option(help="Size of weights and optimizer. Default: that of the run's newest snapshot")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Try everything that a run needs here, before it costs a night. Starts nothing, leaves nothing behind.
+
+    One line each: ok, warning, or FAIL with the remedy. Exits 64 if anything failed; warnings are allowed.
+    """
+    from harness.agent.child import script_of
+    from harness.agent.doctor import Examination
+    from harness.agent.doctor_finding import all_well
+    from harness.agent.doctor_host import Host
+
+    if state_gb is not None and not state_gb > 0:
+        raise ConfigError(f"--state-gb must be more than 0, not {state_gb:g}")
+    command = tuple(context.args)
+    script = (script_of(command) if command else None) or "doctor"
+    flags = {name: value for name, value in context.params.items() if name not in ("state_gb", "as_json")}
+    settings = resolve(flags, os.environ, Path.cwd(), script=script)
+    _say_settings(settings)
+    size = None if state_gb is None else int(state_gb * 1e9)
+    findings = []
+    for finding in Examination(settings, Host(os.environ), command=command, state_bytes=size).findings():
+        findings.append(finding)
+        if not as_json:
+            typer.echo("\n".join(finding.lines()))
+    if as_json:
+        _print_json([finding.to_json() for finding in findings])
+    if not all_well(findings):
+        raise typer.Exit(ExitCode.USAGE)
+
+
 @app.command(epilog="Example: harness status --run gpt-small --json")
-def status(store: Store = None, run: Run = None, as_json: Json = False) -> None:
+def status(store: Store = None, run: Run = None, s3_endpoint: S3Endpoint = None, as_json: Json = False) -> None:
     """What a run is doing now, or how it ended: step, local step, durable step, bytes pending."""
     from harness.agent import report
 
-    found = report.status(_settings(store, run, None))
+    found = report.status(_settings(store, run, None, s3_endpoint))
     if as_json:
         _print_json(found)
     else:
@@ -101,27 +157,64 @@ def status(store: Store = None, run: Run = None, as_json: Json = False) -> None:
 
 
 @app.command(name="ls", epilog="Example: harness ls --run gpt-small")
-def list_(store: Store = None, run: Run = None, local: Local = None, as_json: Json = False) -> None:
+def list_(
+    store: Store = None,
+    run: Run = None,
+    local: Local = None,
+    s3_endpoint: S3Endpoint = None,
+    as_json: Json = False,
+) -> None:
     """Snapshots in each tier, and why one is not usable. Without --run, the runs of the store."""
     from harness.agent import report
 
     if run is None and "HARNESS_RUN" not in os.environ:
-        runs = report.runs(_settings(store, "_", local))
+        runs = report.runs(_settings(store, "_", local, s3_endpoint))
         _print_json(runs) if as_json else _print_table([{"run": name} for name in runs])
         return
-    rows = report.snapshots(_settings(store, run, local))
+    rows = report.snapshots(_settings(store, run, local, s3_endpoint))
     _print_json(rows) if as_json else _print_table(rows)
 
 
 @app.command(epilog="Example: harness verify --run gpt-small")
-def verify(store: Store = None, run: Run = None, local: Local = None, as_json: Json = False) -> None:
+def verify(
+    store: Store = None,
+    run: Run = None,
+    local: Local = None,
+    s3_endpoint: S3Endpoint = None,
+    as_json: Json = False,
+) -> None:
     """Read every snapshot of a run again and compare each byte with what was committed. Exits 70 if one differs."""
     from harness.agent import report
 
-    rows = report.verify(_settings(store, run, local))
+    rows = report.verify(_settings(store, run, local, s3_endpoint))
     _print_json(rows) if as_json else _print_table(rows)
     if any(row["verdict"] != "ok" for row in rows):
         raise typer.Exit(ExitCode.BUG)
+
+
+@app.command(epilog="Example: harness export model.safetensors --run gpt-small --only model")
+def export(
+    file: Annotated[Path, typer.Argument(help="To be made: a name with .safetensors, or .pt or .pth for torch.load")],
+    store: Store = None,
+    run: Run = None,
+    local: Local = None,
+    snapshot: Annotated[str | None, typer.Option(help="Which, as `harness ls` shows it. Default: the newest")] = None,
+    step: Annotated[int | None, typer.Option(help="Which, by its step")] = None,
+    only: Annotated[str | None, typer.Option(help="One state, e.g. model: its tensors under their plain names")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there")] = False,
+    s3_endpoint: S3Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Write a snapshot, or one state of it, to a single file that needs no harness. Exits 70 if a byte differs."""
+    from harness.agent.export import export as export_
+
+    settings = _settings(store, run, local, s3_endpoint)
+    made = export_(settings, file, _say, snapshot=snapshot, step=step, only=only, force=force)
+    _say(
+        f"wrote {made['file']}: {made['tensors']} tensors, {made['bytes']} bytes, step {made['step']} of {settings.run}"
+    )
+    if as_json:
+        _print_json(made)
 
 
 @app.command(epilog="Example: harness rm 00000002-000000001200 --run gpt-small")
@@ -130,12 +223,13 @@ def rm(
     store: Store = None,
     run: Run = None,
     local: Local = None,
+    s3_endpoint: S3Endpoint = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
 ) -> None:
     """Delete a snapshot from every tier, or a whole run with everything that is known of it."""
     from harness.agent import report
 
-    settings = _settings(store, run, local)
+    settings = _settings(store, run, local, s3_endpoint)
     if not yes and not typer.confirm(f"delete {snapshot} of run {settings.run!r} from {settings.store}?", err=True):
         raise typer.Exit(1)
     for line in report.remove(settings, snapshot):
@@ -214,16 +308,17 @@ def main() -> None:
         sys.exit(ExitCode.BUG)
 
 
-def _settings(store: str | None, run: str | None, local: str | None) -> Settings:
+def _settings(store: str | None, run: str | None, local: str | None, s3_endpoint: str | None) -> Settings:
     """The settings of a run to look at; where the store holds a single one, it needs no name."""
+    flags = {"store": store, "local": local, "s3_endpoint": s3_endpoint}
     if run is None and "HARNESS_RUN" not in os.environ:
         from harness.agent import report
 
-        names = report.runs(resolve({"store": store, "run": "_"}, os.environ, Path.cwd(), script=None))
+        names = report.runs(resolve({**flags, "run": "_"}, os.environ, Path.cwd(), script=None))
         if len(names) != 1:
             raise ConfigError(f"name a run with --run; the store holds {', '.join(names) or 'none'}")
         run = names[0]
-    return resolve({"store": store, "run": run, "local": local}, os.environ, Path.cwd(), script=None)
+    return resolve({**flags, "run": run}, os.environ, Path.cwd(), script=None)
 
 
 def _steer(port: int, verb: str, **fields: object) -> None:

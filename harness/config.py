@@ -48,6 +48,12 @@ class Settings:
         drain_file: a file whose appearance is a notice; `None` for none.
         max_crashes: crashes in a row without progress that are answered by a restart in place.
         fresh: start at step 0 although the run has snapshots, and ignore those from now on.
+        handover_s: how long an older generation's journal has to be silent before it counts as dead.
+        upload_bytes_s: at most so many bytes a second go to the store while training; `None` for as fast as it goes.
+            After a notice there is no limit.
+        s3_endpoint: URL of an S3-compatible store; `None` for AWS.
+        s3_sse: server-side encryption asked for with every object: "AES256" or "aws:kms"; `None` for the bucket's own.
+        s3_kms_key_id: the key for "aws:kms"; `None` for the account's default one.
         metadata: base URL of the instance metadata service; "off" for none.
         runtime_dir: where agents listen on this host.
     """
@@ -67,6 +73,11 @@ class Settings:
     drain_file: str | None = None
     max_crashes: int = 3
     fresh: bool = False
+    handover_s: float = 150.0
+    upload_bytes_s: float | None = None
+    s3_endpoint: str | None = None
+    s3_sse: str | None = None
+    s3_kms_key_id: str | None = None
     metadata: str = "http://169.254.169.254"
     runtime_dir: str = ""
 
@@ -75,9 +86,14 @@ class Settings:
             check_run_name(self.run)
         except ValueError as err:
             raise ConfigError(str(err)) from err
-        for name in ("every_s", "durable_every_s", "grace_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
+        for name in ("every_s", "durable_every_s", "grace_s", "handover_s", "upload_bytes_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be more than 0, not {value}")
+        if self.s3_sse not in (None, "AES256", "aws:kms"):
+            raise ConfigError(f"s3_sse is AES256 or aws:kms, not {self.s3_sse!r}")
+        if self.s3_kms_key_id is not None and self.s3_sse != "aws:kms":
+            raise ConfigError("s3_kms_key_id needs s3_sse = aws:kms")
         for name in ("every_steps", "keep_last", "keep_every", "keep_local"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -201,8 +217,30 @@ def _metadata_from(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _default_local(environ: Mapping[str, str]) -> Path:
+    if (mount := instance_store()) is not None:
+        return mount / "harness"
     cache = environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(cache) / "harness"
+
+
+def instance_store(
+    *,
+    mounts: Path = Path("/proc/self/mounts"),
+    by_id: Path = Path("/dev/disk/by-id"),
+    block: Path = Path("/sys/class/block"),
+) -> Path | None:
+    """Where the instance's own NVMe disk is mounted and can be written, alone or in a RAID; `None` if nowhere."""
+    try:
+        disks = {link.resolve().name for link in by_id.glob("nvme-Amazon_EC2_NVMe_Instance_Storage_*")}
+        lines = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return None
+    for device, mount, *_ in lines if disks else []:
+        name = Path(device).resolve().name
+        members = {name, *(member.name for member in (block / name / "slaves").glob("*"))}
+        if members & disks and os.access(mount, os.W_OK):
+            return Path(mount)
+    return None
 
 
 def _runtime_dir(environ: Mapping[str, str]) -> Path:

@@ -2,8 +2,9 @@
 
 Owns the commit protocol of docs/commit-protocol.md over any ObjectStore; knows neither slots' memory nor threads.
 
-    publish:  shards ──▶ part (put-if-absent) ──▶ manifest (put-if-absent) ──▶ read back
+    publish:  shards ──▶ part (put-if-absent) ──▶ manifest (put-if-absent) ──▶ read back, and look that all is there
     retire:   manifest ──▶ part ──▶ shards, newest verified never
+    sweep:    part ──▶ shards ──▶ look whether somebody has committed them meanwhile
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Staged:
         environment: as in `Part`.
         sealed_at: ISO 8601 UTC.
         shards: name and bytes of each shard, in file order.
-        digests: what the shards' sums have to be, where that is known already (a copy of a committed snapshot).
+        known: what each shard has to be, where that is known already (a copy of a committed snapshot).
     """
 
     id: SnapshotId
@@ -69,7 +70,23 @@ class Staged:
     environment: dict[str, str]
     sealed_at: str
     shards: Sequence[tuple[str, Source]]
-    digests: Sequence[str] | None = None
+    known: Sequence[ShardEntry] | None = None
+
+
+@dataclass
+class Attempt:
+    """How far publishing one snapshot has come: what the next attempt need not send again.
+
+    Attributes:
+        nonce: names the directory, for every attempt of this job; the same job in another process has another nonce
+            (but for a copy of a committed snapshot, whose bytes are the same whoever sends them).
+        stored: shards that are durable there.
+        skipped_bytes: what the present attempt did not have to send.
+    """
+
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    stored: dict[str, ShardEntry] = field(default_factory=dict)
+    skipped_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,6 +180,7 @@ def publish(
     deadline: Deadline,
     emit: Emit,
     *,
+    attempt: Attempt | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Manifest:
     """Make `staged` durable and commit it. Blocks for as long as the bytes take.
@@ -170,18 +188,36 @@ def publish(
     Whatever dies in the middle leaves either a commit or invisible bytes in a directory of their own. Committing a
     snapshot that is committed already succeeds, whoever did it.
 
+    Args:
+        store: where to.
+        keys: of the run.
+        staged: what to publish.
+        tier: for events.
+        deadline: for the whole.
+        emit: the journal.
+        attempt: what an earlier attempt at the same `staged` has left; shards that it stored are not sent again.
+        progress: see `ObjectStore.put`; not called for what is there already.
+
     Raises:
-        CloudError: not committed; the directory that was begun is garbage for `sweep`.
-        SnapshotCorrupt: another, different snapshot stands under this id.
+        CloudError: not committed; what was stored is in `attempt`, and otherwise garbage for `sweep`.
+        SnapshotCorrupt: another, different snapshot stands under this id; or its shards were deleted meanwhile.
     """
-    directory = keys.directory(staged.id, secrets.token_hex(8))
-    entries = []
-    for name, source in staged.shards:
-        receipt = store.put(keys.payload(directory, name), source, deadline=deadline, progress=progress)
-        entries.append(_entry(name, receipt))
-        emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=receipt.size))
-    if staged.digests is not None and [entry.crc64nvme for entry in entries] != list(staged.digests):
-        raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy has rotted")
+    attempt = attempt or Attempt()
+    attempt.skipped_bytes = 0
+    directory = keys.directory(staged.id, attempt.nonce)
+    for index, (name, source) in enumerate(staged.shards):
+        key, known = keys.payload(directory, name), staged.known[index] if staged.known is not None else None
+        entry = attempt.stored.get(name)
+        if entry is None and known is not None and _is_there(store, key, known, deadline):
+            entry = known
+        if entry is None:
+            entry = _entry(name, store.put(key, source, deadline=deadline, progress=progress))
+        else:
+            attempt.skipped_bytes += entry.size
+        if known is not None and entry.crc64nvme != known.crc64nvme:
+            raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy has rotted")
+        attempt.stored[name] = entry
+        emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size))
     part = Part(
         format=FORMAT,
         run_id=staged.run_id,
@@ -192,24 +228,35 @@ def publish(
         directory=directory,
         parent=staged.parent,
         sealed_at=staged.sealed_at,
-        shards=tuple(entries),
+        shards=tuple(attempt.stored[name] for name, _ in staged.shards),
         state=msgspec.Raw(staged.state),
         state_crc64nvme=format_crc(crc64nvme(staged.state)),
         environment=staged.environment,
     )
-    store.put_if_absent(keys.part(directory, part.rank, part.world_size), encode(part), deadline=deadline)
+    part_key = keys.part(directory, part.rank, part.world_size)
+    try:
+        store.put_if_absent(part_key, encode(part), deadline=deadline)
+    except AlreadyExists:  # an earlier attempt's, perhaps of a process that died since
+        standing = parse_part(store.read(part_key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), part_key)
+        if _part_content(standing) != _part_content(part):
+            raise SnapshotCorrupt(f"{part_key}: another part stands there") from None
+        part = standing
     emit(events.PartStored(tier=tier, step=staged.id.step))
     return commit(store, keys, combine_parts([part]), deadline)
 
 
 def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> Manifest:
-    """Put the manifest and read it back (I13): when this returns, the snapshot exists.
+    """Put the manifest and read it back (I13): when this returns, the snapshot exists, with every shard.
+
+    IMPORTANT: the shards are looked at *after* the manifest is there. A process that was stopped for long may commit
+    what a newer generation has swept meanwhile as garbage; `sweep` looks for a manifest after it has deleted. Each
+    looks after it wrote, so one of them sees the other, and a torn commit does not stay (I3).
 
     Returns:
         The manifest that stands: ours, or an equal snapshot's that was there first.
 
     Raises:
-        SnapshotCorrupt: a *different* snapshot of this id is committed.
+        SnapshotCorrupt: a *different* snapshot of this id is committed; or its shards are gone, and now it is too.
     """
     key, data = keys.commit(manifest.id), encode(manifest)
     with contextlib.suppress(AlreadyExists):
@@ -219,6 +266,9 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
         raise SnapshotCorrupt(
             f"{key}: another snapshot is committed under this id; was generation {manifest.generation} used twice?"
         )
+    if not _all_there(store, keys, standing, deadline):
+        store.delete(key, deadline=deadline)
+        raise SnapshotCorrupt(f"{key}: its shards were deleted while it was being committed; it is taken back")
     return standing
 
 
@@ -360,14 +410,34 @@ def sweep(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline
             named[found[1]] = found[0]
     count = 0
     for directory, snapshot in named.items():
-        if snapshot in committed:
-            try:
-                if read_manifest(store, keys, snapshot, deadline).directory == directory:
-                    continue
-            except (NotFound, SnapshotCorrupt):
-                continue  # retired meanwhile, or damaged: not ours to judge here
+        if snapshot in committed and _names(store, keys, snapshot, directory, deadline, unknown=True):
+            continue
         _remove_directory(store, keys, directory, deadline)
+        if _names(store, keys, snapshot, directory, deadline, unknown=False):
+            store.delete(keys.commit(snapshot), deadline=deadline)  # see `commit`: somebody came too late
         count += 1
+    return count
+
+
+def abandon_stale(store: ObjectStore, keys: RunKeys, generation: int, spared: str | None, deadline: Deadline) -> int:
+    """Give up uploads that older generations began and nobody will finish. Returns how many.
+
+    Only when every older generation has ended or is silent: an upload may be a living one's otherwise. Abandoning one
+    all the same costs its owner an attempt, never a commit.
+
+    Args:
+        store: where they were begun.
+        keys: of the run.
+        generation: ours; its own uploads and newer ones are left alone.
+        spared: a directory whose upload will be resumed.
+        deadline: for the whole.
+    """
+    count = 0
+    for key in store.unfinished(keys.snapshots, deadline=deadline):
+        found = keys.parse_directory(key)
+        if found is not None and found[0].generation < generation and found[1] != spared:
+            store.abandon(key, deadline=deadline)
+            count += 1
     return count
 
 
@@ -380,6 +450,25 @@ def _remove_directory(store: ObjectStore, keys: RunKeys, directory: str, deadlin
     found = [info.key for info in store.list(f"{keys.snapshots}{directory}/", deadline=deadline)]
     for key in sorted(found, key=lambda key: not key.endswith(".json")):
         store.delete(key, deadline=deadline)
+
+
+def _names(
+    store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, directory: str, deadline: Deadline, *, unknown: bool
+) -> bool:
+    """Whether `snapshot`'s manifest names `directory`; `unknown` if it cannot be told: gone, or damaged."""
+    try:
+        return read_manifest(store, keys, snapshot, deadline).directory == directory
+    except (NotFound, SnapshotCorrupt):
+        return unknown
+
+
+def _is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:
+    """Whether the store itself says that `key` holds exactly the known bytes. One that keeps no sums never does."""
+    try:
+        info = store.stat(key, deadline=deadline)
+    except NotFound:
+        return False
+    return info.size == known.size and info.crc64nvme is not None and format_crc(info.crc64nvme) == known.crc64nvme
 
 
 def _all_there(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> bool:
@@ -405,7 +494,11 @@ def _entry(name: str, receipt: Receipt) -> ShardEntry:
 
 def _content(manifest: Manifest) -> list[object]:
     """What a snapshot holds, wherever its bytes lie: two attempts at one snapshot are equal in this."""
-    return [(bytes(part.state), [(shard.name, shard.crc64nvme) for shard in part.shards]) for part in manifest.parts]
+    return [_part_content(part) for part in manifest.parts]
+
+
+def _part_content(part: Part) -> tuple[bytes, list[tuple[str, str]]]:
+    return bytes(part.state), [(shard.name, shard.crc64nvme) for shard in part.shards]
 
 
 def _snapshots(

@@ -32,7 +32,9 @@ from cloud.errors import CloudError
 from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
 from cloud.signals import DrainFileSource, SignalSource
 from cloud.store import ObjectStore
+from harness.agent import drain as drains
 from harness.agent.child import Child
+from harness.agent.drain import Drain
 from harness.agent.journal import Journal, Listener
 from harness.agent.memory import TRAINER, TWO_SLOTS_FROM_BYTES, total_bytes
 from harness.agent.origin import Finding, Origin
@@ -42,17 +44,19 @@ from harness.agent.stores import open_store
 from harness.agent.tier import Generation
 from harness.config import SOCKET_VARIABLE, Settings
 from harness.core import events
+from harness.core.manifest import Claim
 from harness.core.policy import (
     ASSUMED_STORE_BYTES_S,
     MARGIN_S,
     Cadence,
     Choice,
     GiveUp,
-    Plan,
     Rates,
     after_crash,
+    never_fits,
     plan_drain,
 )
+from harness.core.rate import Rate
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, ExitCode, HarnessError
 from harness.ipc import channel as ipc
@@ -60,10 +64,11 @@ from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
 from harness.ipc.slots import NO_SLOT, Ask, ControlPage, Request, Slot, Word
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
-_END_S = 5.0
+_END_S, _END_AT_ONCE_S = 5.0, 1.0
 _KILL_AFTER_S = 3.0
 _TAKE_OVER_S = 30.0
 _ATTACH_S = 10.0
+SPOT_WINDOW_S = 120.0  # what an EC2 interruption notice leaves, at best
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
 
@@ -89,15 +94,6 @@ class Trainer:
     pidfd: int
     exception: bool = False
     said_bye: bool = False
-
-
-@dataclass
-class Drain:
-    """Until when the agent drains, what it does with the time, and what it will have been."""
-
-    deadline: Deadline
-    exit_code: ExitCode
-    plan: Plan
 
 
 @dataclass
@@ -147,7 +143,7 @@ class Agent:
         script: Sequence[str] = (),
         sources: Sequence[NoticeSource] | None = None,
         listeners: Sequence[Listener] = (),
-        stores: Callable[[str], ObjectStore] = open_store,
+        stores: Callable[[str], ObjectStore] | None = None,
     ) -> None:
         """Prepare; nothing is asked, written or started before `run`.
 
@@ -158,11 +154,12 @@ class Agent:
             script: the command line of a trainer that is not our child, to be remembered.
             sources: of notices, beside signals and the drain file; `None` for the instance metadata service.
             listeners: called with every line of the journal, in the emitting thread (tests).
-            stores: opens a store by its location.
+            stores: opens a store by its location; `None` for what the settings say.
 
         Raises:
             ConfigError: a store cannot be used.
         """
+        stores = stores or (lambda location: open_store(location, settings, _say))
         self.settings, self.command, self._environ = settings, command, environ
         self._remembered = tuple(command or script)
         self.state = State.STARTING
@@ -184,7 +181,8 @@ class Agent:
         self._restarts = self._crashes = self._signals_seen = 0
         self._furthest = self._furthest_crashed = 0
         self._restart_at: float | None = None
-        self._stall_s: float | None = None
+        self._copying = Rate()
+        self._told_never_fits = False
         self._step_s: float | None = None
         self._last_step: tuple[int, float] | None = None
         self._outcome: tuple[str, int] | None = None
@@ -204,6 +202,7 @@ class Agent:
             self.post,
             self._tell_resume,
             self._refuse,
+            self._on_superseded,
             self._on_bug,
             _say,
         )
@@ -334,16 +333,14 @@ class Agent:
                 self._posts.get_nowait()()
 
     def _shut(self) -> None:
-        """Nothing may publish or emit any more when the journal closes; nobody may write when the stores do."""
-        wait_s = 0.0 if self._signals_seen > 1 else _END_S
+        """Nothing may publish any more when the end is recorded (I5); nobody may write when the stores close."""
+        wait_s = _END_AT_ONCE_S if self._signals_seen > 1 else _END_S
         self._origin.close()
         self._poller.close()
-        self._saves.close(wait_s)
+        quiet = self._saves.close(wait_s)
+        self._run_posts()  # a commit that was made a moment ago counts
         if self._outcome is not None:
-            (outcome, code), steps = self._outcome, self._saves.steps
-            self._journal.emit(
-                events.Ended(outcome=outcome, exit_code=code, local_step=steps.local, durable_step=steps.durable)
-            )
+            self._record_end(*self._outcome, quiet=quiet)
         self._journal.close(max(1.0, 2 * wait_s))
         self._saves.close_stores()
         for channel in self._clients:
@@ -354,6 +351,24 @@ class Agent:
                 self._place.socket.unlink()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
+
+    def _record_end(self, outcome: str, code: int, *, quiet: bool) -> None:
+        if code == ExitCode.INTERRUPTED_LOCAL and self._saves.everything_durable:
+            code = int(ExitCode.INTERRUPTED)
+            self._outcome = (outcome, code)
+        steps = self._saves.steps
+        if self._drain is not None:
+            drained = self._drain.outcome(steps.durable, self._trainer_step())
+            self._journal.emit(drained)
+            _say(drains.words(drained))
+        if quiet:
+            try:
+                self._origin.end(outcome, Deadline.after(_END_S))
+            except CloudError as err:
+                _say(f"the outcome could not be recorded in the store: {err}")
+        self._journal.emit(
+            events.Ended(outcome=outcome, exit_code=code, local_step=steps.local, durable_step=steps.durable)
+        )
 
     # ---- one agent for a run on a host ------------------------------------------------------------------------------
 
@@ -371,6 +386,7 @@ class Agent:
                 )
             threading.Event().wait(0.05)
         self._lock_fd = lock
+        self._origin.place = self._place.identity(lock)
 
     def _on_takeover_answer(self, answer: Message) -> None:
         if answer.type == "busy":
@@ -468,8 +484,10 @@ class Agent:
         if pidfd is None:
             return  # it has died already
         self._drop_trainer()
-        if self._life.connected and message["life"] is None:
-            self._begin_again()  # a trainer that its own parent (torchrun, a shell's loop) has started again
+        again = self._life.connected and message["life"] is None  # its own parent (torchrun, a loop) started it again
+        if again and (self._drain is not None or not self._begin_again()):
+            channel.send("refused", message="this agent is leaving: no other generation is begun here")
+            return
         self.trainer = Trainer(channel, pid, pidfd)
         self._selector.register(pidfd, selectors.EVENT_READ, self._on_trainer_dead)
         self._life.connected = True
@@ -598,7 +616,7 @@ class Agent:
     def _on_sealed(self, message: Message) -> None:
         if message["index"] not in self._saves.pool:
             return
-        self._stall_s = message["stall_s"]
+        self._copying.add(message["bytes"], message["stall_s"])
         self._wants.reasons.clear()
         if self._wants.asked is Ask.SNAPSHOT:
             self._ask(Ask.NOTHING)
@@ -622,9 +640,30 @@ class Agent:
         self._page.put_step(Word.LOCAL_STEP, steps.local)
         self._page.put_step(Word.DURABLE_STEP, steps.durable)
         wanted = bool(self._wants.reasons)  # a snapshot is still to come, and has to become durable at once
-        if self._drain is None and self._life.finished_step is None and not wanted and self._saves.everything_durable:
+        if self._drain is not None and self._saves.durable_at is not None:
+            self._drain.durable_at = max(self._drain.began_at, self._saves.durable_at)
+        elif self._life.finished_step is None and not wanted and self._saves.everything_durable:
             self._saves.relax()
+        self._warn_if_it_never_fits()
         self._journal.flush()
+
+    def _rates(self) -> Rates:
+        local = self._saves.local
+        disk_bytes_s = None if local is None else local.bytes_s
+        return Rates(self._copying.bytes_s, self._saves.remote.bytes_s, self._step_s, disk_bytes_s)
+
+    def _warn_if_it_never_fits(self) -> None:
+        """Once, as soon as it is measured: long before a notice would show it."""
+        size, rates = self._saves.state_bytes, self._rates()
+        if self._told_never_fits or size is None or rates.store_bytes_s is None:
+            return
+        window_s = SPOT_WINDOW_S if self._poller.answers("ec2") else self.settings.grace_s
+        needs_s = never_fits(size, rates, window_s)
+        if needs_s is not None:
+            self._told_never_fits = True
+            self._journal.emit(
+                events.NeverFits(bytes=size, store_bytes_s=rates.store_bytes_s, needs_s=needs_s, window_s=window_s)
+            )
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -733,32 +772,44 @@ class Agent:
     def _begin_drain(self, deadline: Deadline, code: ExitCode) -> None:
         """Choose what the time that is left is used for, and say so before it starts."""
         if (drain := self._drain) is not None:
-            if code is ExitCode.INTERRUPTED:
-                drain.exit_code = code
-            if deadline.at < drain.deadline.at:
-                drain.deadline = deadline
+            if drain.join(deadline, code):
                 self._push_deadline(deadline)
             return
         step, saves = self._trainer_step(), self._saves
-        size = saves.state_bytes or self._wants.layout_bytes
-        copy_bytes_s = size / self._stall_s if size and self._stall_s else None
         plan = plan_drain(
             None if math.isinf(deadline.at) else deadline.remaining_s,
-            size,
-            Rates(copy_bytes_s, saves.remote.bytes_s, self._step_s),
+            saves.state_bytes or self._wants.layout_bytes,
+            self._rates(),
             trainer_alive=self.trainer is not None and self._life.finished_step is None,
             in_flight_bytes=saves.remote.bytes_left,
-            sealed=saves.sealed_step is not None,
+            sealed=saves.sealed_step is not None and not saves.everything_durable,
         )
         self._drain = Drain(deadline, code, plan)
         self.state = State.DRAINING
         self._restart_at = None
-        self._journal.emit(events.Draining(choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s))
+        self._journal.emit(
+            events.Draining(
+                choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s, replaces=plan.replaces
+            )
+        )
+        in_flight = [job.step for job in saves.remote.jobs]
+        _say(
+            plan.words(
+                {Choice.NEW: step, Choice.NEWEST: saves.sealed_step}.get(plan.choice, min(in_flight, default=step))
+            )
+        )
         self._push_deadline(deadline)
         if plan.choice is Choice.NEW:
             saves.pressing = True  # the new one goes to both tiers at once; what is sealed now need not
         else:
             saves.press()
+
+    def _on_superseded(self, claim: Claim) -> None:
+        """A newer generation waits for this one's last snapshot: leave as on a notice, and never come back."""
+        if self.state is State.DONE or claim.generation <= self._origin.generation.number:
+            return
+        self._journal.emit(events.SupersededBy(generation=claim.generation, host=claim.host))
+        self._begin_drain(Deadline.after(self.settings.handover_s), ExitCode.SUPERSEDED)
 
     def _push_deadline(self, deadline: Deadline) -> None:
         if not math.isinf(deadline.at):
@@ -847,18 +898,19 @@ class Agent:
         if self._restart_at is None or time.monotonic() < self._restart_at or self.command is None:
             return
         self._restart_at = None
-        self._begin_again()
-        self._spawn(self.command)
+        if self._begin_again():
+            self._spawn(self.command)
 
-    def _begin_again(self) -> None:
-        """Trainers start anew: another generation, and another search for what it resumes."""
+    def _begin_again(self) -> bool:
+        """Trainers start anew: another generation, and another search for what it resumes. Not if we are superseded."""
+        if not self._origin.begin_again():
+            return False
         self._restarts += 1
         self._life = Life(time.monotonic())
         self._page.words[Word.TRAINER_STEP] = 0
         self._write(Word.ASK, Ask.NOTHING)
-        if self._drain is None:
-            self.state = State.STARTING
-        self._origin.begin_again("failed")
+        self.state = State.STARTING
+        return True
 
     def _finish_if_done(self) -> None:
         """Record the outcome once nobody trains and everything sealed is where it has to be, or time is up."""
@@ -866,7 +918,7 @@ class Agent:
         if self.command is None and self.trainer is None and not life.over:
             # No daemon is left behind, not even by a trainer that died before it said hello.
             life.over = life.connected or time.monotonic() - life.began_at > _ALONE_S
-        out_of_time = drain is not None and drain.deadline.expired
+        out_of_time = drain is not None and (drain.deadline.expired or self._origin.awaiting)
         if out_of_time and not life.over:
             self._stop_child()
             if self.child is None and self.command is None:
@@ -898,20 +950,20 @@ class Agent:
         """75 is said only after the remote commit was read back (I13); 74 if the newest snapshot is not durable."""
         if code is ExitCode.CTRL_C:
             self._end("stopped", code)
+        elif code is ExitCode.SUPERSEDED:
+            self._end("superseded", code)
         else:
-            durable = self._saves.everything_durable
+            durable = self._nothing_here_is_newer()
             self._end("interrupted", ExitCode.INTERRUPTED if durable else ExitCode.INTERRUPTED_LOCAL)
 
+    def _nothing_here_is_newer(self) -> bool:
+        """Whether this machine holds nothing that the store does not."""
+        return self._saves.everything_durable or (self._origin.awaiting and self._saves.sealed_step is None)
+
     def _end(self, outcome: str, code: int) -> None:
-        """Record the outcome, whatever it is."""
-        if self.state is State.DONE:
-            return
-        self.state, self._outcome = State.DONE, (outcome, int(code))
-        self._run_posts()  # a commit that was made a moment ago counts
-        try:
-            self._origin.end(outcome, Deadline.after(_END_S))
-        except CloudError as err:
-            _say(f"the outcome could not be recorded in the store: {err}")
+        """Decide the outcome, whatever it is. It is recorded in the store once nobody can commit any more."""
+        if self.state is not State.DONE:
+            self.state, self._outcome = State.DONE, (outcome, int(code))
 
     def _stop_child(self) -> None:
         """The last resort: SIGTERM to the trainer alone, then SIGKILL. Blocks at most a few seconds."""

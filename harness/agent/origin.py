@@ -1,8 +1,9 @@
-"""Where a generation comes from: which run it belongs to, its claim, and the snapshot it resumes.
+"""Where a generation comes from: which run it belongs to, its claim, and the snapshot it resumes; and who comes after.
 
-Owns the first words with the store at a start: survey, identity, claim, resume. Everything that waits for a store runs
-in a thread; what it found is told in the main thread through `post`. A store that is down delays a claim, never a step;
-but a run whose snapshots cannot be known is not started at step 0 (I10): it waits, and says so.
+Owns the first words with the store at a start: survey, identity, claim, handover, resume; and the look for a newer
+generation. Everything that waits for a store runs in a thread; what it found is told in the main thread through `post`.
+A store that is down delays a claim, never a step; but a run whose snapshots cannot be known is not started at step 0
+(I10): it waits, and says so.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import enum
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from cloud.errors import CloudError, NotFound
 from cloud.notice import Deadline
-from harness.agent import commit
+from harness.agent import commit, handover
 from harness.agent.child import script_of
 from harness.agent.journal import Journal
 from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
@@ -27,12 +29,13 @@ from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import RunKeys
-from harness.errors import ConfigError, HarnessError, SnapshotCorrupt
+from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
 
 FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it goes on without
 CALL_S = 60.0
 _ASK_AGAIN_S = 2.0
+_NOBODY_KNOWS = 0  # instead of a generation that is awaited: the store has not told
 
 
 class Finding(enum.Enum):
@@ -58,6 +61,7 @@ class Origin:
         post: Callable[[Callable[[], None]], None],
         on_change: Callable[[], None],
         refuse: Callable[[ConfigError], None],
+        superseded: Callable[[Claim], None],
         fatal: Callable[[BaseException], None],
         say: Callable[[str], None],
     ) -> None:
@@ -73,12 +77,23 @@ class Origin:
             post: runs something in the main thread.
             on_change: called in the main thread when more is known of the resume.
             refuse: called in the main thread when a store that answers late shows that the run must not start.
+            superseded: called in the main thread when a newer generation asks for the run.
             fatal: called from a thread that met a bug.
             say: a word to the user.
         """
         self._settings, self._keys, self._host, self._command = settings, keys, host, tuple(command)
         self._saves, self._journal, self._post, self._say = saves, journal, post, say
         self._on_change, self._refuse, self._fatal = on_change, refuse, fatal
+        self._superseded = superseded
+        self._agent = secrets.token_hex(8)
+        self._lives: list[Generation] = []
+        self._finished_step: int | None = None
+        self._fixed = False
+        self._prefetched: ResumePoint | None = None
+        self.place = ""
+        """Names the lock that this agent holds; set once it does."""
+        self.awaiting = False
+        """Whether an older generation is being waited for: nothing of ours exists yet."""
         self.generation = Generation(0, "", secrets.token_hex(8))
         self.finding = Finding.PENDING
         self.point: ResumePoint | None = None
@@ -98,27 +113,47 @@ class Origin:
         before = "" if fresh or known is None or known.last_claim is None else known.last_claim.run_id
         run_id = before if known is None and not fresh else before or secrets.token_hex(16)
         self._start(known, run_id, fresh=fresh)
+        self._thread("harness-newer", self._look_for_newer)
 
-    def begin_again(self, outcome: str) -> None:
-        """The next generation, for trainers that are started in place. A store that is down does not stop it."""
-        known = None
+    def begin_again(self) -> bool:
+        """The next generation, for trainers that are started in place. A store that is down does not stop it.
+
+        Returns:
+            False if another agent has claimed the run since: nothing is begun, and `superseded` is called.
+        """
+        known, generation = None, self.generation
         with contextlib.suppress(CloudError, SnapshotCorrupt):
-            self.end(outcome, Deadline.after(5.0))
             known = commit.survey(self._saves.remote.store, self._keys, Deadline.after(5.0))
-        self._start(known, self.generation.run_id, fresh=False)
+            if (newest := known.last_claim) is not None and self._overtaken_by(newest):
+                self._superseded(newest)
+                return False
+        self._start(known, generation.run_id, fresh=False)
+        return True
+
+    def _overtaken_by(self, newest: Claim) -> bool:
+        """Whether another agent asks for the run. One of ours that is not claimed yet asks itself: it gets a number."""
+        ours = self.generation
+        return newest.agent != self._agent and newest.generation > ours.number and ours.claimed.is_set()
 
     def adopt(self, generation: Generation) -> None:
         """A live trainer whose agent died: its generation goes on, and nothing is resumed."""
-        self.generation = generation
+        self.generation, self._fixed = generation, True
+        self._lives.append(generation)
         self._journal.generation = generation.number
         self._claim_later(generation, "the agent was replaced", fresh=False)
+        self._thread("harness-newer", self._look_for_newer)
 
     def end(self, outcome: str, deadline: Deadline) -> None:
-        """Record how the generation ended, if it ever was claimed. Raises CloudError."""
-        generation, step = self.generation, self._saves.steps.durable
-        if generation.claimed.is_set():
-            store = self._saves.remote.store
-            commit.end(store, self._keys, generation.number, generation.nonce, outcome, step, deadline)
+        """Record how it ended, for each generation of ours that was claimed. Raises CloudError.
+
+        IMPORTANT: only when no tier can commit any more (I5).
+        """
+        store, step = self._saves.remote.store, self._saves.steps.durable
+        if self._finished_step is not None:
+            outcome, step = "finished", self._finished_step  # the one before us did; later starts look at the newest
+        for life in self._lives:
+            if life.claimed.is_set():
+                commit.end(store, self._keys, life.number, life.nonce, outcome, step, deadline)
 
     def close(self) -> None:
         """No thread of ours begins anything any more."""
@@ -146,10 +181,7 @@ class Origin:
         if claim is None or settings.fresh:
             return
         if known.finished_at is not None:
-            raise ConfigError(
-                f"run {settings.run!r} finished at step {known.finished_at}: "
-                "--fresh starts it again at step 0, another --run starts another"
-            )
+            raise self._finished(known.finished_at)
         if not settings.run_named and not claim.named and _scripts_differ(claim.command, self._command):
             raise ConfigError(
                 f"run {settings.run!r} belongs to another script: {' '.join(claim.command)}. Name this one: --run NAME"
@@ -161,6 +193,12 @@ class Origin:
             if before is not None and before != value:
                 self._say(f"{name} differs from the last start's: it was {before}, now it is {value}")
 
+    def _finished(self, step: int) -> ConfigError:
+        return ConfigError(
+            f"run {self._settings.run!r} finished at step {step}: "
+            "--fresh starts it again at step 0, another --run starts another"
+        )
+
     # ---- claim ------------------------------------------------------------------------------------------------------
 
     def _start(self, known: commit.Survey | None, run_id: str, *, fresh: bool) -> None:
@@ -169,6 +207,7 @@ class Origin:
         if known is not None:
             number = max(known.next_generation, number)
         generation = self.generation = Generation(number, run_id, secrets.token_hex(8))
+        self._lives.append(generation)
         if known is None:
             if run_id:
                 self._claim_later(generation, "the store has not answered", fresh=fresh)
@@ -196,6 +235,8 @@ class Origin:
             command=self._command,
             named=self._settings.run_named,
             settings=self._settings.remembered(),
+            agent=self._agent,
+            place=self.place,
         )
         standing = commit.claim(self._saves.remote.store, self._keys, wanted, deadline)
         generation.number = standing.generation
@@ -216,6 +257,70 @@ class Origin:
 
         self._thread("harness-claim", attempt)
 
+    # ---- handover ---------------------------------------------------------------------------------------------------
+
+    def _look_for_newer(self) -> None:
+        """Whether another agent has claimed the run after us: then it waits for us."""
+        while not self._closed.wait(handover.LOOK_S):
+            generation, store = self.generation, self._saves.remote.store
+            if not generation.claimed.is_set():
+                continue
+            with contextlib.suppress(CloudError, SnapshotCorrupt):  # asked again; the tiers report a store that is down
+                deadline = Deadline.after(CALL_S)
+                newer = handover.newer_claim(store, self._keys, generation.number, self._agent, deadline)
+                if newer is not None:
+                    return self._post(partial(self._superseded, newer))
+        return None
+
+    def _await_elders(self, elders: handover.Elders, generation: Generation) -> None:
+        """Wait until no older generation can commit any more, and prefetch meanwhile. Resume thread.
+
+        Raises:
+            ConfigError: an older one has finished the run.
+            CloudError: the store cannot be asked, for good.
+        """
+        told = {_NOBODY_KNOWS}
+        began = time.monotonic()
+        while awaited := self._look(elders, generation):
+            for number in awaited:
+                if number not in told:
+                    told.add(number)
+                    claim = elders.claim_of(number)
+                    host, silence_s = claim.host if claim else "?", self._settings.handover_s
+                    self._journal.emit(events.HandoverAwaited(generation=number, host=host, silence_s=silence_s))
+            self.awaiting = True
+            self._prefetch(generation)
+            if self._closed.wait(handover.AWAIT_S):
+                return
+        self.awaiting = False
+        if len(told) > 1:
+            self._journal.emit(events.HandoverOver(seconds=time.monotonic() - began))
+        if elders.finished_step is not None:
+            self._finished_step = elders.finished_step
+            raise self._finished(elders.finished_step)
+
+    def _look(self, elders: handover.Elders, generation: Generation) -> list[int]:
+        """Who is awaited."""
+        elders.generation = generation.number  # it may have risen since, while the claim was waiting
+        try:
+            return elders.look(self._saves.remote.store, Deadline.after(CALL_S))
+        except CloudError as err:
+            if not err.retryable:
+                raise
+            self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
+            return [_NOBODY_KNOWS]
+
+    def _prefetch(self, generation: Generation) -> None:
+        """Fetch the newest snapshot there is now: most likely the older generation's last, or its last but one."""
+        if self._prefetched is not None:
+            return
+        store = self._saves.remote.store
+        with contextlib.suppress(CloudError, SnapshotCorrupt, NoSpace):  # it is all done again, in earnest
+            known = commit.survey(store, self._keys, Deadline.after(CALL_S))
+            finder = Finder(self._keys, generation.run_id, self._host, self._journal.emit)
+            copies = stored_copies(store, "remote", known.commits)
+            self._prefetched = finder.find(copies, lambda copy, record: None)
+
     # ---- resume -----------------------------------------------------------------------------------------------------
 
     def _find(self, known: commit.Survey | None, *, fresh: bool) -> None:
@@ -234,12 +339,17 @@ class Origin:
         self, survey: commit.Survey | None, memory: Sequence[MemoryCopy], generation: Generation, number: int
     ) -> None:
         """Search until the stores have answered; tell what came of it. Resume thread."""
+        elders, over = None, self._fixed
         while not self._closed.is_set():
             try:
                 if survey is None and not memory:
                     survey = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S))
                 if survey is not None and not generation.run_id:
                     self._identify_late(generation, survey)
+                if survey is not None and not over:
+                    elders = elders or self._elders(generation)
+                    self._await_elders(elders, generation)
+                    survey, over = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S)), True
                 point = self._search(survey, memory, generation, number)
             except CloudError as err:
                 if not err.retryable:
@@ -250,10 +360,48 @@ class Origin:
             except ConfigError as err:
                 return self._post(partial(self._refuse, err))
             except HarnessError as err:
+                if survey is not None and (newer := self._changed(survey)) is not None:
+                    survey = newer  # what could not be used was retired while we looked at it
+                    continue
                 return self._post(partial(self._failed, number, err))
             else:
-                return self._post(partial(self._found, number, point, "no snapshot of this run anywhere"))
+                self._post(partial(self._found, number, point, "no snapshot of this run anywhere"))
+                if survey is not None and not self._fixed:
+                    self._fixed = True
+                    self._abandon_stale(point, generation)
+                return None
         return None
+
+    def _elders(self, generation: Generation) -> handover.Elders:
+        return handover.Elders(
+            self._keys,
+            generation.number,
+            run_id=generation.run_id,
+            agent=self._agent,
+            place=self.place,
+            silence_s=self._settings.handover_s,
+        )
+
+    def _changed(self, survey: commit.Survey) -> commit.Survey | None:
+        """The run as it is now, if there are commits that `survey` does not know, or some it does are gone."""
+        with contextlib.suppress(CloudError, SnapshotCorrupt):
+            now = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S))
+            gone = set(survey.commits) - set(now.commits) - now.quarantined
+            if gone or set(now.commits) - set(survey.commits):
+                return now
+        return None
+
+    def _abandon_stale(self, point: ResumePoint | None, generation: Generation) -> None:
+        """Uploads that older generations have left unfinished cost money; nobody goes on with them but we, with one."""
+        remote, local = self._saves.remote.store, self._saves.local
+        deadline = Deadline.after(CALL_S)
+        try:
+            spared = None
+            if local is not None and point is not None and point.tier == "local":
+                spared = commit.read_manifest(local.store, self._keys, point.id, deadline).directory
+            commit.abandon_stale(remote, self._keys, generation.number, spared, deadline)
+        except (CloudError, SnapshotCorrupt) as err:
+            self._journal.emit(events.UpkeepFailed(tier="remote", reason=str(err)))
 
     def _identify_late(self, generation: Generation, known: commit.Survey) -> None:
         """The store answers at last: now the run has an identity, and the generation its number. Resume thread."""
@@ -282,6 +430,11 @@ class Origin:
         def head(copy: Copy, record: SlotRecord) -> None:
             self._post(lambda: self._heard(number, copy, record))
 
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None:
+            if prefetched.id == max((copy.id for copy in copies), default=None):
+                return prefetched
+            prefetched.slot.close()  # there is a newer one now, and memory for one of them
         point = Finder(self._keys, generation.run_id, self._host, self._journal.emit).find(copies, head)
         if point is None and survey is not None:
             self._check_nothing_is_lost(survey, generation.run_id)

@@ -26,6 +26,7 @@ class _Watched:
     in_force: dict[str, Notice] = field(default_factory=dict)
     failing_since: float | None = None
     blind: bool = False
+    answered: bool = False
     failures: int = 0
     next_at: float = 0.0
 
@@ -73,6 +74,10 @@ class Poller:
         """Names of the sources that do not answer."""
         return [watched.source.name for watched in self._watched if watched.blind]
 
+    def answers(self, name: str) -> bool:
+        """Whether the source of this name has answered, and still does."""
+        return any(each.source.name == name and each.answered and not each.blind for each in self._watched)
+
     def tick(self) -> None:
         """Ask every source whose turn it is, once; all of them after a `wake`."""
         woken = self._wake.is_set()
@@ -98,6 +103,7 @@ class Poller:
             return
         if watched.blind:
             self._emit(events.SourceBack(source=watched.source.name))
+        watched.answered = True
         watched.blind, watched.failing_since, watched.failures = False, None, 0
         watched.next_at = 0.0
         for gone in set(watched.in_force) - set(notices):

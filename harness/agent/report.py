@@ -37,7 +37,7 @@ def status(settings: Settings) -> dict[str, Any]:
     live = _ask_agent(settings)
     if live is not None:
         return live
-    store, keys = open_existing_store(settings.store), RunKeys(settings.run)
+    store, keys = open_existing_store(settings.store, settings), RunKeys(settings.run)
     known = _survey(store, keys, settings)
     told = fold(read_journal(store, keys, known.last_claim.generation if known.last_claim else 0))
     newest = known.commits[-1] if known.commits else None
@@ -86,7 +86,7 @@ def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = Non
 
 def runs(settings: Settings) -> list[str]:
     """Names of the runs in the store."""
-    store = open_existing_store(settings.store)
+    store = open_existing_store(settings.store, settings)
     names = {info.key.split("/", 1)[0] for info in store.list("", deadline=Deadline.after(_CALL_S))}
     return sorted(names)
 
@@ -154,8 +154,8 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
 
 def _tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:
     if settings.local is not None and Path(settings.local).is_dir():
-        yield "local", open_existing_store(settings.local)
-    yield "remote", open_existing_store(settings.store)
+        yield "local", open_existing_store(settings.local, settings)
+    yield "remote", open_existing_store(settings.store, settings)
 
 
 def _all_snapshots(store: ObjectStore, keys: RunKeys) -> list[tuple[SnapshotId, str | None]]:

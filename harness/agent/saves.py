@@ -74,7 +74,7 @@ class Saves:
         self.sealed_step: int | None = None
         self.sealed_at: float | None = None
         self.durable_at: float | None = None
-        self.pressing = False
+        self._pressing = False
         self._upload_started_at: float | None = None
         self._last_sequence = 0
         self._newest_local: LocalSnapshot | None = None
@@ -87,7 +87,16 @@ class Saves:
             fatal=fatal,
         )
         retention = Retention(settings.keep_last, settings.keep_every)
-        self.remote = Tier("remote", stores(settings.store), keys, retention, emit, tell, host=host)
+        self.remote = Tier(
+            "remote",
+            stores(settings.store),
+            keys,
+            retention,
+            emit,
+            tell,
+            host=host,
+            limit_bytes_s=settings.upload_bytes_s,
+        )
         self.local: Tier | None = None
         if settings.local is not None:
             self.local = Tier(
@@ -105,6 +114,16 @@ class Saves:
     def tiers(self) -> list[Tier]:
         """The local tier, if there is one, and the remote."""
         return [self.remote] if self.local is None else [self.local, self.remote]
+
+    @property
+    def pressing(self) -> bool:
+        """Whether every snapshot has to become durable at once, at full speed; not only at the remote tier's turn."""
+        return self._pressing
+
+    @pressing.setter
+    def pressing(self, pressing: bool) -> None:
+        self._pressing = pressing
+        self.remote.press(pressing)
 
     @property
     def idle(self) -> bool:
@@ -133,10 +152,10 @@ class Saves:
         for tier in self.tiers:
             tier.drain(deadline)
 
-    def close(self, wait_s: float) -> None:
-        """Stop after the calls in flight; wait at most `wait_s` for each tier."""
-        for tier in self.tiers:
-            tier.close(wait_s)
+    def close(self, wait_s: float) -> bool:
+        """Stop after the calls in flight; wait at most `wait_s` for each tier. Whether nothing can be committed now."""
+        quiet = [tier.close(wait_s) for tier in self.tiers]  # every one of them, whatever the first one says
+        return all(quiet)
 
     def close_stores(self) -> None:
         """After the journal: it writes to the store as well."""
@@ -249,7 +268,7 @@ class Saves:
             manifest = commit.read_manifest(local.store, self._keys, point.id, Deadline.after(_CALL_S))
         except (CloudError, SnapshotCorrupt):
             return  # it was verified a moment ago; the next snapshot is uploaded in any case
-        self.remote.submit(LocalSnapshot(local.store, self._keys, manifest, generation, time.monotonic()))
+        self.remote.submit(LocalSnapshot(local.store, self._keys, manifest, generation, time.monotonic(), behind=True))
 
     # ---- tiers ------------------------------------------------------------------------------------------------------
 

@@ -1,36 +1,61 @@
-"""Which ObjectStore a location names. Owns the mapping from a user's words to a store, and nothing else."""
+"""Which ObjectStore a location names. Owns the mapping from a user's words to a store, and nothing else.
+
+boto3 is imported when the first S3 store is opened: a poller that watches for notices has begun to by then.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cloud.directory import DirectoryStore
 from cloud.errors import CloudError
 from cloud.memory import MemoryStore
+from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.store import ObjectStore
+from harness.config import Settings
+from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError
 
+if TYPE_CHECKING:
+    from cloud.s3 import S3Store
 
-def open_existing_store(location: str) -> ObjectStore:
+PROBE_S = 10.0
+
+
+def open_existing_store(location: str, settings: Settings | None = None) -> ObjectStore:
     """The store at `location`, to look at: a directory that is not there is an empty store, and is not made.
 
     Raises:
         ConfigError: it cannot be used.
     """
+    if location.startswith("s3://"):
+        return RetryingStore(_s3(location, settings))
     if "://" not in location and not Path(location).exists():
         return MemoryStore()
-    return open_store(location)
+    return open_store(location, settings)
 
 
-def open_store(location: str) -> ObjectStore:
+def open_store(
+    location: str, settings: Settings | None = None, say: Callable[[str], None] = lambda text: None
+) -> ObjectStore:
     """The store at `location`: an absolute directory, or a URL; transient failures are retried inside each deadline.
+
+    Args:
+        location: as in `Settings.store`.
+        settings: how to reach it, where it is not a directory.
+        say: a word to the user, about what the store cannot do.
 
     Raises:
         ConfigError: no such kind of store, or the directory cannot be used.
     """
     if location.startswith("s3://"):
-        raise ConfigError(f"{location}: S3 stores come with the next release; use a directory for now")
+        store = _s3(location, settings)
+        prefix = RunKeys(settings.run).snapshots if settings is not None else ""
+        return RetryingStore(_Guarded(store, prefix, say))
     if "://" in location:
         raise ConfigError(f"{location}: a store is a directory or s3://bucket/prefix")
     try:
@@ -39,3 +64,55 @@ def open_store(location: str) -> ObjectStore:
         return RetryingStore(directory)
     except (CloudError, OSError) as err:
         raise ConfigError(f"the store {location} cannot be used: {err}") from err
+
+
+def _s3(location: str, settings: Settings | None) -> S3Store:
+    from cloud.s3 import S3Options, S3Store
+
+    try:
+        if settings is None:
+            return S3Store(location)
+        options = S3Options(
+            endpoint=settings.s3_endpoint,
+            sse=settings.s3_sse or "",
+            sse_kms_key_id=settings.s3_kms_key_id or "",
+        )
+        return S3Store(location, options)
+    except ValueError as err:
+        raise ConfigError(f"the store {location} cannot be used: {err}") from err
+
+
+class _Guarded:
+    """An S3 store that is asked what it honours before the first commit or claim depends on it.
+
+    Asked when it is opened, so that it is told at the start; and once more whenever it has not answered yet. AWS's own
+    S3 is not asked.
+    """
+
+    def __init__(self, store: S3Store, prefix: str, say: Callable[[str], None]) -> None:
+        self._store, self._prefix, self._say = store, prefix, say
+        self._lock = threading.Lock()
+        self._asked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put_if_absent(self, key: str, data: bytes, *, deadline: Deadline) -> None:
+        self._ask(deadline)
+        self._store.put_if_absent(key, data, deadline=deadline)
+
+    def _ask(self, deadline: Deadline) -> None:
+        with self._lock:
+            if self._asked:
+                return
+            quirks = self._store.probe(self._prefix, deadline=deadline.sooner(PROBE_S))
+            self._asked = True
+        if not quirks.conditional:
+            self._say(
+                f"{self._store.url} ignores put-if-absent (If-None-Match): nothing there would guard a run against a "
+                "second writer, so it is not used. Use a store that honours it"
+            )
+        elif not quirks.takes_sums:
+            self._say(f"{self._store.url} takes no CRC64NVME: damage on the way is found when a snapshot is read back")
+        elif not quirks.checks_sums:
+            self._say(f"{self._store.url} does not check the sums that it takes: every snapshot is read back")

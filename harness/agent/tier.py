@@ -1,7 +1,8 @@
 """A tier: sealed slot or local snapshot → one ObjectStore → publish → verify → retire. Two instances: local and remote.
 
 Owns one thread and its order of work; the protocol itself is `commit.py`. The newest job wins: a job that waits is
-replaced by a newer one, a job in flight is finished. A failing store is retried for ever and never stops training.
+replaced by a newer one, a job in flight is finished, unless time runs out and only the newer one alone still fits. A
+failing store is retried for ever and never stops training. While nothing presses, sending keeps to a rate limit.
 
     submit ─▶ [pending] ─▶ save (retry until it fits, a newer one comes, or the deadline passes)
                             └▶ idle: verify what was written, retire, keep room for the next one
@@ -21,7 +22,8 @@ from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.core import events
 from harness.core.manifest import Manifest
-from harness.core.policy import retain
+from harness.core.policy import gives_way, retain
+from harness.core.rate import Rate
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.ipc.slots import Slot, SlotRecord
@@ -29,6 +31,7 @@ from harness.ipc.slots import Slot, SlotRecord
 CALL_S = 600.0  # one attempt at a snapshot while nothing presses
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 SPARE_BYTES = 64 * 1024 * 1024  # records, journal segments, the file system's own needs
+SAMPLE_S = 2.0  # a speed is measured over so long: parts are acknowledged in bursts
 
 
 @dataclass
@@ -84,16 +87,30 @@ class SealedSlot:
             shards=[(span.name, self.slot.shard(span)) for span in self.record.shards],
         )
 
+    def attempt(self) -> commit.Attempt:
+        """Nothing is stored yet: what is in memory has never been sent by anybody before us."""
+        return commit.Attempt()
+
 
 @dataclass(frozen=True)
 class LocalSnapshot:
-    """A snapshot committed in the local tier; it is not retired there while this is queued."""
+    """A snapshot committed in the local tier; it is not retired there while this is queued.
+
+    Attributes:
+        store: the local tier's.
+        keys: of the run.
+        manifest: the local commit.
+        generation: under whose claim it is published.
+        sealed_at: monotonic.
+        behind: it is an earlier generation's, resumed from: it keeps its own name.
+    """
 
     store: ObjectStore
     keys: RunKeys
     manifest: Manifest
     generation: Generation
-    sealed_at: float  # monotonic
+    sealed_at: float
+    behind: bool = False
 
     @property
     def step(self) -> int:
@@ -115,7 +132,7 @@ class LocalSnapshot:
                 raise ValueError("a local tier is a directory")
             shards.append((shard.name, path))
         return commit.Staged(
-            id=self.manifest.id,
+            id=self.manifest.id if self.behind else SnapshotId(self.generation.number, self.manifest.step),
             run_id=part.run_id,
             parent=part.parent,
             rank=part.rank,
@@ -124,8 +141,12 @@ class LocalSnapshot:
             environment=part.environment,
             sealed_at=part.sealed_at,
             shards=shards,
-            digests=[shard.crc64nvme for shard in part.shards],
+            known=part.shards,
         )
+
+    def attempt(self) -> commit.Attempt:
+        """In a directory of the local one's name: what an agent that died had sent of it is not sent again."""
+        return commit.Attempt(nonce=self.manifest.directory.rpartition("-")[2])
 
 
 Job = SealedSlot | LocalSnapshot
@@ -156,6 +177,10 @@ class TierEvents:
     fatal: Callable[[BaseException], None]
 
 
+class _GivenUp(Exception):
+    """The job in flight makes way for a newer one; raised out of the store's `put` by `Tier._count`."""
+
+
 class Tier:
     """One store and the thread that fills it."""
 
@@ -170,6 +195,7 @@ class Tier:
         *,
         host: str,
         pinned: Callable[[], Collection[SnapshotId]] = tuple,
+        limit_bytes_s: float | None = None,
     ) -> None:
         """Nothing runs before `start`.
 
@@ -182,6 +208,7 @@ class Tier:
             tell: the agent.
             host: for quarantine records.
             pinned: snapshots that something else still reads.
+            limit_bytes_s: how fast to send while nothing presses; `None` for as fast as it goes.
         """
         self.name, self.store, self.keys, self._retention = name, store, keys, retention
         self._emit, self._tell, self._host, self._pinned = emit, tell, host, pinned
@@ -190,11 +217,15 @@ class Tier:
         self._current: Job | None = None
         self._deadline = Deadline.never()
         self._closing = False
-        self._sent = 0
+        self._limit_bytes_s = limit_bytes_s
+        self._attempt = commit.Attempt()
+        self._rate = Rate()
+        self._meter = _Meter()
+        self._gives_up = False
+        self._pressing = False
         self._unverified: Manifest | None = None
         self._verified: set[SnapshotId] = set()
         self._swept = False
-        self.bytes_s: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"harness-tier-{name}", daemon=True)
 
     def start(self) -> None:
@@ -202,9 +233,15 @@ class Tier:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Ask for `job` to be made durable here; a job that is still waiting is dropped for it."""
+        """Ask for `job` to be made durable here; a job that is still waiting is dropped for it.
+
+        The one in flight is finished first, unless there is a deadline, and only `job` alone still makes it.
+        """
         with self._condition:
             dropped, self._pending = self._pending, job
+            if (current := self._current) is not None and current.step < job.step:
+                has_s, left = self._deadline.remaining_s, self._left(current)
+                self._gives_up = self._gives_up or gives_way(has_s, left, job.bytes, self._rate.bytes_s)
             self._condition.notify_all()
         if dropped is not None:
             self._tell.released(self, dropped)
@@ -213,6 +250,12 @@ class Tier:
         """From now on nothing is worth doing after `deadline`, and nothing idle is done."""
         with self._condition:
             self._deadline = deadline
+            self._condition.notify_all()
+
+    def press(self, pressing: bool) -> None:
+        """Whether to send as fast as it goes, whatever the limit."""
+        with self._condition:
+            self._pressing = pressing
             self._condition.notify_all()
 
     def trust(self, snapshot: SnapshotId) -> None:
@@ -229,8 +272,15 @@ class Tier:
     def bytes_left(self) -> int | None:
         """Bytes still to send of the job in flight; `None` when idle."""
         with self._condition:
-            job = self._current or self._pending
-            return None if job is None else max(0, job.bytes - self._sent)
+            if self._current is not None:
+                return self._left(self._current)
+            return None if self._pending is None else self._pending.bytes
+
+    @property
+    def bytes_s(self) -> float | None:
+        """Measured, pessimistic, and without what the limit slows down; `None` until something was sent."""
+        with self._condition:
+            return self._rate.bytes_s
 
     @property
     def jobs(self) -> list[Job]:
@@ -238,13 +288,15 @@ class Tier:
         with self._condition:
             return [job for job in (self._current, self._pending) if job is not None]
 
-    def close(self, wait_s: float) -> None:
-        """Stop after the call in flight; waits at most `wait_s`."""
+    def close(self, wait_s: float) -> bool:
+        """Stop after the call in flight; waits at most `wait_s`. Whether nothing can be committed any more."""
         with self._condition:
             self._closing = True
             self._condition.notify_all()
         if self._thread.is_alive():
             self._thread.join(wait_s)
+        with self._condition:
+            return self._current is None or not self._thread.is_alive()
 
     def _run(self) -> None:
         # Linux keeps a nice value for each thread: saving must not take the training loop's cores.
@@ -265,20 +317,25 @@ class Tier:
                 self._condition.wait()
             if self._closing:
                 return None
-            self._current, self._pending = self._pending, None
-            self._sent = 0
-            return self._current
+            job, self._pending = self._pending, None
+            self._current = job
+            if job is not None:
+                self._attempt, self._meter, self._gives_up = job.attempt(), _Meter(), False
+            return job
 
     def _save(self, job: Job) -> None:
         retry_s = FIRST_RETRY_S
         while not self._closing:
             with self._condition:
                 deadline = self._deadline
-                self._sent = 0
+                self._meter = _Meter()
             if deadline.expired:
                 return
             try:
                 self._save_once(job, deadline.sooner(CALL_S))
+                return
+            except _GivenUp:
+                self._emit(events.GivenUp(tier=self.name, step=job.step))
                 return
             except (CloudError, SnapshotCorrupt) as err:
                 # A disk that fails is not asked again for this one: the store gets it straight from the slot, which a
@@ -299,21 +356,14 @@ class Tier:
     def _save_once(self, job: Job, deadline: Deadline) -> None:
         if self.name == "remote" and not job.generation.claimed.wait(min(deadline.remaining_s, LONGEST_RETRY_S)):
             raise CloudError("the generation is not claimed yet: the store has not answered")
-        started = time.monotonic()
         self._make_room(job, deadline)
-        staged = job.stage()
         try:
-            manifest = commit.publish(
-                self.store, self.keys, staged, self.name, deadline, self._emit, progress=self._count
-            )
+            manifest = self._publish(job, deadline)
         except Full:
             self.store.reserve(0)
             self._retire(keep_last=1, deadline=deadline)
-            manifest = commit.publish(
-                self.store, self.keys, staged, self.name, deadline, self._emit, progress=self._count
-            )
+            manifest = self._publish(job, deadline)
         now = time.monotonic()
-        self.bytes_s = job.bytes / max(now - started, 1e-6)
         self._emit(
             events.Published(
                 tier=self.name, snapshot=str(manifest.id), step=job.step, bytes=job.bytes, seconds=now - job.sealed_at
@@ -321,6 +371,22 @@ class Tier:
         )
         self._unverified = manifest
         self._tell.published(self, job, manifest)
+
+    def _publish(self, job: Job, deadline: Deadline) -> Manifest:
+        manifest = commit.publish(
+            self.store,
+            self.keys,
+            job.stage(),
+            self.name,
+            deadline,
+            self._emit,
+            attempt=self._attempt,
+            progress=self._count,
+        )
+        with self._condition:
+            if not self._meter.sampled:  # a small one: its round trips are most of what it costs
+                self._rate.add(self._meter.sent, self._meter.elapsed_s)
+        return manifest
 
     def _overtaken(self, wait_s: float, deadline: Deadline) -> bool:
         """Wait before the next attempt, or until another deadline counts; whether a newer job makes it pointless."""
@@ -400,4 +466,47 @@ class Tier:
             return self._pending is not None or self._closing or self._deadline.remaining_s != float("inf")
 
     def _count(self, sent: int) -> None:
-        self._sent += sent
+        """Progress of a `put`: measures, keeps to the limit, and gives up what has to make way. Tier's thread."""
+        with self._condition:
+            self._meter.count(sent, self._rate)
+            self._wait_for_pace()
+            if self._gives_up:
+                raise _GivenUp
+
+    def _wait_for_pace(self) -> None:
+        if self._limit_bytes_s is None:
+            return
+        began = time.monotonic()
+        pace_at = self._meter.began_at + self._meter.sent / self._limit_bytes_s
+        while not (self._closing or self._gives_up or self._pressing or self._deadline.remaining_s != float("inf")):
+            left_s = pace_at - time.monotonic()
+            if left_s <= 0:
+                break
+            self._condition.wait(left_s)
+        self._meter.paused_s += time.monotonic() - began
+
+    def _left(self, job: Job) -> int:
+        return max(0, job.bytes - self._meter.sent - self._attempt.skipped_bytes)
+
+
+class _Meter:
+    """What one attempt has sent, and how fast. Pauses for the limit do not count as time."""
+
+    def __init__(self) -> None:
+        self.began_at = time.monotonic()
+        self.sent = 0
+        self.paused_s = 0.0
+        self.sampled = False
+        self._since = (0, 0.0)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began_at - self.paused_s
+
+    def count(self, sent: int, rate: Rate) -> None:
+        self.sent += sent
+        sent_before, elapsed_before = self._since
+        elapsed_s = self.elapsed_s
+        if elapsed_s - elapsed_before >= SAMPLE_S:
+            rate.add(self.sent - sent_before, elapsed_s - elapsed_before)
+            self._since, self.sampled = (self.sent, elapsed_s), True

@@ -173,6 +173,13 @@ class SaveFailed(Event, frozen=True):
     retry_in_s: float | None
 
 
+class GivenUp(Event, frozen=True):
+    """An upload in flight made way for a newer snapshot: both would not have become durable in time."""
+
+    tier: str
+    step: int
+
+
 class Retired(Event, frozen=True):
     """A snapshot was deleted by the retention rule."""
 
@@ -222,13 +229,79 @@ class StoreBlind(Event, frozen=True):
     reason: str
 
 
+class NeverFits(Event, frozen=True):
+    """At the measured rates no notice leaves enough time for a snapshot to become durable: only periodic ones count.
+
+    Attributes:
+        bytes: of one snapshot.
+        store_bytes_s: measured.
+        needs_s: from the boundary to durable.
+        window_s: what a notice leaves.
+    """
+
+    bytes: int
+    store_bytes_s: float
+    needs_s: float
+    window_s: float
+
+
+class HandoverAwaited(Event, frozen=True):
+    """An older generation may still commit: the resume point is not fixed before it has ended or fallen silent.
+
+    Attributes:
+        generation: the older one.
+        host: where it runs, as far as its claim tells.
+        silence_s: how long its journal has to be silent if it does not say that it ended.
+    """
+
+    generation: int
+    host: str
+    silence_s: float
+
+
+class HandoverOver(Event, frozen=True):
+    """Every older generation has ended or is silent: the newest commit is the resume point. `seconds` were waited."""
+
+    seconds: float
+
+
+class SupersededBy(Event, frozen=True):
+    """A newer generation asks for the run: this one makes its newest step durable, and leaves."""
+
+    generation: int
+    host: str
+
+
 class Draining(Event, frozen=True):
-    """The plan for the time that is left: finish what is in flight, save the newest sealed, or take a new snapshot."""
+    """The plan for the time that is left: finish what is in flight, save the newest sealed, or take a new snapshot.
+
+    Attributes:
+        choice: finish, newest or new.
+        step: the trainer's.
+        needs_s: until it is durable, at the measured rates.
+        has_s: until the instance ends; `None` when nobody knows.
+        replaces: whether an upload in flight is given up for it.
+    """
 
     choice: str
     step: int | None
     needs_s: float | None
     has_s: float | None
+    replaces: bool = False
+
+
+class Drained(Event, frozen=True):
+    """What became of the plan.
+
+    Attributes:
+        durable_step: the newest that survives this machine.
+        durable_in_s: from the beginning of the drain to its commit; 0 if it was durable before, `None` if nothing is.
+        lost_steps: what the trainer had done beyond it.
+    """
+
+    durable_step: int | None
+    durable_in_s: float | None
+    lost_steps: int | None
 
 
 class TrainerFinished(Event, frozen=True):
@@ -300,6 +373,7 @@ AnyEvent = (
     | Published
     | Verified
     | SaveFailed
+    | GivenUp
     | Retired
     | UpkeepFailed
     | NoticeSeen
@@ -307,7 +381,12 @@ AnyEvent = (
     | SourceBlind
     | SourceBack
     | StoreBlind
+    | NeverFits
+    | HandoverAwaited
+    | HandoverOver
+    | SupersededBy
     | Draining
+    | Drained
     | TrainerFinished
     | TrainerLeft
     | Restarting

@@ -134,6 +134,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         command: the trainer's command line.
         named: whether the user named the run, as opposed to the name of the script.
         settings: the configuration that a later start is compared with, as text.
+        agent: tells one agent's generations (restarts in place) from another agent's.
+        place: the lock that the agent held: whoever holds it now knows that this agent is dead.
     """
 
     format: int
@@ -148,6 +150,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     named: bool
     settings: dict[str, str] = {}
+    agent: str = ""
+    place: str = ""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

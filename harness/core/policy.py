@@ -40,26 +40,65 @@ class Choice(enum.Enum):
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured speeds; `None` until something was measured.
+    """Measured speeds, pessimistic (`harness.core.rate`); `None` until something was measured.
 
     Attributes:
         copy_bytes_s: device to slot.
         store_bytes_s: slot to the remote tier, publish included.
         step_s: longest recent time from one boundary to the next.
+        disk_bytes_s: slot to the local tier; `None` where there is none, too.
     """
 
     copy_bytes_s: float | None = None
     store_bytes_s: float | None = None
     step_s: float | None = None
+    disk_bytes_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice with its numbers, as told to the user before it starts."""
+    """A choice with its numbers, as told to the user before it starts.
+
+    Attributes:
+        choice: which snapshot.
+        needs_s: until it is durable, at the measured rates.
+        has_s: until the instance ends; `None` when nobody knows.
+        replaces: whether the upload in flight is given up for it: behind it, it would not fit.
+        local_s: until it is at least on the local disk; `None` without a local tier, or before that was measured.
+    """
 
     choice: Choice
-    needs_s: float | None
+    needs_s: float
     has_s: float | None
+    replaces: bool = False
+    local_s: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it becomes durable in time, if the rates hold."""
+        return self.has_s is None or self.needs_s <= self.has_s
+
+    def words(self, step: int | None) -> str:
+        """For people: "fits: 41 s of 113 s; step 12 034 (a new snapshot)"."""
+        if self.has_s is None:
+            verdict = f"needs {self.needs_s:.0f} s, and there is no deadline"
+        elif self.fits:
+            verdict = f"fits: {self.needs_s:.0f} s of {self.has_s:.0f} s"
+        else:
+            verdict = f"needs {self.needs_s:.0f} s, has {self.has_s:.0f} s"
+        local = f", {self.local_s:.0f} s to the local disk" if self.local_s is not None and not self.fits else ""
+        what = {
+            Choice.NEW: "a new snapshot",
+            Choice.NEWEST: "the newest that is sealed",
+            Choice.FINISH: "the upload in flight" if self.needs_s > MARGIN_S else "nothing is left to save",
+        }[self.choice]
+        given_up = ", instead of the upload in flight" if self.replaces else ""
+        return f"{verdict}{local}; step {count(step)} ({what}{given_up})"
+
+
+def count(number: int | None) -> str:
+    """A number as people read it: 12 034; "?" for none."""
+    return "?" if number is None else f"{number:,}".replace(",", " ")
 
 
 ASSUMED_STORE_BYTES_S = 50e6  # before anything was measured: a slow EBS volume or a busy bucket
@@ -79,7 +118,9 @@ def plan_drain(
 
     A new snapshot is preferred whenever it fits, even if the newest sealed one is of the trainer's very step: before it
     hears of the notice the trainer may have made another. (At a step that is sealed, a new one costs nothing.) It is
-    also preferred when there is nothing else: then nothing is lost by trying.
+    also preferred when there is nothing else: then nothing is lost by trying. An upload in flight goes on until the
+    winner is sealed, and is given up for it only if the winner does not fit behind it and, at rates that were measured,
+    fits without it.
 
     Args:
         has_s: seconds until the instance ends; `None` when nobody knows.
@@ -91,16 +132,44 @@ def plan_drain(
     """
     store_bytes_s = rates.store_bytes_s or ASSUMED_STORE_BYTES_S
     size = state_bytes or 0
-    new_s = size / (rates.copy_bytes_s or store_bytes_s) + size / store_bytes_s + (rates.step_s or 0.0) + MARGIN_S
-    newest_s = size / store_bytes_s + MARGIN_S
-    finish_s = (in_flight_bytes or 0) / store_bytes_s + MARGIN_S
-    if trainer_alive:
-        nothing_else = not sealed and in_flight_bytes is None
-        if has_s is None or new_s <= has_s or nothing_else:
-            return Plan(Choice.NEW, new_s, has_s)
-    if sealed and (has_s is None or newest_s <= has_s or in_flight_bytes is None):
-        return Plan(Choice.NEWEST, newest_s, has_s)
-    return Plan(Choice.FINISH, finish_s, has_s)
+    send_s, flight_s = size / store_bytes_s, (in_flight_bytes or 0) / store_bytes_s
+    reach_s = size / (rates.copy_bytes_s or store_bytes_s) + (rates.step_s or 0.0)
+    write_s = size / rates.disk_bytes_s if rates.disk_bytes_s else None
+    may_replace = in_flight_bytes is not None and rates.store_bytes_s is not None
+
+    def plan(choice: Choice, behind_s: float, alone_s: float, ready_s: float) -> Plan:
+        replaces = may_replace and has_s is not None and behind_s + MARGIN_S > has_s >= alone_s + MARGIN_S
+        needs_s = (alone_s if replaces else behind_s) + MARGIN_S
+        return Plan(choice, needs_s, has_s, replaces, None if write_s is None else ready_s + write_s)
+
+    new = plan(Choice.NEW, max(reach_s, flight_s) + send_s, reach_s + send_s, reach_s)
+    newest = plan(Choice.NEWEST, flight_s + send_s, send_s, 0.0)
+    if trainer_alive and (new.fits or (not sealed and in_flight_bytes is None)):
+        return new
+    if sealed and (newest.fits or in_flight_bytes is None):
+        return newest
+    return Plan(Choice.FINISH, flight_s + MARGIN_S, has_s)
+
+
+def gives_way(has_s: float, in_flight_bytes: int, newer_bytes: int, store_bytes_s: float | None) -> bool:
+    """Whether an upload in flight is given up for a newer sealed snapshot, `has_s` seconds before the end.
+
+    Only if the newer one does not fit behind it, and provably fits without it.
+    """
+    if store_bytes_s is None:
+        return False
+    alone_s = newer_bytes / store_bytes_s + MARGIN_S
+    return alone_s <= has_s < alone_s + in_flight_bytes / store_bytes_s
+
+
+def never_fits(state_bytes: int, rates: Rates, window_s: float) -> float | None:
+    """Seconds that making one snapshot durable takes, if no notice of `window_s` ever leaves enough; else `None`."""
+    if rates.store_bytes_s is None:
+        return None  # nothing was measured: nothing is claimed
+    needs_s = state_bytes / rates.store_bytes_s + MARGIN_S
+    if rates.copy_bytes_s:
+        needs_s += state_bytes / rates.copy_bytes_s
+    return needs_s if needs_s > window_s else None
 
 
 def retain(

@@ -124,7 +124,11 @@ class RunKeys:
 
     def journal(self, generation: int, host: str, segment: int) -> str:
         """One segment of the journal; put once."""
-        return f"{self.events}{generation:08d}-{host}/{segment:06d}.jsonl"
+        return f"{self.journal_of(generation)}{host}/{segment:06d}.jsonl"
+
+    def journal_of(self, generation: int) -> str:
+        """Prefix of one generation's segments, whatever host wrote them."""
+        return f"{self.events}{generation:08d}-"
 
     def parse_commit(self, key: str) -> SnapshotId | None:
         """The snapshot that a key under `commits` names, or `None` for a foreign object."""

@@ -164,6 +164,12 @@ class RunPlace:
             return None
         return fd
 
+    def identity(self, lock: int) -> str:
+        """Names the lock that `try_lock` gave, for all hosts and boots: who holds it knows that no other holder lives."""
+        found = os.fstat(lock)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{found.st_dev:x}-{found.st_ino:x}"
+
 
 def listen(path: Path) -> socket.socket:
     """A listening socket at `path`; the caller holds the run's lock, so a socket that is there is a dead agent's."""

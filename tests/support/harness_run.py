@@ -11,41 +11,61 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --fail VERB:N[-M]            calls N to M of the store's VERB fail as if it were down
     --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last stays
     --back-off-s, --heartbeat-s, --blind-after-s SECONDS    instead of the real ones, which are longer than a test
+    --look-s, --await-s SECONDS  how often the older agent of a handover looks for a newer one, and the newer one waits
+    --first-answer-s, --read-s SECONDS   how long a start waits for the store; how long a reply of S3 may take
+    --attempts N                 calls of a store at most until it counts as down
+    --part-bytes BYTES           of a multipart upload
+    --clock-offset-s SECONDS     this host's wall clock is ahead by so much
     --memory BYTES               what is left of this machine's memory
     --fresh yes                  as --fresh
 """
 
 from __future__ import annotations
 
+import datetime
 import functools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import cloud.s3
+import cloud.s3_client
+import harness.agent.handover
 import harness.agent.journal
 import harness.agent.main
 import harness.agent.memory
+import harness.agent.origin
 import harness.agent.poller
 import harness.agent.resume
-from cloud.errors import Unavailable
+from cloud.errors import Unavailable, call_with_retry
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
 from harness.agent.main import Agent
 from harness.agent.stores import open_store
-from harness.config import resolve
+from harness.config import Settings, resolve
 from harness.core import events
 from harness.core.policy import after_crash
 from harness.errors import HarnessError
 from tests.support.stores import FaultyStore
 
 _NUMBERS: dict[str, type] = {
-    "every_s": float, "durable_every_s": float, "grace_s": float,
+    "every_s": float, "durable_every_s": float, "grace_s": float, "handover_s": float, "upload_bytes_s": float,
     "every_steps": int, "max_crashes": int, "keep_last": int, "keep_local": int, "slots": int,
 }  # fmt: skip
+_SECONDS: dict[str, tuple[ModuleType, str]] = {
+    "heartbeat-s": (harness.agent.journal, "SEGMENT_S"),
+    "blind-after-s": (harness.agent.poller, "BLIND_AFTER_S"),
+    "look-s": (harness.agent.handover, "LOOK_S"),
+    "await-s": (harness.agent.handover, "AWAIT_S"),
+    "first-answer-s": (harness.agent.origin, "FIRST_ANSWER_S"),
+    "read-s": (cloud.s3_client, "READ_S"),
+}
 
 
 @dataclass
@@ -117,21 +137,48 @@ def rig(options: dict[str, str]) -> None:
     """Take the options out that replace a constant of the agent."""
     if seconds := options.pop("back-off-s", None):
         harness.agent.main.after_crash = functools.partial(after_crash, first_delay_s=float(seconds))  # type: ignore[attr-defined]
-    if seconds := options.pop("heartbeat-s", None):
-        harness.agent.journal.SEGMENT_S = float(seconds)
-    if seconds := options.pop("blind-after-s", None):
-        harness.agent.poller.BLIND_AFTER_S = float(seconds)
+    for name, (module, constant) in _SECONDS.items():
+        if seconds := options.pop(name, None):
+            setattr(module, constant, float(seconds))
+    if count := options.pop("attempts", None):
+        _default(call_with_retry, attempts=int(count))
+    if count := options.pop("part-bytes", None):
+        _default(cloud.s3.S3Store.__init__, part_bytes=int(count))
+    if seconds := options.pop("clock-offset-s", None):
+        set_clock_ahead(float(seconds))
     if count := options.pop("memory", None):
         for module in (harness.agent.memory, harness.agent.resume):
             module.available_bytes = lambda: int(count)  # type: ignore[attr-defined]
 
 
-def opener(fail: str | None, location: str) -> Callable[[str], ObjectStore]:
-    """Opens stores; the one at `location` fails as told."""
+def _default(function: Callable[..., Any], **values: Any) -> None:
+    """Give keyword-only parameters of `function` other defaults, whoever has imported it."""
+    assert function.__kwdefaults__.keys() >= values.keys()
+    function.__kwdefaults__.update(values)
+
+
+def set_clock_ahead(offset_s: float) -> None:
+    """Every reading of the wall clock in this process is ahead; the monotonic clock is what it is."""
+    real_time = time.time
+
+    class Ahead(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            return super().now(tz) + datetime.timedelta(seconds=offset_s)
+
+    time.time = lambda: real_time() + offset_s
+    datetime.datetime = Ahead  # type: ignore[misc]
+
+
+def opener(fail: str | None, settings: Settings) -> Callable[[str], ObjectStore]:
+    """Opens stores as an agent does; the run's own fails as told."""
+
+    def say(text: str) -> None:
+        os.write(2, f"harness: {text}\n".encode())
 
     def open_(wanted: str) -> ObjectStore:
-        store = open_store(wanted)
-        if fail is None or wanted != location:
+        store = open_store(wanted, settings, say)
+        if fail is None or wanted != settings.store:
             return store
         verb, calls = fail.split(":")
         first, _, last = calls.partition("-")
@@ -160,7 +207,7 @@ def main(arguments: list[str]) -> int:
             environ=os.environ,
             listeners=at,
             sources=None if notices is None else [ScriptedSource(notices.split(","))],
-            stores=opener(fail, settings.store),
+            stores=opener(fail, settings),
         )
         for listener in at:
             listener.agent = agent

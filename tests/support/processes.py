@@ -11,9 +11,11 @@ import os
 import re
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +23,14 @@ from pathlib import Path
 from typing import IO
 
 from cloud.directory import DirectoryStore
+from cloud.memory import MemoryStore
 from cloud.notice import Deadline
+from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.config import resolve
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.ipc.channel import RunPlace
+from tests.support.s3_server import S3Server
 from tests.support.tiny_trainer import STATE_BYTES, advance, digest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,22 +138,52 @@ class Process:
 class World:
     """A directory with a store, a local tier and a trainer's output; and every process that was started in it."""
 
-    def __init__(self, root: Path, *, run: str = "a", local: bool = False) -> None:
-        """Nothing is started. `local` says whether `harness` and `killing` use a local tier."""
-        self.root, self.run, self.has_local = root, run, local
+    def __init__(self, root: Path, *, run: str = "a", local: bool = False, s3: S3Server | None = None) -> None:
+        """Nothing is started.
+
+        Args:
+            root: its directory.
+            run: the run's name.
+            local: whether `run_harness` and `run_rigged` use a local tier; with S3 they do.
+            s3: the store, instead of a directory.
+        """
+        self.root, self.run, self.has_local, self.s3 = root, run, local, s3
         self.store, self.local = root / "store", root / "local"
         self.curve, self.final, self.released = root / "curve", root / "final", root / "released"
+        self.hosts: list[World] = []
+        self._runtime_dir: Path | None = None
         self._mark = secrets.token_hex(8)
+
+    def elsewhere(self) -> World:
+        """Another host with the same store: its agents see nothing of this one's disk, memory and sockets."""
+        root = self.root / f"host-{len(self.hosts) + 2}"
+        root.mkdir()
+        host = World(root, run=self.run, local=self.has_local, s3=self.s3)
+        host.store = self.store
+        host._mark = f"{self._mark}.{len(self.hosts) + 2}"
+        host._runtime_dir = Path(tempfile.mkdtemp(prefix="harness-"))  # short: a socket's path ends at 107 bytes
+        self.hosts.append(host)
+        return host
+
+    @property
+    def location(self) -> str:
+        """The store, as a user names it."""
+        return str(self.store) if self.s3 is None else f"s3://{self.s3.bucket}/p"
 
     @property
     def env(self) -> dict[str, str]:
         """The environment of everything that is started here."""
-        return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", _MARK: self._mark}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", _MARK: self._mark}
+        if self._runtime_dir is not None:
+            env["HARNESS_RUNTIME_DIR"] = str(self._runtime_dir)
+        if self.s3 is not None:
+            env |= {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+        return env
 
     @property
     def place(self) -> RunPlace:
         """Where the run's agent listens."""
-        settings = resolve({"store": str(self.store), "run": self.run}, os.environ, self.root, script=None)
+        settings = resolve({"store": self.location, "run": self.run}, self.env, self.root, script=None)
         return RunPlace.of(Path(settings.runtime_dir), settings.store, settings.run)
 
     # ---- starting ---------------------------------------------------------------------------------------------------
@@ -169,8 +204,14 @@ class World:
 
     def options(self) -> list[str]:
         """Options of `harness run` that make it this world's."""
-        tiers = ["--local", str(self.local), "--durable-every-s", "0.01"] if self.has_local else []
-        return ["--store", str(self.store), "--run", self.run, "--metadata", "off", *tiers]
+        with_local = self.has_local or self.s3 is not None
+        tiers = ["--local", str(self.local), "--durable-every-s", "0.01"] if with_local else []
+        return [*self.named(), "--metadata", "off", *tiers]
+
+    def named(self) -> list[str]:
+        """Options that name the run to every command."""
+        endpoint = [] if self.s3 is None else ["--s3-endpoint", self.s3.url]
+        return ["--store", self.location, "--run", self.run, *endpoint]
 
     def run_harness(self, *options: str | Path, command: Sequence[str | Path]) -> Process:
         """Start `harness run` here."""
@@ -188,9 +229,28 @@ class World:
 
     # ---- looking ----------------------------------------------------------------------------------------------------
 
+    def opened(self) -> ObjectStore:
+        """The store, to look at: what S3 holds now as a copy, which no fault strikes and no call is counted for."""
+        if self.s3 is None:
+            return DirectoryStore(self.store)
+        copy = MemoryStore()
+        for key, data in self.s3.contents().items():
+            if key.startswith("p/"):
+                copy.put(key.removeprefix("p/"), memoryview(data), deadline=Deadline.never())
+        return copy
+
     def survey(self) -> commit.Survey:
         """What the store knows of the run."""
-        return commit.survey(DirectoryStore(self.store), RunKeys(self.run), Deadline.after(10.0))
+        return commit.survey(self.opened(), RunKeys(self.run), Deadline.after(10.0))
+
+    def check_commits(self) -> list[SnapshotId]:
+        """No commit is torn: every shard of every manifest is there, byte for byte. The usable ones, oldest first."""
+        store, keys = self.opened(), RunKeys(self.run)
+        usable = self.survey().commits
+        for snapshot in usable:
+            manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(10.0))
+            commit.verify(store, keys, manifest, Deadline.after(10.0))
+        return list(usable)
 
     def newest(self) -> SnapshotId | None:
         """The newest committed snapshot of all tiers that is not quarantined."""
@@ -209,8 +269,11 @@ class World:
     def wait_until_durable(self, step: int) -> None:
         """Wait until a snapshot of `step` or later is committed: for a run whose agent's words go elsewhere."""
         self.wait_until(
-            lambda: self.store.is_dir() and any(found.step >= step for found in self.survey().commits), f"step {step}"
+            lambda: self._is_there() and any(found.step >= step for found in self.survey().commits), f"step {step}"
         )
+
+    def _is_there(self) -> bool:
+        return self.s3 is not None or self.store.is_dir()
 
     def shards(self, snapshot: SnapshotId | None = None, tier: Path | None = None) -> list[Path]:
         """Files of the payload, of one snapshot or of all."""
@@ -234,14 +297,30 @@ class World:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def running(self) -> dict[int, str]:
-        """Every live process that was started here, or by one that was: its command line by its pid."""
+    def signal_host(self, signum: int) -> None:
+        """Signal every process of this host, and of no other."""
+        for pid in self.running(alone=True):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def lose_host(self) -> None:
+        """The instance is gone without a word, and its disk with it."""
+        self.signal_host(signal.SIGKILL)
+        self.wait_gone(but=lambda pid, _: pid not in self.running(alone=True))
+        shutil.rmtree(self.local, ignore_errors=True)
+
+    def running(self, *, alone: bool = False) -> dict[int, str]:
+        """Every live process that was started here, or by one that was: its command line by its pid.
+
+        Those of its other hosts count as well, unless `alone`.
+        """
         found = {}
+        mark = f"{_MARK}={self._mark}".encode() + (b"\0" if alone else b"")
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             with contextlib.suppress(OSError):
-                if f"{_MARK}={self._mark}".encode() in (entry / "environ").read_bytes():
+                if mark in (entry / "environ").read_bytes():
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
@@ -265,6 +344,8 @@ class World:
         for pid in self.running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for host in self.hosts:
+            shutil.rmtree(str(host._runtime_dir), ignore_errors=True)
 
 
 def unbroken_curve(steps: int) -> tuple[list[str], str]:

@@ -67,12 +67,17 @@ class ProtocolStore:
         may_uncommit: called with each snapshot whose manifest is about to be deleted; raises where that is wrong.
         written: what every object holds that was not deleted, by key; what is damaged may hold something else.
         damaged: keys whose bytes were changed on purpose.
+        shared: several agents write at once. What one of them deletes another may be about to name: then a torn commit
+            may be seen for a moment, and whoever watches the whole judges it.
+        deleted: every key that was there and was deleted.
     """
 
     inner: ObjectStore
     may_uncommit: Callable[[SnapshotId], None] = lambda snapshot: None
     written: dict[str, bytes] = field(default_factory=dict)
     damaged: set[str] = field(default_factory=set)
+    shared: bool = False
+    deleted: set[str] = field(default_factory=set)
     _fault: Fault | None = None
     _calls: int = 0
 
@@ -133,7 +138,8 @@ class ProtocolStore:
         def effect() -> None:
             self._check_delete(key)
             self.inner.delete(key, deadline=deadline)
-            self.written.pop(key, None)
+            if self.written.pop(key, None) is not None:
+                self.deleted.add(key)
 
         self._change(effect)
 
@@ -148,6 +154,12 @@ class ProtocolStore:
 
     def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
         return self._look(lambda: self.inner.list(prefix, after=after, deadline=deadline))
+
+    def unfinished(self, prefix: str, *, deadline: Deadline) -> list[str]:
+        return self._look(lambda: self.inner.unfinished(prefix, deadline=deadline))
+
+    def abandon(self, key: str, *, deadline: Deadline) -> None:
+        self._change(lambda: self.inner.abandon(key, deadline=deadline))
 
     def local_path(self, key: str) -> Path | None:
         return self.inner.local_path(key)
@@ -216,6 +228,8 @@ class ProtocolStore:
         try:
             data = self.peek(key)
         except NotFound:
+            if self.shared and key in self.deleted:
+                return
             raise AssertionError(f"I3: {key} is named before it is durable") from None
         if shard is not None:
             assert (len(data), format_crc(crc64nvme(data))) == (shard.size, shard.crc64nvme), f"I3: {key}"
@@ -236,14 +250,14 @@ class ProtocolStore:
         manifest_key = KEYS.commit(snapshot)
         if manifest_key in present:
             manifest = parse_manifest(self.written[manifest_key], KEYS, snapshot)
-            assert manifest.directory != directory, f"I6: {key} is deleted while its manifest stands"
+            assert self.shared or manifest.directory != directory, f"I6: {key} is deleted while its manifest stands"
         if not key.endswith(".json"):
             parts = [
                 other
                 for other in present
                 if other.startswith(f"{KEYS.snapshots}{directory}/") and other.endswith(".json")
             ]
-            assert not parts, f"I6: the shard {key} is deleted before its part"
+            assert self.shared or not parts, f"I6: the shard {key} is deleted before its part"
 
 
 def retrying(store: ObjectStore) -> RetryingStore:

@@ -172,7 +172,7 @@ def test_a_runtime_directory_that_cannot_be_used(
 
 def test_a_store_that_refuses_is_an_error_and_no_traceback(harness: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     denied = FaultyStore(MemoryStore(), "list", fail_on=None, error=Denied("permission denied: /mnt/store"))
-    monkeypatch.setattr(report, "open_existing_store", lambda location: denied)
+    monkeypatch.setattr(report, "open_existing_store", lambda location, settings: denied)
     for command in ("status", "ls", "verify"):
         done = harness(command, "--run", "run")
 

@@ -1,17 +1,33 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from cloud.directory import DirectoryStore
 from cloud.errors import AlreadyExists, OutcomeUnknown, Unavailable
 from cloud.memory import MemoryStore
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, encode
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
-from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content, Crash, Fault, ProtocolStore, retrying
+from tests.support.protocol import (
+    FOREVER,
+    KEYS,
+    RUN_ID,
+    SHARD_BYTES,
+    Content,
+    Crash,
+    FastFileSystem,
+    Fault,
+    ProtocolStore,
+    retrying,
+)
 from tests.support.stores import FaultyStore, RecordingStore
 
 FIRST, SECOND, THIRD = SnapshotId(1, 10), SnapshotId(1, 20), SnapshotId(2, 15)
@@ -58,7 +74,10 @@ def test_shards_come_before_the_part_and_the_part_before_the_manifest() -> None:
     below = f"run/snapshots/{manifest.directory}/rank-00000-of-00001"
     assert store.keys("put") == [f"{below}.00.safetensors", f"{below}.01.safetensors"]
     assert store.keys("put_if_absent") == [f"{below}.json", "run/commits/00000001-000000000010.json"]
-    assert [verb for verb, _ in store.calls] == ["put", "put", "put_if_absent", "put_if_absent", "read"]
+    assert [verb for verb, _ in store.calls] == [
+        *["put", "put", "put_if_absent", "put_if_absent"],
+        *["read", "stat", "stat"],  # IMPORTANT: looked at after the manifest stands
+    ]
     assert [type(event).__name__ for event in told] == ["ShardStored", "ShardStored", "PartStored"]
 
 
@@ -344,6 +363,165 @@ def test_sweep_does_not_judge_a_snapshot_with_a_damaged_manifest(store: Protocol
     store.damage(KEYS.commit(FIRST), "flip", 0.0)
 
     assert commit.sweep(store, KEYS, 9, FOREVER) == 0
+
+
+# ---- two at once, and attempts that go on ---------------------------------------------------------------------------
+
+
+class Bucket(MemoryStore):
+    """A store that keeps unfinished uploads, as S3 does, and lets a test in between two calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uploads: set[str] = set()
+        self.after: dict[str, Callable[[], object]] = {}
+
+    def put_if_absent(self, key: str, data: bytes, *, deadline: Deadline) -> None:
+        super().put_if_absent(key, data, deadline=deadline)
+        self._interrupt("put_if_absent")
+
+    def delete(self, key: str, *, deadline: Deadline) -> None:
+        super().delete(key, deadline=deadline)
+        self._interrupt("delete")
+
+    def unfinished(self, prefix: str, *, deadline: Deadline) -> list[str]:
+        return sorted(key for key in self.uploads if key.startswith(prefix))
+
+    def abandon(self, key: str, *, deadline: Deadline) -> None:
+        self.uploads.discard(key)
+
+    def _interrupt(self, verb: str) -> None:
+        if (act := self.after.pop(verb, None)) is not None:
+            act()
+
+
+def keys_of(store: ObjectStore, prefix: str = "") -> list[str]:
+    return [info.key for info in store.list(prefix, deadline=FOREVER)]
+
+
+def quiet(event: events.Event) -> None:
+    """No journal."""
+
+
+def test_a_next_attempt_sends_only_what_is_missing() -> None:
+    store = FaultyStore(RecordingStore(Bucket()), "put", fail_on=2)
+    attempt, staged, sent = commit.Attempt(), Content(FIRST).staged(), list[int]()
+    with pytest.raises(Unavailable):
+        commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
+    assert list(attempt.stored) == [staged.shards[0][0]]
+
+    manifest = commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt, progress=sent.append)
+
+    assert [key.rpartition("/")[2] for key in store.keys("put")] == [name for name, _ in staged.shards]
+    assert sent == [SHARD_BYTES[1]]
+    assert attempt.skipped_bytes == SHARD_BYTES[0]
+    assert commit.verify(store, KEYS, manifest, FOREVER)
+
+
+def copied(store: ObjectStore, name: SnapshotId, nonce: str) -> tuple[commit.Staged, commit.Attempt]:
+    """What a local snapshot is staged as; its first shard is in `store` already, from somebody who died."""
+    local = commit.publish(MemoryStore(), KEYS, Content(name).staged(), "local", FOREVER, quiet)
+    staged = dataclasses.replace(Content(name).staged(), known=local.parts[0].shards)
+    shard, data = staged.shards[0]
+    store.put(KEYS.payload(KEYS.directory(name, nonce), shard), data, deadline=FOREVER)
+    return staged, commit.Attempt(nonce)
+
+
+def test_what_a_dead_process_has_sent_of_a_copy_is_not_sent_again() -> None:
+    store = RecordingStore(Bucket())
+    staged, attempt = copied(store, FIRST, "a" * 16)
+
+    commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
+
+    assert len(store.keys("put")) == 2
+    assert attempt.skipped_bytes == SHARD_BYTES[0]
+
+
+def test_a_store_that_keeps_no_sums_gets_everything_again(tmp_path: Path) -> None:
+    store = RecordingStore(DirectoryStore(tmp_path, fs=FastFileSystem()))
+    staged, attempt = copied(store, FIRST, "a" * 16)
+
+    commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
+
+    assert len(store.keys("put")) == 3
+
+
+def test_what_is_there_and_is_something_else_is_replaced() -> None:
+    store = Bucket()
+    staged, attempt = copied(store, FIRST, "a" * 16)
+    key = KEYS.payload(KEYS.directory(FIRST, "a" * 16), staged.shards[0][0])
+    store.put(key, memoryview(bytes(SHARD_BYTES[0])), deadline=FOREVER)
+
+    manifest = commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
+
+    assert commit.verify(store, KEYS, manifest, FOREVER)
+
+
+def test_the_part_of_a_dead_attempt_is_the_part() -> None:
+    store, attempt = Bucket(), commit.Attempt("a" * 16)
+    broken = FaultyStore(store, "put_if_absent", fail_on=2)
+    with pytest.raises(Unavailable):
+        commit.publish(broken, KEYS, Content(FIRST).staged(), "remote", FOREVER, quiet, attempt=attempt)
+    heir = dataclasses.replace(Content(FIRST).staged(), parent="00000001-000000000005")
+
+    manifest = commit.publish(store, KEYS, heir, "remote", FOREVER, quiet, attempt=commit.Attempt("a" * 16))
+
+    assert manifest.parts[0].parent is None
+    assert commit.read_manifest(store, KEYS, FIRST, FOREVER) == manifest
+
+
+def test_another_part_in_the_way_is_no_success() -> None:
+    store, attempt = Bucket(), commit.Attempt("a" * 16)
+    broken = FaultyStore(store, "put_if_absent", fail_on=2)
+    with pytest.raises(Unavailable):
+        commit.publish(broken, KEYS, Content(FIRST).staged(), "remote", FOREVER, quiet, attempt=attempt)
+    other = Content(FIRST, "f" * 32).staged()
+
+    with pytest.raises(SnapshotCorrupt, match="another part"):
+        commit.publish(store, KEYS, other, "remote", FOREVER, quiet, attempt=commit.Attempt("a" * 16))
+
+    assert keys_of(store, KEYS.commits) == []
+
+
+def test_a_commit_that_comes_after_the_sweep_is_taken_back_by_whoever_made_it() -> None:
+    """The process was stopped between part and manifest for so long that a newer generation has swept its shards."""
+    store = Bucket()
+    commit.publish(store, KEYS, Content(THIRD).staged(), "remote", FOREVER, quiet)
+
+    def woken() -> None:  # after the part: everything but the manifest is there
+        assert commit.sweep(store, KEYS, 2, FOREVER) == 1
+
+    store.after["put_if_absent"] = woken
+    with pytest.raises(SnapshotCorrupt, match="taken back"):
+        commit.publish(store, KEYS, Content(FIRST).staged(), "remote", FOREVER, quiet)
+
+    assert keys_of(store, KEYS.commits) == [KEYS.commit(THIRD)]
+
+
+def test_a_commit_that_comes_during_the_sweep_and_dies_is_taken_back_by_the_sweep() -> None:
+    store = Bucket()
+    commit.publish(store, KEYS, Content(THIRD).staged(), "remote", FOREVER, quiet)
+    late = commit.publish(store, KEYS, Content(FIRST).staged(), "remote", FOREVER, quiet)
+    store.delete(KEYS.commit(FIRST), deadline=FOREVER)
+    store.after["delete"] = lambda: store.put_if_absent(KEYS.commit(FIRST), encode(late), deadline=FOREVER)
+
+    assert commit.sweep(store, KEYS, 2, FOREVER) == 1
+
+    assert keys_of(store, KEYS.commits) == [KEYS.commit(THIRD)]
+    assert keys_of(store, KEYS.snapshots + str(FIRST)) == []
+
+
+def test_uploads_of_older_generations_are_given_up_and_no_others() -> None:
+    store = Bucket()
+    old, spared, ours = (
+        KEYS.payload(KEYS.directory(name, nonce * 16), "x")
+        for name, nonce in ((FIRST, "a"), (SECOND, "b"), (SnapshotId(3, 40), "c"))
+    )
+    store.uploads |= {old, spared, ours, "run/snapshots/somebody-else/x"}
+
+    assert commit.abandon_stale(store, KEYS, 3, KEYS.directory(SECOND, "b" * 16), FOREVER) == 1
+
+    assert store.uploads == {spared, ours, "run/snapshots/somebody-else/x"}
 
 
 def test_quarantine_is_said_once(store: ProtocolStore) -> None:

@@ -347,6 +347,7 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
                   fresh=False, parent=None, command=(), named=True)  # fmt: skip
     commit.claim(scene.remote, KEYS, claim, FOREVER)
     scene.publish(scene.remote, FIRST)
+    commit.end(scene.remote, KEYS, 1, "a" * 16, "failed", 10, FOREVER)
     commit.quarantine(scene.remote, KEYS, FIRST, "rotten", "here", FOREVER)
     saves = SimpleNamespace(
         remote=SimpleNamespace(store=scene.remote),
@@ -359,7 +360,7 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
 
     start = origin.Origin(
         Settings(store="/store", run="run"), KEYS, "here", (), saves, journal, lambda action: action(), answered.set,
-        lambda refusal: answered.set(), lambda bug: answered.set(), said.append,
+        lambda refusal: answered.set(), lambda newer: None, lambda bug: answered.set(), said.append,
     )  # fmt: skip
     start.begin()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,16 @@ from harness.core import events
 from harness.core.manifest import Manifest
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
-from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content, FastFileSystem, ProtocolStore
+from tests.support.protocol import (
+    FOREVER,
+    KEYS,
+    RUN_ID,
+    SHARD_BYTES,
+    SLOT_BYTES,
+    Content,
+    FastFileSystem,
+    ProtocolStore,
+)
 from tests.support.stores import FaultyStore
 
 WAIT_S = 10.0
@@ -33,7 +43,15 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Scene:
     """A tier over a store, and everything that it tells."""
 
-    def __init__(self, store: ObjectStore, name: str = "remote", *, keep_last: int = 9, claimed: bool = True) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        name: str = "remote",
+        *,
+        keep_last: int = 9,
+        claimed: bool = True,
+        limit_bytes_s: float | None = None,
+    ) -> None:
         self.generation = Generation(1, RUN_ID, "a" * 16)
         if claimed:
             self.generation.claimed.set()
@@ -52,6 +70,7 @@ class Scene:
                 fatal=lambda bug: self._tell(("fatal", repr(bug))),
             ),
             host="here",
+            limit_bytes_s=limit_bytes_s,
         )
         self.tier.start()
 
@@ -298,6 +317,104 @@ def test_a_draining_tier_does_nothing_idle(scenes: Callable[..., Scene]) -> None
     assert commits(store) == [10]
 
 
+class Parts(MemoryStore):
+    """A store that takes objects in pieces, and reports each; a test may act between two of them."""
+
+    def __init__(self, piece: int = 1000) -> None:
+        super().__init__()
+        self.piece, self.act = piece, dict[int, Callable[[], None]]()
+        self.reported = 0
+
+    def put(self, key: str, source: Any, *, deadline: Deadline, progress: Any = None) -> Any:
+        data = source.read_bytes() if isinstance(source, Path) else bytes(source)
+        for at in range(0, len(data), self.piece):
+            self.act.pop(self.reported, lambda: None)()
+            self.reported += 1
+            if progress is not None:
+                progress(len(data[at : at + self.piece]))
+        return super().put(key, source, deadline=deadline)
+
+
+def test_an_upload_makes_way_when_only_the_newer_snapshot_still_fits(scenes: Callable[..., Scene]) -> None:
+    store = Parts()
+    scene = scenes(store)
+    scene.tier._rate.add(sum(SHARD_BYTES), 10.0)  # ten seconds for a snapshot
+    older, newer = scene.sealed(10), scene.sealed(20)
+
+    def notice() -> None:
+        scene.tier.drain(Deadline.after(15.0))
+        scene.tier.submit(newer)
+
+    store.act[2] = notice
+    scene.tier.submit(older)
+    scene.until(lambda told: ("released", 20) in told)
+
+    assert commits(store) == [20]
+    assert scene.until_event(events.GivenUp).step == 10
+    assert ("released", 10) in scene.told
+
+
+def test_an_upload_is_finished_where_both_fit(scenes: Callable[..., Scene]) -> None:
+    store = Parts()
+    scene = scenes(store)
+    scene.tier._rate.add(sum(SHARD_BYTES), 10.0)
+    older, newer = scene.sealed(10), scene.sealed(20)
+
+    def notice() -> None:
+        scene.tier.drain(Deadline.after(60.0))
+        scene.tier.submit(newer)
+
+    store.act[2] = notice
+    scene.tier.submit(older)
+    scene.until(lambda told: ("released", 20) in told)
+
+    assert commits(store) == [10, 20]
+
+
+def test_sending_keeps_to_the_limit_until_something_presses(scenes: Callable[..., Scene]) -> None:
+    store = Parts()
+    scene = scenes(store, limit_bytes_s=1.0)  # an hour and a half for a snapshot
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: store.reported == 1)
+    assert scene.tier.bytes_left == sum(SHARD_BYTES) - SHARD_BYTES[0]
+
+    scene.tier.press(True)
+    scene.until(lambda told: ("published", 10) in told)
+    measured = scene.tier.bytes_s
+
+    assert measured is not None
+    assert measured > 100.0, "the pause is not the store's fault"
+
+
+def test_a_notice_lifts_the_limit(scenes: Callable[..., Scene]) -> None:
+    store = Parts()
+    scene = scenes(store, limit_bytes_s=1.0)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: store.reported == 1)
+
+    scene.tier.drain(Deadline.after(60.0))
+    scene.until(lambda told: ("published", 10) in told)
+
+
+def test_closing_while_nothing_is_in_flight_is_quiet_at_once(scenes: Callable[..., Scene]) -> None:
+    scene = scenes(MemoryStore())
+
+    assert scene.tier.close(0.0)
+
+
+def test_closing_tells_whether_something_may_still_be_committed(scenes: Callable[..., Scene]) -> None:
+    """The end of a generation must not be recorded before that is over (I5)."""
+    gate = Gate(MemoryStore())
+    scene = scenes(gate)
+    scene.tier.submit(scene.sealed(10))
+    assert gate.reached.wait(WAIT_S)
+
+    assert not scene.tier.close(0.0)
+
+    gate.opened.set()
+    assert scene.tier.close(WAIT_S)
+
+
 # ---- upkeep ---------------------------------------------------------------------------------------------------------
 
 
@@ -362,6 +479,32 @@ def test_a_local_snapshot_arrives_as_it_was(scenes: Callable[..., Scene], local:
     manifest = commit.read_manifest(store, KEYS, SnapshotId(1, 10), FOREVER)
     content = Content(SnapshotId(1, 10))
     assert [store.peek(KEYS.payload(manifest.directory, s.name)) for s in manifest.parts[0].shards] == content.shards
+    assert manifest.directory == job.manifest.directory  # so that a successor finds what was sent
+
+
+def test_a_local_snapshot_gets_the_number_that_its_generation_got(
+    scenes: Callable[..., Scene], local: DirectoryStore
+) -> None:
+    """It was made under a number that somebody else claimed first, while the store did not answer."""
+    store = MemoryStore()
+    scene = scenes(store)
+    job, _ = local_job(local, scene)
+    scene.generation.number = 4
+    scene.tier.submit(job)
+
+    assert scene.until_event(events.Published).snapshot == str(SnapshotId(4, 10))
+
+
+def test_a_local_snapshot_of_an_earlier_generation_keeps_its_name(
+    scenes: Callable[..., Scene], local: DirectoryStore
+) -> None:
+    store = MemoryStore()
+    scene = scenes(store)
+    job, _ = local_job(local, scene)
+    scene.generation.number = 4
+    scene.tier.submit(dataclasses.replace(job, behind=True))
+
+    assert scene.until_event(events.Published).snapshot == str(SnapshotId(1, 10))
 
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "delete"])

@@ -49,7 +49,8 @@ MANIFEST_JSON = (
 CLAIM_JSON = (
     '{"format":1,"run_id":"0123456789abcdef0123456789abcdef","generation":7,"nonce":"0123456789abcdef",'
     '"claimed_at":"2026-01-02T03:04:05.678+00:00","host":"node-1","pid":4711,"fresh":false,'
-    '"parent":"00000006-000000011000","command":["python","train.py"],"named":true,"settings":{"every_s":"60.0"}}'
+    '"parent":"00000006-000000011000","command":["python","train.py"],"named":true,"settings":{"every_s":"60.0"},'
+    '"agent":"0011223344556677","place":"boot-1-2"}'
 )
 DONE_JSON = (
     '{"format":1,"generation":7,"nonce":"0123456789abcdef","outcome":"interrupted","step":12000,'
@@ -100,6 +101,8 @@ CLAIM = Claim(
     command=("python", "train.py"),
     named=True,
     settings={"every_s": "60.0"},
+    agent="0011223344556677",
+    place="boot-1-2",
 )
 DONE = Done(
     format=FORMAT,
@@ -210,7 +213,7 @@ def test_another_format_number_is_refused_as_another_versions(kind: str, number:
 
 def test_a_missing_field_is_refused_by_name(kind: str) -> None:
     record, text, parse = RECORDS[kind]
-    for name in set(record.__struct_fields__) - {"environment", "settings"}:
+    for name in set(record.__struct_fields__) - {"environment", "settings", "agent", "place"}:
         whole = json.loads(text)
         del whole[name]
 

@@ -13,6 +13,9 @@ from harness.core.policy import (
     Rates,
     Restart,
     after_crash,
+    count,
+    gives_way,
+    never_fits,
     plan_drain,
     retain,
 )
@@ -50,6 +53,8 @@ DRAINS = {
     "the newest displaces an upload only if it fits": (12.0, 10 * GB, FAST, True, 5 * GB, True, Choice.NEWEST),
     "the newest does not fit behind an upload": (11.9, 10 * GB, FAST, True, 5 * GB, True, Choice.FINISH),
     "nothing fits, nothing in flight: try the newest": (1.0, 10 * GB, FAST, True, None, True, Choice.NEWEST),
+    "new waits for an upload that ends before the boundary": (15.0, 10 * GB, FAST, True, 2 * GB, True, Choice.NEW),
+    "new fits only without the upload": (15.0, 10 * GB, FAST, True, 9 * GB, True, Choice.NEW),
     "nothing sealed, an upload in flight": (5.0, 10 * GB, FAST, True, GB, False, Choice.FINISH),
     "nothing at all to lose by trying": (0.1, 10 * GB, FAST, True, None, False, Choice.NEW),
     "before the first layout": (30.0, None, Rates(), True, None, False, Choice.NEW),
@@ -68,6 +73,72 @@ def test_the_newest_step_that_can_still_become_durable_is_chosen(
     plan = plan_drain(has_s, size, rates, trainer_alive=alive, in_flight_bytes=in_flight, sealed=sealed)
 
     assert (plan.choice, plan.has_s) == (choice, has_s)
+
+
+@pytest.mark.parametrize(
+    ("has_s", "in_flight", "replaces", "needs_s"),
+    [
+        (120.0, 9 * GB, False, 21.0),  # both fit: one after the other
+        (21.0, 9 * GB, False, 21.0),
+        (20.9, 9 * GB, True, 14.0),  # only one of them does, and it is the newer
+        (14.0, 9 * GB, True, 14.0),
+        (14.0, GB, False, 14.0),  # the upload is over before the trainer comes by
+        (None, 9 * GB, False, 21.0),
+    ],
+)
+def test_an_upload_in_flight_is_given_up_only_where_both_do_not_fit(
+    has_s: float | None, in_flight: int, replaces: bool, needs_s: float
+) -> None:
+    plan = plan_drain(has_s, 10 * GB, FAST, trainer_alive=True, in_flight_bytes=in_flight, sealed=False)
+
+    assert (plan.choice, plan.replaces, plan.needs_s) == (Choice.NEW, replaces, needs_s)
+
+
+def test_an_upload_in_flight_is_never_given_up_on_a_guess() -> None:
+    guess = Rates(copy_bytes_s=GB)
+
+    plan = plan_drain(30.0, GB, guess, trainer_alive=True, in_flight_bytes=GB, sealed=True)
+
+    assert (plan.choice, plan.replaces) == (Choice.FINISH, False)
+    assert not gives_way(30.0, GB, GB, None)
+
+
+@pytest.mark.parametrize(
+    ("has_s", "gives"), [(float("inf"), False), (22.0, False), (21.9, True), (12.0, True), (11.9, False)]
+)
+def test_an_upload_makes_way_when_only_the_newer_one_fits(has_s: float, gives: bool) -> None:
+    assert gives_way(has_s, 10 * GB, 10 * GB, GB) is gives
+
+
+def test_what_never_fits_is_said_from_measurements_only() -> None:
+    assert never_fits(10 * GB, Rates(), 120.0) is None
+    assert never_fits(100 * GB, FAST, 120.0) is None
+    assert never_fits(120 * GB, FAST, 120.0) == pytest.approx(134.0)
+
+
+PLANS = {
+    "fits: 13 s of 113 s; step 12 034 (a new snapshot)": (113.0, True, None, True),
+    "needs 13 s, and there is no deadline; step 12 034 (a new snapshot)": (None, True, None, True),
+    "fits: 14 s of 15 s; step 12 034 (a new snapshot, instead of the upload in flight)": (15.0, True, 9 * GB, True),
+    "fits: 12 s of 113 s; step 12 034 (the newest that is sealed)": (113.0, False, None, True),
+    "needs 12 s, has 1 s, 5 s to the local disk; step 12 034 (the newest that is sealed)": (1.0, False, None, True),
+    "fits: 3 s of 9 s; step 12 034 (the upload in flight)": (9.0, False, GB, True),
+    "fits: 2 s of 9 s; step 12 034 (nothing is left to save)": (9.0, False, None, False),
+}
+
+
+@pytest.mark.parametrize("words", PLANS)
+def test_a_plan_is_told_with_its_numbers_before_it_starts(words: str) -> None:
+    has_s, alive, in_flight, sealed = PLANS[words]
+    speeds = Rates(10 * GB, GB, 1.0 if in_flight is not None else None, 2 * GB)
+
+    plan = plan_drain(has_s, 10 * GB, speeds, trainer_alive=alive, in_flight_bytes=in_flight, sealed=sealed)
+
+    assert plan.words(12034) == words
+
+
+def test_numbers_are_told_in_groups_of_three() -> None:
+    assert [count(None), count(0), count(999), count(1234567)] == ["?", "0", "999", "1 234 567"]
 
 
 def test_an_unmeasured_store_is_assumed_to_be_slow() -> None:

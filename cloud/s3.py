@@ -1,0 +1,329 @@
+"""S3Store: objects in an S3 bucket, on AWS or any store that speaks its language.
+
+Owns which requests of S3 keep which promise of an ObjectStore, and nothing of how they travel:
+
+    put             PutObject up to one part, a multipart upload above; CRC-64/NVME of every part and of the whole is
+                    sent along, so that the store refuses what was damaged on the way
+    put_if_absent   PutObject with If-None-Match: * (412: AlreadyExists; 409: undecided, ask again)
+    get             one ranged GetObject for each chunk, several at a time; whoever knows the sums compares them
+    list            ListObjectsV2, which is ordered; `unfinished` and `abandon` look after multipart uploads
+
+Every call is one request, or several that differ: retrying a whole call is `cloud.retry.RetryingStore`'s. Only the
+parts of an upload and the ranges of a get are retried here, so that a whole shard does not travel again. What was sent
+without an answer is `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloud.digest import crc64nvme
+from cloud.errors import Denied, NotFound, TooLarge, Unavailable, call_with_retry
+from cloud.notice import Deadline
+from cloud.s3_client import S3Client
+from cloud.s3_errors import Unsupported, UploadGone
+from cloud.s3_facts import BucketFacts, ask
+from cloud.s3_probe import Quirks, probe
+from cloud.s3_transfer import Pace, Reader, Target, decode_crc, encode_crc, fetch, send
+from cloud.s3_upload import PART_ATTEMPTS, Upload, list_uploads, plan_part_bytes
+from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_UNPROBED = Quirks(checks_sums=False)  # what a stranger is taken for: its own sums are no proof yet
+
+
+@dataclass(frozen=True)
+class S3Options:
+    """How to reach and use a bucket; credentials, region and proxies are boto3's to find.
+
+    Attributes:
+        endpoint: URL of an S3-compatible store; `None` for AWS's, or what AWS_ENDPOINT_URL_S3 or the profile says.
+        sse: server-side encryption of what is put: "" for the bucket's default, "AES256", or "aws:kms".
+        sse_kms_key_id: which key, with "aws:kms"; "" for AWS's own.
+        streams: parts or ranges in flight. One carries about 0.09 GB/s on EC2.
+    """
+
+    endpoint: str | None = None
+    sse: str = ""
+    sse_kms_key_id: str = ""
+    streams: int = 16
+
+    def __post_init__(self) -> None:
+        if self.sse not in ("", "AES256", "aws:kms"):
+            raise ValueError(f'server-side encryption is "AES256" or "aws:kms", not {self.sse!r}')
+        if self.sse_kms_key_id and self.sse != "aws:kms":
+            raise ValueError('a KMS key needs server-side encryption "aws:kms"')
+        if self.endpoint is not None and not re.match(r"https?://[^/]", self.endpoint):
+            raise ValueError(f"not the URL of an endpoint: {self.endpoint!r}")
+        if self.streams < 1:
+            raise ValueError(f"at least one stream, not {self.streams}")
+
+
+class S3Store:
+    """Objects below a prefix of a bucket. Safe for threads. Nothing is asked before the first call.
+
+    Args:
+        url: "s3://bucket" or "s3://bucket/prefix".
+        options: see there.
+        part_bytes: of a multipart upload, where the object is not too large for it; for tests.
+        sleep: how to pause before a part or range is tried again.
+
+    Raises:
+        ValueError: `url` names no bucket that this store can use.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: S3Options | None = None,
+        *,
+        part_bytes: int = CHUNK_BYTES,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.bucket, self._prefix = _parse(url)
+        self.url = f"s3://{self.bucket}/{self._prefix}".rstrip("/")
+        self._options = options or S3Options()
+        self._part_bytes = part_bytes
+        self._sleep = sleep
+        self._client = S3Client(self.bucket, self._options.endpoint, connections=2 * self._options.streams)
+        self._quirks: Quirks | None = None
+        self._uploads = Pace(self._options.streams)
+        self._downloads = Pace(self._options.streams)
+
+    # ------------------------------------------------------------------------------------------- knowing the store
+
+    def probe(self, prefix: str, *, deadline: Deadline) -> Quirks:
+        """Find out by trying what this endpoint honours, under keys that start with `prefix`, and adapt to it.
+
+        Raises:
+            Denied: not allowed to write there.
+            CloudError: the store could not be asked; the answer is as unknown as before.
+        """
+        check_prefix(prefix)
+        self._quirks = Quirks() if self._client.is_aws else probe(self._client, self._prefix + prefix, deadline)
+        return self._quirks
+
+    @property
+    def conditional(self) -> bool:
+        """Whether put_if_absent can be trusted, as far as is known. False only after a `probe` that says so."""
+        return self._known.conditional
+
+    def facts(self, prefix: str, *, deadline: Deadline) -> BucketFacts:
+        """What can be known of the bucket; `prefix` is the run's. Raises CloudError if it is out of reach."""
+        check_prefix(prefix)
+        return ask(self._client, self._prefix + prefix, deadline)
+
+    @property
+    def _known(self) -> Quirks:
+        if self._quirks is None:
+            return Quirks() if self._client.is_aws else _UNPROBED
+        return self._quirks
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
+        """See `ObjectStore.put`. The source is not touched any more when this returns or raises.
+
+        An unfinished upload of the same key is gone on with: parts that are there with our sums are not sent again.
+        An exception of `progress` ends the put at once and leaves the unfinished upload; at most `streams` parts are on
+        their way beyond what `progress` has returned for.
+        """
+        full = self._full(key)
+        reader = Reader(source)
+        try:
+            if reader.size > self._part_bytes:
+                upload = Upload(
+                    self._client,
+                    full,
+                    reader,
+                    part_bytes=plan_part_bytes(reader.size, self._part_bytes),
+                    pace=self._uploads,
+                    sums=self._known.takes_sums,
+                    options=self._encryption,
+                    deadline=deadline,
+                    sleep=self._sleep,
+                )
+                return upload.run(progress)
+            receipt = self._put_small(full, reader, deadline)
+        finally:
+            reader.close()
+        if progress is not None and receipt.size:
+            progress(receipt.size)
+        return receipt
+
+    def put_if_absent(self, key: str, data: bytes, *, deadline: Deadline) -> None:
+        """See `ObjectStore.put_if_absent`. Raises `Denied` on a store that is known not to honour conditions."""
+        full = self._full(key)
+        if not self.conditional:
+            raise Denied(f"{key}: {self.url} ignores If-None-Match; nothing would guard it against a second writer")
+        sums = {"ChecksumCRC64NVME": encode_crc(crc64nvme(data))} if self._known.takes_sums else {}
+        self._client.call("PutObject", full, deadline=deadline, Body=data, IfNoneMatch="*", **sums, **self._encryption)
+
+    def delete(self, key: str, *, deadline: Deadline) -> None:
+        """See `ObjectStore.delete`."""
+        try:
+            self._client.call("DeleteObject", self._full(key), deadline=deadline)
+        except NotFound:
+            return
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
+        """See `ObjectStore.get`. One request up to a chunk; a larger buffer is filled by several at a time.
+
+        `into` is not touched any more when this returns or raises. Several threads may each fetch a chunk: that is as
+        quick as one call for all of it, and each can compare its sum while the next one arrives.
+        """
+        full, into = self._full(key), into.cast("B")
+        if not into:
+            self.stat(key, deadline=deadline)  # S3 has no empty range
+        elif len(into) <= CHUNK_BYTES:
+            fetch(self._client, full, Target(into), offset, self._downloads, deadline)
+        else:
+            self._fetch_all(full, into, offset, deadline)
+
+    def read(self, key: str, *, limit_bytes: int, deadline: Deadline) -> bytes:
+        """See `ObjectStore.read`."""
+        full = self._full(key)
+        reply = self._client.call("GetObject", full, deadline=deadline)
+        body, size = reply["Body"], reply["ContentLength"]
+        try:
+            if size > limit_bytes:
+                raise TooLarge(f"{key} in {self.url} has {size} bytes; at most {limit_bytes} were expected")
+            data = b""
+            while len(data) < size and (piece := self._client.read_body(body, size - len(data), full, deadline)):
+                data += piece
+        finally:
+            body.close()
+        if len(data) != size:
+            raise Unavailable(f"{key} in {self.url}: the answer ended after {len(data)} of {size} bytes")
+        return data
+
+    def stat(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        """See `ObjectStore.stat`. A sum is told where the store itself has checked it."""
+        full = self._full(key)
+        try:
+            reply = self._client.call("HeadObject", full, deadline=deadline, ChecksumMode="ENABLED")
+        except NotFound:
+            self._client.call(
+                "HeadBucket", None, deadline=deadline
+            )  # HEAD tells no absent object from an absent bucket
+            raise
+        whole = reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and self._known.checks_sums
+        crc = decode_crc(reply.get("ChecksumCRC64NVME")) if whole else None
+        return ObjectInfo(key, reply["ContentLength"], crc)
+
+    def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list`. A thousand to a request, each made when its turn comes."""
+        check_prefix(prefix)
+        return self._list(prefix, after, deadline)
+
+    # ----------------------------------------------------------------------------------------- unfinished uploads
+
+    def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
+        """See `ObjectStore.unfinished`."""
+        check_prefix(prefix)
+        try:
+            found = {key for key, _ in list_uploads(self._client, self._prefix + prefix, deadline)}
+        except Unsupported:
+            return []  # it cannot be asked: its owner's business
+        return sorted(key.removeprefix(self._prefix) for key in found)
+
+    def abandon(self, key: str, *, deadline: Deadline) -> None:
+        """See `ObjectStore.abandon`."""
+        full = self._full(key)
+        for found, upload_id in list_uploads(self._client, full, deadline):
+            if found == full:
+                try:
+                    self._client.call("AbortMultipartUpload", full, deadline=deadline, UploadId=upload_id)
+                except UploadGone:
+                    continue
+
+    # ---------------------------------------------------------------------------------------------------- no files
+
+    def local_path(self, key: str) -> Path | None:
+        """Always `None`: there are no files."""
+        check_key(key)
+        return None
+
+    def free_bytes(self) -> int | None:
+        """Always `None`: there is no limit."""
+        return None
+
+    def reserve(self, size: int) -> None:
+        """Nothing to do: there is no limit."""
+
+    def close(self) -> None:
+        """Give up the connections. Idempotent."""
+        self._client.close()
+
+    # -------------------------------------------------------------------------------------------------------- pieces
+
+    def _full(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    @property
+    def _encryption(self) -> dict[str, str]:
+        sse = {"ServerSideEncryption": self._options.sse} if self._options.sse else {}
+        return sse | ({"SSEKMSKeyId": self._options.sse_kms_key_id} if self._options.sse_kms_key_id else {})
+
+    def _put_small(self, full: str, reader: Reader, deadline: Deadline) -> Receipt:
+        body = reader.body(0, reader.size)
+        try:
+            crc = body.crc(0, reader.size)
+            sums = {"ChecksumCRC64NVME": encode_crc(crc)} if self._known.takes_sums else {}
+            send(self._client, "PutObject", full, body, self._uploads, deadline, **sums, **self._encryption)
+        finally:
+            body.close()
+        return Receipt(reader.size, crc, (crc,) if reader.size else ())
+
+    def _fetch_all(self, full: str, into: memoryview, offset: int, deadline: Deadline) -> None:
+        targets = [(at, Target(into[at : at + CHUNK_BYTES])) for at in range(0, len(into), CHUNK_BYTES)]
+
+        def fetch_range(at: int, target: Target) -> None:
+            def attempt() -> None:
+                fetch(self._client, full, target, offset + at, self._downloads, deadline)
+
+            call_with_retry(attempt, deadline, sleep=self._sleep, attempts=PART_ATTEMPTS)
+
+        pool = ThreadPoolExecutor(self._downloads.window, thread_name_prefix="harness-s3-get")
+        try:
+            futures = [pool.submit(fetch_range, at, target) for at, target in targets]
+            done, pending = wait(futures, min(deadline.remaining_s, 1e6), FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            if pending:
+                raise Unavailable(f"{full}: no time left; {len(done)} of {len(futures)} chunks are there")
+        finally:
+            for _, target in targets:
+                target.close()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _list(self, prefix: str, after: str, deadline: Deadline) -> Iterator[ObjectInfo]:
+        where = {"StartAfter": self._prefix + after} if after else {}
+        while True:
+            page = self._client.call("ListObjectsV2", None, deadline=deadline, Prefix=self._prefix + prefix, **where)
+            for entry in page.get("Contents", []):
+                if key := str(entry["Key"]).removeprefix(self._prefix):  # a console's "folder" is the prefix itself
+                    yield ObjectInfo(key, entry["Size"])
+            if not page.get("IsTruncated"):
+                return
+            where = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def _parse(url: str) -> tuple[str, str]:
+    """Bucket and prefix; the prefix is empty or ends with a slash."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    prefix = prefix.strip("/")
+    if not url.startswith("s3://") or not _BUCKET.fullmatch(bucket):
+        raise ValueError(f"not s3://bucket/prefix: {url!r}")
+    if bucket.endswith("--x-s3"):
+        raise ValueError(f"{url}: a directory bucket lists its keys in no order; use a general purpose bucket")
+    if prefix:
+        check_key(prefix)
+    return bucket, prefix + "/" if prefix else ""

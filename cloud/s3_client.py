@@ -1,0 +1,255 @@
+"""S3Client: one boto3 client, its credentials, and calls under a deadline (the only importer of boto3 and botocore).
+
+Owns endpoint, region, credentials, proxies and time-outs, and takes the library's exceptions apart: what S3 answered
+goes to `s3_errors.explain`, and where there was no answer it says here what is known. Retries nothing: a call is one
+request, so that a reply that was lost is seen by whoever must not guess about it.
+
+Credentials are the library's: a role's are asked for again from 15 minutes before they expire, by whichever request
+comes then, and a run makes one every few seconds. When the store calls them expired all the same, the next request
+looks for credentials from the very beginning: what a user has put into ~/.aws meanwhile is found.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from cloud.errors import CloudError, Denied, OutcomeUnknown, Unavailable
+from cloud.notice import Deadline
+from cloud.s3_errors import TAKES_EFFECT, CredentialsExpired, Refusal, explain
+
+CONNECT_S = 4.0
+"""To connect, and for each piece of a body to be taken by the network."""
+READ_S = 15.0
+"""To wait for an answer, and for each piece of its body."""
+
+_AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
+
+
+class S3Client:
+    """Calls S3. Safe for threads. Opens nothing before the first call.
+
+    Args:
+        bucket: for error texts.
+        endpoint: a URL; `None` for AWS's, or what the environment or the profile says (AWS_ENDPOINT_URL_S3).
+        connections: how many may be kept open.
+    """
+
+    def __init__(self, bucket: str, endpoint: str | None, *, connections: int) -> None:
+        self._bucket = bucket
+        self._endpoint = endpoint
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._credentials: Any = None
+        self._current = threading.local()  # the deadline of this thread's call, for `_limit`
+
+    def call(self, operation: str, key: str | None, *, deadline: Deadline, **parameters: Any) -> dict[str, Any]:
+        """One request, by S3's name for it ("PutObject"), about `key` of the bucket, or the bucket itself.
+
+        A `Body` in the reply is a stream: read it by `read_body`, under this deadline.
+
+        Raises:
+            OutcomeUnknown: no reply, and the call is one that makes an object visible.
+            CloudError: of the kind that `s3_errors.explain` gives.
+        """
+        where = f"s3://{self._bucket}" + (f"/{key}" if key is not None else "")
+        if deadline.expired:
+            raise Unavailable(f"{operation} {where}: no time left")
+        if key is not None:
+            parameters["Key"] = key
+        client = None
+        self._current.deadline = deadline
+        try:
+            client = self._opened()
+            reply: dict[str, Any] = getattr(client, _method(operation))(Bucket=self._bucket, **parameters)
+            return reply
+        except _library_errors() as err:
+            error = self._understand(err, operation, where)
+            if isinstance(error, CredentialsExpired):
+                self._forget(client)
+            raise error from err
+
+    def read_body(self, body: Any, size: int, where: str, deadline: Deadline) -> bytes:
+        """At most `size` bytes of a reply's body; fewer at its end. Raises `Unavailable`."""
+        from botocore.exceptions import BotoCoreError
+        from urllib3.exceptions import HTTPError
+
+        if deadline.expired:
+            raise Unavailable(f"GetObject {where}: no time left")
+        try:
+            body.set_socket_timeout(max(0.05, min(READ_S, deadline.remaining_s)))
+            data: bytes = body.read(size)
+            return data
+        except (BotoCoreError, HTTPError, OSError) as err:
+            raise Unavailable(f"GetObject {where}: the answer broke off: {err}") from err
+
+    @property
+    def is_aws(self) -> bool:
+        """Whether the endpoint is AWS's own, whose behaviour is known. Raises CloudError where there is no client."""
+        return _is_aws(self._endpoint_url())
+
+    def identity(self) -> tuple[str, str]:
+        """The last four characters of the access key, and where the credentials came from ("iam-role", "env", ...)."""
+        self._endpoint_url()
+        with self._lock:
+            credentials = self._credentials
+        if credentials is None:
+            return "", ""
+        try:
+            return str(credentials.get_frozen_credentials().access_key)[-4:], str(credentials.method)
+        except _library_errors() as err:
+            raise self._understand(err, "open", f"s3://{self._bucket}") from err
+
+    def close(self) -> None:
+        """Give up the connections. Idempotent; a later call opens others."""
+        self._forget(self._client)
+
+    # ------------------------------------------------------------------------------------------------- opening
+
+    def _endpoint_url(self) -> str:
+        try:
+            return str(self._opened().meta.endpoint_url)
+        except _library_errors() as err:
+            raise self._understand(err, "open", f"s3://{self._bucket}") from err
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client, self._credentials = self._open()
+            return self._client
+
+    def _open(self) -> tuple[Any, Any]:
+        import boto3.session  # 150 ms, for those who use S3
+        import botocore.session
+        from botocore.config import Config
+
+        core = botocore.session.Session()
+        _keep_metadata_off_proxies(core)
+        session = boto3.session.Session(botocore_session=core)
+
+        def client(style: str) -> Any:
+            config = Config(
+                connect_timeout=CONNECT_S,
+                read_timeout=READ_S,
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                max_pool_connections=self._connections,
+                tcp_keepalive=True,
+                request_checksum_calculation="when_required",  # ours are made by cloud.digest
+                response_checksum_validation="when_required",
+                s3={
+                    "addressing_style": style,
+                    "payload_signing_enabled": False,
+                },  # the CRC guards it; SHA-256 costs 2 s/GB
+                user_agent_extra="harness-spot",
+            )
+            return session.client("s3", endpoint_url=self._endpoint, config=config)
+
+        style = "path" if self._endpoint and not _is_aws(self._endpoint) else "auto"
+        made = client(style)
+        if style == "auto" and not _is_aws(made.meta.endpoint_url):
+            made = client("path")  # the environment's; and bucket.localhost resolves nowhere
+        made.meta.events.register("before-call.s3", self._limit)
+        return made, session.get_credentials()
+
+    def _limit(self, context: dict[str, Any], **_: Any) -> None:
+        deadline: Deadline = getattr(self._current, "deadline", None) or Deadline.never()
+        context["read_timeout"] = max(0.05, min(READ_S, deadline.remaining_s))
+
+    def _forget(self, client: Any) -> None:
+        """Drop `client` unless another has replaced it already; requests in flight end as they do."""
+        with self._lock:
+            if client is None or client is not self._client:
+                return
+            self._client = self._credentials = None
+        client.close()
+
+    # ------------------------------------------------------------------------------------------- what went wrong
+
+    def _understand(self, err: Exception, operation: str, where: str) -> CloudError:
+        """What an exception of boto3's means. A bug of ours is raised again."""
+        from botocore import exceptions as boto
+        from botocore.parsers import ResponseParserError
+
+        if isinstance(err, boto.ClientError):
+            return explain(_refusal(err, operation, where, self._bucket))
+        words = f"{operation} {where}: {err}"
+        if isinstance(err, boto.HTTPClientError) and isinstance(cause := err.kwargs.get("error"), CloudError):
+            return cause  # our own body stopped the request: out of time, too slow, given up
+        if isinstance(err, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(err):
+            return Denied(f"{words}; if a private authority signs here, name its bundle in AWS_CA_BUNDLE")
+        if isinstance(err, boto.ProxyConnectionError | boto.EndpointConnectionError | boto.ConnectTimeoutError):
+            return Unavailable(words)  # nothing was sent
+        if isinstance(err, boto.HTTPClientError | boto.ConnectionError | ResponseParserError):
+            return OutcomeUnknown(words) if operation in TAKES_EFFECT else Unavailable(words)
+        if isinstance(err, boto.NoCredentialsError):
+            return Denied(f"{words}; give the instance a role, or this user a profile (AWS_PROFILE, aws configure)")
+        if isinstance(err, boto.SSOError | boto.LoginError | boto.TokenRetrievalError):
+            return Denied(f"{words}; log in again (aws sso login)")
+        if isinstance(err, boto.CredentialRetrievalError | boto.MetadataRetrievalError):
+            return Unavailable(f"{words}; where the credentials come from did not answer")
+        if isinstance(err, RuntimeError) and "expired" in str(err):
+            return CredentialsExpired(words)  # refreshed, and expired all the same: botocore has no type for it
+        if isinstance(err, boto.ParamValidationError) or not isinstance(err, boto.BotoCoreError):
+            raise err
+        return Denied(f"{words}; check profile, region and endpoint")
+
+
+def _library_errors() -> tuple[type[Exception], ...]:
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    return BotoCoreError, ClientError, ResponseParserError, RuntimeError
+
+
+def _method(operation: str) -> str:
+    from botocore import xform_name
+
+    return str(xform_name(operation))
+
+
+def _is_aws(url: str) -> bool:
+    return ("." + (urlsplit(url).hostname or "")).endswith(_AWS_DOMAINS)
+
+
+def _keep_metadata_off_proxies(core: Any) -> None:
+    """Let no proxy of the environment stand between this host and its metadata service.
+
+    botocore asks the environment for proxies there as for any URL (`InstanceMetadataFetcher.__init__`), and offers no
+    setting. A proxy would answer for another host, or leak this one's credentials.
+    """
+    from botocore.httpsession import URLLib3Session
+
+    fetcher = core.get_component("credential_provider").get_provider("iam-role")._role_fetcher
+    fetcher._session.close()
+    fetcher._session = URLLib3Session(timeout=fetcher._timeout)
+
+
+def _refusal(err: Any, operation: str, where: str, bucket: str) -> Refusal:
+    error = err.response.get("Error", {})
+    meta = err.response.get("ResponseMetadata", {})
+    status = int(meta.get("HTTPStatusCode", 0))
+    return Refusal(
+        operation=operation,
+        where=where,
+        bucket=bucket,
+        status=status,
+        code=str(error.get("Code") or status),
+        message=str(error.get("Message") or ""),
+        skew_s=skew_s(meta, time.time()),
+    )
+
+
+def skew_s(metadata: dict[str, Any], now: float) -> float | None:
+    """Our clock `now` minus the server's of a reply's `ResponseMetadata`, to the second; `None` without a date."""
+    try:
+        served_at = email.utils.parsedate_to_datetime(metadata.get("HTTPHeaders", {}).get("date", ""))
+    except ValueError:
+        return None
+    if served_at.tzinfo is None:
+        served_at = served_at.replace(tzinfo=UTC)
+    return (datetime.fromtimestamp(now, UTC) - served_at).total_seconds()

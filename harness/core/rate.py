@@ -1,0 +1,32 @@
+"""How fast something has been lately, pessimistically.
+
+Owns the sliding window that every promise about time is made from: the 10th percentile of the newest samples, so that
+nine times out of ten the thing turns out faster than promised. Pure; the caller measures.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW = 32  # samples: a minute of a busy upload, or the last half hour of small ones
+
+
+class Rate:
+    """Bytes per second of one way: device to slot, slot to disk, slot to store. Not thread-safe."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        """`window` is how many of the newest samples count."""
+        self._samples: deque[float] = deque(maxlen=window)
+
+    def add(self, size: int, seconds: float) -> None:
+        """One measurement: `size` bytes took `seconds`. What took no bytes tells nothing."""
+        if size > 0:
+            self._samples.append(size / max(seconds, 1e-6))
+
+    @property
+    def bytes_s(self) -> float | None:
+        """The 10th percentile (nearest rank, so the slowest of up to ten); `None` before anything was measured."""
+        if not self._samples:
+            return None
+        ordered = sorted(self._samples)
+        return ordered[max(0, -(-len(ordered) // 10) - 1)]
