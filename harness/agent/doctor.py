@@ -1,4 +1,4 @@
-"""`harness doctor`: everything that can be wrong before it costs a night, asked in half a minute at most.
+"""`harness doctor`: everything that can be wrong before it costs a night, tried out in seconds.
 
 Owns which checks are made and in which order, and what one check needs of another: the window, the state's size, the
 rate. What each looks at is `doctor_host.py` (this machine), `doctor_store.py` (reach and permissions, by trying them),
@@ -54,7 +54,7 @@ from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError
 
 Stores = Callable[[str], ObjectStore]
-_ERRORS = (ConfigError, CloudError, OSError)
+_ERRORS = (ConfigError, CloudError, OSError, ImportError)  # S3 without boto3: `software` has said what to install
 
 
 def _open_bucket(settings: Settings) -> S3Store:
@@ -170,13 +170,16 @@ class Examination:
             yield check_cleared(place)
 
     def _look_up_size(self, store: ObjectStore) -> Finding:
+        why = "the run has no snapshot yet"
         if self._told_bytes is None:
-            with contextlib.suppress(CloudError):  # what was denied has had its own finding
+            try:
                 self._state_bytes = state_bytes(store, self._keys, self._host.clock)
+            except CloudError as err:
+                why = one_line(err)
         if self._state_bytes is None:
             return warning(
                 "state",
-                "size unknown, the run has no snapshot yet: whether it fits cannot be told",
+                f"size unknown, so whether it fits cannot be told: {why}",
                 "--state-gb: weights and optimizer, about 12 GB per billion parameters in fp32 with AdamW",
             )
         whose = "the newest snapshot's" if self._told_bytes is None else "as told"

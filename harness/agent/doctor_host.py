@@ -183,22 +183,24 @@ def free_in_cgroup(host: Host) -> int | None:
     """Bytes that the tightest memory limit above this process leaves; `None` where there is no limit.
 
     Limits are asked from this process's own cgroup up to the root, of both versions: a unit's MemoryMax= is not at the
-    root that a process outside a cgroup namespace sees.
+    root that a process outside a cgroup namespace sees. Files in the page cache count as used there, and are not.
     """
     left = []
     for line in (host.read("proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, limit_name, used_name = "sys/fs/cgroup", "memory.max", "memory.current"
+            base, limit_name, used_name, cache_name = "", "memory.max", "memory.current", "inactive_file"
         elif "memory" in controllers.split(","):
-            base, limit_name, used_name = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            base, limit_name, used_name = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache_name = "total_inactive_file"
         else:
             continue
         for directory in (Path(path), *Path(path).parents):
-            here = f"{base}/{str(directory).strip('/')}"
-            limit, used = host.read(f"{here}/{limit_name}"), host.read(f"{here}/{used_name}")
-            if limit is not None and used is not None and limit.isdigit() and used.isdigit():
-                left.append(max(0, int(limit) - int(used)))
+            here = Path("sys/fs/cgroup", base, str(directory).strip("/"))
+            limit, used = host.read(f"{here}/{limit_name}") or "", host.read(f"{here}/{used_name}") or ""
+            if limit.isdigit() and used.isdigit():
+                cache = re.search(rf"^{cache_name} (\d+)$", host.read(f"{here}/memory.stat") or "", re.MULTILINE)
+                left.append(max(0, int(limit) - int(used) + (int(cache[1]) if cache else 0)))
     return min(left, default=None)
 
 

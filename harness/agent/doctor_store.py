@@ -83,6 +83,8 @@ class Ground:
 
     def clear(self) -> list[str]:
         """Delete everything and give up every upload; what is left all the same, or may be."""
+        if not self.used:
+            return []
         deadline = Deadline.after(CLEAN_S, self.clock)
         with contextlib.suppress(CloudError):  # what a probe, or an attempt whose reply was lost, has left
             self.used += self._remains(deadline)
@@ -92,7 +94,7 @@ class Ground:
                     remove(key, deadline=deadline)
         self.used.clear()
         try:
-            return self._remains(deadline) if used else []
+            return self._remains(deadline)
         except CloudError:
             return used
 
@@ -150,13 +152,14 @@ def try_put_if_absent(place: Ground, deadline: Deadline) -> Finding:
         key = place.key("absent")
         try:
             place.store.put_if_absent(key, _BODY, deadline=deadline)
-            place.store.put_if_absent(key, _BODY + b" again", deadline=deadline)
-        except AlreadyExists:
-            return ok(name, "the second one was refused")
         except Denied as err:
             if "If-None-Match" in str(err):  # an S3 store's own word, once it has been probed
                 return unguarded
             raise
+        try:
+            place.store.put_if_absent(key, _BODY + b" again", deadline=deadline)
+        except AlreadyExists:
+            return ok(name, "the second one was refused")
         return unguarded
 
     return _tried(name, place, attempt)
@@ -253,7 +256,8 @@ def try_cut_off(place: Ground, data: memoryview) -> Finding:
                 "see that it deletes them by itself: a lifecycle rule, or its owner",
             )
         others = store.unfinished(place.keys.snapshots, deadline=deadline)
-        return ok("cut-off uploads", f"can be listed and given up; this run has {len(others) or 'none'}")
+        told = f"has {len(others)}: its next start gives them up" if others else "has none"
+        return ok("cut-off uploads", f"can be listed and given up; this run {told}")
 
     found = _tried("cut-off uploads", place, attempt)
     return replace(found, level=Level.WARNING) if found.level is Level.FAILURE else found

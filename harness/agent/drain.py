@@ -1,19 +1,90 @@
-"""One drain: until when, with which plan, how it ends, and what came of it.
+"""The way out: what this run's saves take, the plan for the time that is left, and what came of it.
 
-Owns the figures between "the instance is going away" and the end; decides nothing (`core.policy` does) and moves no
-bytes (`saves.py` does).
+Owns the figures before and during a drain; decides nothing (`core.policy` does) and moves no bytes (`saves.py` does).
+Main thread only.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cloud.notice import Deadline
+from harness.agent.saves import Saves
 from harness.core import events
-from harness.core.policy import Plan, count
+from harness.core.policy import Choice, Plan, Rates, count, never_fits, plan_drain
+from harness.core.rate import Rate
 from harness.errors import ExitCode
+
+SPOT_WINDOW_S = 120.0
+"""What an EC2 interruption notice leaves, at best."""
+
+
+class Speeds:
+    """What a copy, a step, a write and an upload of this run take; every plan is made from it."""
+
+    def __init__(self, saves: Saves) -> None:
+        """`saves` measures its own tiers."""
+        self._saves = saves
+        self._copying, self._stepping = Rate(), Rate()
+        self._last_step: tuple[int, float] | None = None
+        self._told_never_fits = False
+
+    def sealed(self, size: int, stall_s: float) -> None:
+        """A snapshot of `size` bytes was copied, while the loop waited."""
+        self._copying.add(size, stall_s)
+
+    def reached(self, step: int, now: float) -> None:
+        """The trainer has completed `step` by monotonic `now`."""
+        if self._last_step is None or step < self._last_step[0]:
+            self._last_step = (step, now)
+        elif step > self._last_step[0]:
+            self._stepping.add(step - self._last_step[0], now - self._last_step[1])
+            self._last_step = (step, now)
+
+    @property
+    def rates(self) -> Rates:
+        """Measured, pessimistic."""
+        local, steps_s = self._saves.local, self._stepping.per_s
+        return Rates(
+            copy_bytes_s=self._copying.per_s,
+            store_bytes_s=self._saves.remote.bytes_s,
+            step_s=None if steps_s is None else 1.0 / steps_s,
+            disk_bytes_s=None if local is None else local.bytes_s,
+        )
+
+    def plan(self, deadline: Deadline, *, trainer_alive: bool, layout_bytes: int | None) -> Plan:
+        """What can still become durable. `layout_bytes` is the size of a snapshot where none was sealed yet."""
+        saves = self._saves
+        return plan_drain(
+            None if math.isinf(deadline.at) else deadline.remaining_s,
+            saves.state_bytes or layout_bytes,
+            self.rates,
+            trainer_alive=trainer_alive,
+            in_flight_bytes=saves.remote.bytes_left,
+            sealed=saves.sealed_step is not None and not saves.everything_durable,
+        )
+
+    def step_of(self, plan: Plan, step: int | None) -> int | None:
+        """The step that a plan is about; the trainer is at `step`."""
+        if plan.choice is Choice.NEWEST:
+            return self._saves.sealed_step
+        if plan.choice is Choice.FINISH:
+            return min((job.step for job in self._saves.remote.jobs), default=self._saves.steps.durable)
+        return step
+
+    def never_fits(self, window_s: float) -> events.NeverFits | None:
+        """Told once, as soon as it is measured: long before a notice of `window_s` would show it."""
+        size, rates = self._saves.state_bytes, self.rates
+        if self._told_never_fits or size is None or rates.store_bytes_s is None:
+            return None
+        needs_s = never_fits(size, rates, window_s)
+        if needs_s is None:
+            return None
+        self._told_never_fits = True
+        return events.NeverFits(bytes=size, store_bytes_s=rates.store_bytes_s, needs_s=needs_s, window_s=window_s)
 
 
 @dataclass

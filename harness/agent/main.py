@@ -34,7 +34,7 @@ from cloud.signals import DrainFileSource, SignalSource
 from cloud.store import ObjectStore
 from harness.agent import drain as drains
 from harness.agent.child import Child
-from harness.agent.drain import Drain
+from harness.agent.drain import SPOT_WINDOW_S, Drain, Speeds
 from harness.agent.journal import Journal, Listener
 from harness.agent.memory import TRAINER, TWO_SLOTS_FROM_BYTES, total_bytes
 from harness.agent.origin import Finding, Origin
@@ -51,12 +51,8 @@ from harness.core.policy import (
     Cadence,
     Choice,
     GiveUp,
-    Rates,
     after_crash,
-    never_fits,
-    plan_drain,
 )
-from harness.core.rate import Rate
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, ExitCode, HarnessError
 from harness.ipc import channel as ipc
@@ -68,7 +64,6 @@ _END_S, _END_AT_ONCE_S = 5.0, 1.0
 _KILL_AFTER_S = 3.0
 _TAKE_OVER_S = 30.0
 _ATTACH_S = 10.0
-SPOT_WINDOW_S = 120.0  # what an EC2 interruption notice leaves, at best
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
 
@@ -181,10 +176,6 @@ class Agent:
         self._restarts = self._crashes = self._signals_seen = 0
         self._furthest = self._furthest_crashed = 0
         self._restart_at: float | None = None
-        self._copying = Rate()
-        self._told_never_fits = False
-        self._step_s: float | None = None
-        self._last_step: tuple[int, float] | None = None
         self._outcome: tuple[str, int] | None = None
         self._bug: BaseException | None = None
         keys = RunKeys(settings.run)
@@ -192,6 +183,7 @@ class Agent:
         self._saves = Saves(
             settings, keys, self._host, self._journal.emit, self.post, self._on_commit, self._on_bug, stores
         )
+        self._speeds = Speeds(self._saves)
         self._origin = Origin(
             settings,
             keys,
@@ -616,7 +608,7 @@ class Agent:
     def _on_sealed(self, message: Message) -> None:
         if message["index"] not in self._saves.pool:
             return
-        self._copying.add(message["bytes"], message["stall_s"])
+        self._speeds.sealed(message["bytes"], message["stall_s"])
         self._wants.reasons.clear()
         if self._wants.asked is Ask.SNAPSHOT:
             self._ask(Ask.NOTHING)
@@ -647,23 +639,10 @@ class Agent:
         self._warn_if_it_never_fits()
         self._journal.flush()
 
-    def _rates(self) -> Rates:
-        local = self._saves.local
-        disk_bytes_s = None if local is None else local.bytes_s
-        return Rates(self._copying.bytes_s, self._saves.remote.bytes_s, self._step_s, disk_bytes_s)
-
     def _warn_if_it_never_fits(self) -> None:
-        """Once, as soon as it is measured: long before a notice would show it."""
-        size, rates = self._saves.state_bytes, self._rates()
-        if self._told_never_fits or size is None or rates.store_bytes_s is None:
-            return
         window_s = SPOT_WINDOW_S if self._poller.answers("ec2") else self.settings.grace_s
-        needs_s = never_fits(size, rates, window_s)
-        if needs_s is not None:
-            self._told_never_fits = True
-            self._journal.emit(
-                events.NeverFits(bytes=size, store_bytes_s=rates.store_bytes_s, needs_s=needs_s, window_s=window_s)
-            )
+        if (warning := self._speeds.never_fits(window_s)) is not None:
+            self._journal.emit(warning)
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -710,11 +689,7 @@ class Agent:
         if step is None:
             return
         self._furthest = max(self._furthest, step)
-        if self._last_step is None or step < self._last_step[0]:
-            self._last_step = (step, now)
-        elif step > self._last_step[0]:
-            self._step_s = (now - self._last_step[1]) / (step - self._last_step[0])
-            self._last_step = (step, now)
+        self._speeds.reached(step, now)
 
     # ---- notices ----------------------------------------------------------------------------------------------------
 
@@ -776,14 +751,8 @@ class Agent:
                 self._push_deadline(deadline)
             return
         step, saves = self._trainer_step(), self._saves
-        plan = plan_drain(
-            None if math.isinf(deadline.at) else deadline.remaining_s,
-            saves.state_bytes or self._wants.layout_bytes,
-            self._rates(),
-            trainer_alive=self.trainer is not None and self._life.finished_step is None,
-            in_flight_bytes=saves.remote.bytes_left,
-            sealed=saves.sealed_step is not None and not saves.everything_durable,
-        )
+        trains = self.trainer is not None and self._life.finished_step is None
+        plan = self._speeds.plan(deadline, trainer_alive=trains, layout_bytes=self._wants.layout_bytes)
         self._drain = Drain(deadline, code, plan)
         self.state = State.DRAINING
         self._restart_at = None
@@ -792,12 +761,7 @@ class Agent:
                 choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s, replaces=plan.replaces
             )
         )
-        in_flight = [job.step for job in saves.remote.jobs]
-        _say(
-            plan.words(
-                {Choice.NEW: step, Choice.NEWEST: saves.sealed_step}.get(plan.choice, min(in_flight, default=step))
-            )
-        )
+        _say(plan.words(self._speeds.step_of(plan, step)))
         self._push_deadline(deadline)
         if plan.choice is Choice.NEW:
             saves.pressing = True  # the new one goes to both tiers at once; what is sealed now need not

@@ -241,7 +241,7 @@ class Tier:
             dropped, self._pending = self._pending, job
             if (current := self._current) is not None and current.step < job.step:
                 has_s, left = self._deadline.remaining_s, self._left(current)
-                self._gives_up = self._gives_up or gives_way(has_s, left, job.bytes, self._rate.bytes_s)
+                self._gives_up = self._gives_up or gives_way(has_s, left, job.bytes, self._rate.per_s)
             self._condition.notify_all()
         if dropped is not None:
             self._tell.released(self, dropped)
@@ -280,7 +280,7 @@ class Tier:
     def bytes_s(self) -> float | None:
         """Measured, pessimistic, and without what the limit slows down; `None` until something was sent."""
         with self._condition:
-            return self._rate.bytes_s
+            return self._rate.per_s
 
     @property
     def jobs(self) -> list[Job]:

@@ -45,7 +45,7 @@ class Rates:
     Attributes:
         copy_bytes_s: device to slot.
         store_bytes_s: slot to the remote tier, publish included.
-        step_s: longest recent time from one boundary to the next.
+        step_s: from one boundary to the next.
         disk_bytes_s: slot to the local tier; `None` where there is none, too.
     """
 

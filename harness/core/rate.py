@@ -12,19 +12,19 @@ WINDOW = 32  # samples: a minute of a busy upload, or the last half hour of smal
 
 
 class Rate:
-    """Bytes per second of one way: device to slot, slot to disk, slot to store. Not thread-safe."""
+    """So much per second: bytes of a copy, a write or an upload; optimizer steps. Not thread-safe."""
 
     def __init__(self, window: int = WINDOW) -> None:
         """`window` is how many of the newest samples count."""
         self._samples: deque[float] = deque(maxlen=window)
 
-    def add(self, size: int, seconds: float) -> None:
-        """One measurement: `size` bytes took `seconds`. What took no bytes tells nothing."""
-        if size > 0:
-            self._samples.append(size / max(seconds, 1e-6))
+    def add(self, amount: int, seconds: float) -> None:
+        """One measurement: `amount` took `seconds`. What was nothing tells nothing."""
+        if amount > 0:
+            self._samples.append(amount / max(seconds, 1e-6))
 
     @property
-    def bytes_s(self) -> float | None:
+    def per_s(self) -> float | None:
         """The 10th percentile (nearest rank, so the slowest of up to ten); `None` before anything was measured."""
         if not self._samples:
             return None

@@ -165,7 +165,7 @@ class RunPlace:
         return fd
 
     def identity(self, lock: int) -> str:
-        """Names the lock that `try_lock` gave, for all hosts and boots: who holds it knows that no other holder lives."""
+        """Names the lock that `try_lock` gave, on any host and boot: who holds it knows that no other holder lives."""
         found = os.fstat(lock)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}-{found.st_dev:x}-{found.st_ino:x}"

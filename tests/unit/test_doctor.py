@@ -89,7 +89,7 @@ def test_a_bug_in_a_check_is_not_hidden() -> None:
 def examine(chosen: Settings, store: Any = None, **parts: Any) -> list[Finding]:
     """All findings on a machine where time goes by as `store` says, and where nobody hears a notice."""
     store = store or Slow()
-    clock = store.clock if isinstance(store, Slow) else Ticking()
+    clock = store.clock if isinstance(store, Slow) and "stores" not in parts else Ticking()
     parts = {"open_metadata": lambda url: Silent("no route"), "stores": lambda url: store, **parts}
     return list(Examination(chosen, Host({}, clock=clock), **parts).findings())
 
@@ -226,7 +226,7 @@ def test_the_trials_lie_below_the_run_that_would_be_started(
     _, _, examination = doctor([], *arguments)
 
     assert examination._settings.run == run
-    assert examination._command == arguments[arguments.index("--") + 1 :] if "--" in arguments else ()
+    assert examination._command == (arguments[arguments.index("--") + 1 :] if "--" in arguments else ())
 
 
 def test_the_size_is_told_in_gb(doctor: Callable[..., Any]) -> None:
@@ -315,3 +315,21 @@ def test_nothing_large_is_put_where_nothing_can_be_deleted() -> None:
     assert level_of(findings, "delete") is FAILURE
     assert "upload" not in {finding.name for finding in findings}
     assert max(info.size for info in inner.list("", deadline=FOREVER)) < 100
+
+
+def test_without_boto3_an_s3_store_is_a_failure_and_no_traceback() -> None:
+    def missing(settings: Settings) -> Any:
+        raise ModuleNotFoundError("No module named 'boto3'")
+
+    findings = examine(settings(store="s3://bucket"), open_bucket=missing)
+
+    assert (level_of(findings, "store"), level_of(findings, "torchrun")) == (FAILURE, OK)
+
+
+def test_a_size_that_cannot_be_read_says_why() -> None:
+    store = Slow()
+    commit.publish(store, KEYS, Content(SnapshotId(1, 7)).staged(), "remote", FOREVER, lambda event: None)
+
+    findings = examine(settings(), FaultyStore(store, "read", fail_on=None, error=Denied("no such permission")))
+
+    assert next(finding for finding in findings if finding.name == "state").what.endswith("no such permission")

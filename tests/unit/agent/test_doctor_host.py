@@ -178,6 +178,15 @@ def test_without_a_size_the_largest_state_that_fits_is_told(host: Machine) -> No
             0,
         ),
         (
+            {  # what is cached of files is there to be taken
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": "1000",
+                "sys/fs/cgroup/memory.current": "950",
+                "sys/fs/cgroup/memory.stat": "anon 100\nactive_file 50\ninactive_file 800\n",
+            },
+            850,
+        ),
+        (
             {  # a container: the path is the host's, its files are at the root
                 "proc/self/cgroup": "4:memory:/docker/2\n",
                 "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000",

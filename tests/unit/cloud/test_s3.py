@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import requests
 
 from cloud.digest import crc64nvme
 from cloud.errors import AlreadyExists, CloudError, Denied, NotFound, OutcomeUnknown, Truncated, Unavailable
@@ -516,6 +517,22 @@ def test_clocks_apart_are_told_with_the_difference(server: S3Server, store: Retr
 
     with pytest.raises(Denied, match=r"this clock is -3(599|600|601) s from the server's"):
         put(store)
+
+
+# ---------------------------------------------------------------------------------------------------------- encryption
+
+
+def test_every_object_is_encrypted_as_was_asked(server: S3Server) -> None:
+    options = S3Options(endpoint=server.url, sse="aws:kms", sse_kms_key_id="key-1")
+    with contextlib.closing(S3Store("s3://bucket/runs", options, part_bytes=PART_BYTES)) as store:
+        put(store)
+        store.put("small", memoryview(b"x"), deadline=NEVER)
+        store.put_if_absent("claim", b"x", deadline=NEVER)
+
+    for key in ("a", "small", "claim"):
+        headers = requests.head(f"{server.url}/bucket/runs/{key}", timeout=WAIT_S).headers
+        assert headers["x-amz-server-side-encryption"] == "aws:kms"
+        assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "key-1"
 
 
 # -------------------------------------------------------------------------------------------------------------- quirks
