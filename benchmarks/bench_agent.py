@@ -2,7 +2,7 @@
 
 - the first answer of the metadata service at most 0.5 s after `harness run` was started: a notice may be in force;
 - at most 90 MB of memory of its own (RssAnon: slots are shared memory, and the page cache is the kernel's), idle and
-  while it saves 400 MB;
+  while it saves 400 MB; with S3 at most 120 MB, since boto3 alone is 35;
 - at most 1 % of a core while nothing happens but a poll each second.
 
 Starts real `harness run`s against the metadata simulator, with this script as the trainer, and looks on from outside.
@@ -32,8 +32,9 @@ from circumstances import ROOT, Row, circumstances, environment, show
 sys.path.insert(0, str(ROOT))
 
 from cloud.metadata_sim import MetadataSimulator
+from tests.support.s3_server import serving
 
-BAR_ANSWER_S, BAR_OWN_MB, BAR_CPU_PERCENT = 0.5, 90.0, 1.0
+BAR_ANSWER_S, BAR_OWN_MB, BAR_OWN_MB_S3, BAR_CPU_PERCENT = 0.5, 90.0, 120.0, 1.0
 SAVES = 3
 STEP_S = 0.02
 
@@ -49,10 +50,13 @@ def main() -> int:
         answers = [first_answer_s(directory / f"start-{number}") for number in range(options.starts)]
         idle = idle_figures(directory / "idle", options.idle_s)
         saving = [own_mb_while_saving(directory / f"save-{number}", options.mb) for number in range(SAVES)]
+        with serving() as url:
+            to_s3 = [own_mb_while_saving(directory / f"s3-{number}", options.mb, url) for number in range(SAVES)]
     results = [
         Result("first metadata answer, s", answers, BAR_ANSWER_S),
         Result("own memory, idle, MB", [idle.own_mb], BAR_OWN_MB),
         Result(f"own memory, most while saving {options.mb} MB, MB", saving, BAR_OWN_MB),
+        Result(f"own memory, most while saving {options.mb} MB to S3, MB", to_s3, BAR_OWN_MB_S3),
         Result(f"CPU over {options.idle_s:g} idle s, % of a core", [idle.cpu_percent], BAR_CPU_PERCENT),
     ]
     show(circumstances(["torch", "requests", "msgspec"]), [result.row() for result in results], as_json=options.json)
@@ -120,12 +124,14 @@ def idle_figures(directory: Path, idle_s: float) -> Idle:
         return Idle(own_mb(pid), 100 * busy)
 
 
-def own_mb_while_saving(directory: Path, mb: int) -> float:
+def own_mb_while_saving(directory: Path, mb: int, s3: str = "") -> float:
     """The most memory of its own that an agent has between the seal of a snapshot and its verification in the store."""
-    with MetadataSimulator() as simulator, agent(directory, simulator.url, mb=mb) as (pid, log):
+    with MetadataSimulator() as simulator, agent(directory, simulator.url, mb=mb, s3=s3) as (pid, log):
         wait_for("Sealed", log)
         most, text = 0.0, ""
-        while "Retired" not in text:  # of the first snapshot, by the second: so one has been verified in between
+        while (
+            "Retired tier=remote" not in text
+        ):  # of the first snapshot, by the second: so one has been verified in between
             most = max(most, own_mb(pid))
             text += log.read()
             time.sleep(0.002)
@@ -133,18 +139,25 @@ def own_mb_while_saving(directory: Path, mb: int) -> float:
 
 
 @contextlib.contextmanager
-def agent(directory: Path, metadata: str, *, mb: int) -> Iterator[tuple[int, IO[str]]]:
-    """A running `harness run`: its pid, and its log to read on. It is killed at the end."""
+def agent(directory: Path, metadata: str, *, mb: int, s3: str = "") -> Iterator[tuple[int, IO[str]]]:
+    """A running `harness run`: its pid, and its log to read on. It is killed at the end.
+
+    `s3` is the URL of a server that takes the place of a directory as the store.
+    """
     directory.mkdir()
+    tiers = ["--store", str(directory / "store")]
+    if s3:
+        tiers = ["--store", f"s3://bucket/{directory.name}", "--s3-endpoint", s3, "--local", str(directory / "local")]
+        tiers += ["--durable-every-s", "0.1"]
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "harness.cli", "run", "--store", str(directory / "store"), "--run", "bench"),
+                *(sys.executable, "-m", "harness.cli", "run", *tiers, "--run", "bench"),
                 *("--metadata", metadata, "--every-s", "1000", "--keep-last", "1"),
                 *(() if mb == 0 else ("--every-steps", "50")),
                 *("--", sys.executable, __file__, "--trainer", str(mb)),
             ],
-            env=environment(XDG_RUNTIME_DIR=str(directory)),
+            env=environment(XDG_RUNTIME_DIR=str(directory), AWS_ACCESS_KEY_ID="bench", AWS_SECRET_ACCESS_KEY="bench"),
             stderr=log,
             start_new_session=True,
         )

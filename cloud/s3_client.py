@@ -77,7 +77,7 @@ class S3Client:
     def read_body(self, body: Any, size: int, where: str, deadline: Deadline) -> bytes:
         """At most `size` bytes of a reply's body; fewer at its end. Raises `Unavailable`."""
         from botocore.exceptions import BotoCoreError
-        from urllib3.exceptions import HTTPError
+        from botocore.httpsession import URLLib3SSLError
 
         if deadline.expired:
             raise Unavailable(f"GetObject {where}: no time left")
@@ -85,7 +85,7 @@ class S3Client:
             body.set_socket_timeout(max(0.05, min(READ_S, deadline.remaining_s)))
             data: bytes = body.read(size)
             return data
-        except (BotoCoreError, HTTPError, OSError) as err:
+        except (BotoCoreError, URLLib3SSLError, OSError) as err:
             raise Unavailable(f"GetObject {where}: the answer broke off: {err}") from err
 
     @property

@@ -130,7 +130,7 @@ def explain(refusal: Refusal) -> CloudError:
         return Denied(f"{words}; {_signature_remedy(refusal)}")
     if code == "RequestTimeout" or status == 409:
         return Unavailable(words)
-    if status >= 500:
+    if status >= 500 or status < 300 or code == "InternalError":  # an error may come inside a 200
         return OutcomeUnknown(words) if refusal.operation in TAKES_EFFECT else Unavailable(words)
     return Denied(f"{words}; {_access_remedy(refusal)}")
 

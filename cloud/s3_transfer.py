@@ -169,7 +169,10 @@ class Body:
                 return
             done = 0
             while done < len(piece):
-                count = os.preadv(self._fd, [piece[done:]], at + done)
+                try:
+                    count = os.preadv(self._fd, [piece[done:]], at + done)
+                except OSError as err:
+                    raise Unavailable(f"cannot read the source at byte {at + done}: {err.strerror}") from err
                 if count == 0:
                     raise Truncated(f"the source has become shorter than {at + len(piece)} bytes")
                 done += count

@@ -237,13 +237,16 @@ class Upload:
                 "ChecksumCRC64NVME": encode_crc(receipt.crc64nvme),
                 "MpuObjectSize": receipt.size,
             }
-        reply_lost = False
+        told = reply_lost = False
 
         def attempt() -> None:
-            nonlocal reply_lost
-            told = True
+            nonlocal told, reply_lost
             try:
-                self._call("CompleteMultipartUpload", UploadId=upload_id, MultipartUpload={"Parts": listed}, **whole)
+                if not told:
+                    self._call(
+                        "CompleteMultipartUpload", UploadId=upload_id, MultipartUpload={"Parts": listed}, **whole
+                    )
+                told = True
             except OutcomeUnknown:
                 reply_lost = True
                 raise
@@ -251,7 +254,6 @@ class Upload:
                 # A completion whose reply was lost has used the upload up; what is there now tells.
                 if not reply_lost:
                     raise
-                told = False
             self._look(receipt, told=told)
 
         call_with_retry(attempt, self._deadline, sleep=self._sleep)

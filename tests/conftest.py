@@ -10,6 +10,7 @@ from hypothesis import settings
 
 settings.register_profile("default", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
+settings.register_profile("nightly", deadline=None, max_examples=5000, print_blob=True)
 settings.load_profile("default")
 
 PROCESS_TIMEOUT_S = 180

@@ -19,7 +19,6 @@ from cloud.ec2 import DEFAULT_LEAD_S
 from cloud.errors import CloudError
 from cloud.metadata import Metadata, MetadataSession
 from cloud.retry import RetryingStore
-from cloud.s3 import S3Options, S3Store
 from cloud.store import CHUNK_BYTES, ObjectStore
 from harness.agent import doctor_host
 from harness.agent.doctor_capacity import (
@@ -47,7 +46,7 @@ from harness.agent.doctor_store import (
     try_cut_off,
     try_multipart,
 )
-from harness.agent.stores import open_store
+from harness.agent.stores import open_bucket, open_store
 from harness.config import Settings
 from harness.core.policy import MARGIN_S
 from harness.core.snapshot import RunKeys
@@ -55,14 +54,6 @@ from harness.errors import ConfigError
 
 Stores = Callable[[str], ObjectStore]
 _ERRORS = (ConfigError, CloudError, OSError, ImportError)  # S3 without boto3: `software` has said what to install
-
-
-def _open_bucket(settings: Settings) -> S3Store:
-    options = S3Options(settings.s3_endpoint, sse=settings.s3_sse or "", sse_kms_key_id=settings.s3_kms_key_id or "")
-    try:
-        return S3Store(settings.store, options)
-    except ValueError as err:
-        raise ConfigError(str(err)) from err
 
 
 class Examination:
@@ -86,7 +77,7 @@ class Examination:
         command: Sequence[str] = (),
         state_bytes: int | None = None,
         stores: Stores = open_store,
-        open_bucket: Callable[[Settings], Bucket] = _open_bucket,
+        open_bucket: Callable[[Settings], Bucket] = lambda settings: open_bucket(settings.store, settings),
         open_metadata: Callable[[str], Metadata] = MetadataSession,
     ) -> None:
         self._settings, self._host, self._command = settings, host, command

@@ -162,7 +162,7 @@ def check_memory(host: Host, settings: Settings, state_bytes: int | None) -> Fin
     count = settings.slots or (2 if host.total() >= memory.TWO_SLOTS_FROM_BYTES else 1)
     slots = f"{count} slot{'s' if count > 1 else ''}"
     free, limit = host.available(), "free"
-    cgroup_free = free_in_cgroup(host)
+    cgroup_free = memory.free_in_cgroup(host.root)
     if cgroup_free is not None and cgroup_free < free:
         free, limit = cgroup_free, "left by the cgroup"
     if state_bytes is None:
@@ -177,31 +177,6 @@ def check_memory(host: Host, settings: Settings, state_bytes: int | None) -> Fin
         "memory",
         f"{free / 1e9:.1f} GB {limit}; {slots} of {state_bytes / 1e9:.1f} GB leave {left / 1e9:.1f} GB to the training",
     )
-
-
-def free_in_cgroup(host: Host) -> int | None:
-    """Bytes that the tightest memory limit above this process leaves; `None` where there is no limit.
-
-    Limits are asked from this process's own cgroup up to the root, of both versions: a unit's MemoryMax= is not at the
-    root that a process outside a cgroup namespace sees. Files in the page cache count as used there, and are not.
-    """
-    left = []
-    for line in (host.read("proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, limit_name, used_name, cache_name = "", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            base, limit_name, used_name = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache_name = "total_inactive_file"
-        else:
-            continue
-        for directory in (Path(path), *Path(path).parents):
-            here = Path("sys/fs/cgroup", base, str(directory).strip("/"))
-            limit, used = host.read(f"{here}/{limit_name}") or "", host.read(f"{here}/{used_name}") or ""
-            if limit.isdigit() and used.isdigit():
-                cache = re.search(rf"^{cache_name} (\d+)$", host.read(f"{here}/memory.stat") or "", re.MULTILINE)
-                left.append(max(0, int(limit) - int(used) + (int(cache[1]) if cache else 0)))
-    return min(left, default=None)
 
 
 def check_shm(host: Host) -> Finding:

@@ -5,6 +5,7 @@ Owns the agent's side of every slot's life; knows neither stores nor messages. U
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,21 +15,41 @@ from harness.ipc.slots import Slot, SlotState
 RESERVED_BYTES = 256 * 1024 * 1024  # left to the trainer and the kernel when the budget is checked
 TWO_SLOTS_FROM_BYTES = 32 * 1024**3
 TRAINER = "trainer"  # who holds a slot that is granted
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
 
 
 def available_bytes() -> int:
     """Memory that can still be taken: the host's, or the cgroup's where that is less (memfds are charged to it)."""
-    host = _meminfo("MemAvailable")
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        if limit == "max":
-            return host
-        used = int((_CGROUP / "memory.current").read_text())
-        return max(0, min(host, int(limit) - used))
-    except (OSError, ValueError):
-        return host
+    host, cgroup = _meminfo("MemAvailable"), free_in_cgroup(_ROOT)
+    return host if cgroup is None else min(host, cgroup)
+
+
+def free_in_cgroup(root: Path) -> int | None:
+    """Bytes that the tightest memory limit above this process leaves; `None` where there is no limit.
+
+    Limits are asked from this process's own cgroup up to the root, of both versions: a unit's MemoryMax= is not at the
+    root that a process outside a cgroup namespace sees. Files in the page cache count as used there, and are not.
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    left = []
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, limit_name, used_name, cache_name = "", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            base, limit_name, used_name = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache_name = "total_inactive_file"
+        else:
+            continue
+        for directory in (Path(path), *Path(path).parents):
+            here = root / "sys/fs/cgroup" / base / str(directory).strip("/")
+            limit, used = _read(here / limit_name) or "", _read(here / used_name) or ""
+            if limit.isdigit() and used.isdigit():
+                cache = re.search(rf"^{cache_name} (\d+)$", _read(here / "memory.stat") or "", re.MULTILINE)
+                left.append(max(0, int(limit) - int(used) + (int(cache[1]) if cache else 0)))
+    return min(left, default=None)
 
 
 def total_bytes() -> int:
@@ -151,7 +172,16 @@ class SlotPool:
 
 
 def _meminfo(name: str) -> int:
-    for line in _MEMINFO.read_text().splitlines():
+    path = _ROOT / "proc/meminfo"
+    for line in path.read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise NoSpace(f"{_MEMINFO} has no {name}")
+    raise NoSpace(f"{path} has no {name}")
+
+
+def _read(path: Path) -> str | None:
+    """A small file of the kernel's, stripped; `None` where there is none or it is not for us."""
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return None

@@ -33,7 +33,7 @@ def open_existing_store(location: str, settings: Settings | None = None) -> Obje
         ConfigError: it cannot be used.
     """
     if location.startswith("s3://"):
-        return RetryingStore(_s3(location, settings))
+        return RetryingStore(open_bucket(location, settings))
     if "://" not in location and not Path(location).exists():
         return MemoryStore()
     return open_store(location, settings)
@@ -53,7 +53,7 @@ def open_store(
         ConfigError: no such kind of store, or the directory cannot be used.
     """
     if location.startswith("s3://"):
-        store = _s3(location, settings)
+        store = open_bucket(location, settings)
         prefix = RunKeys(settings.run).snapshots if settings is not None else ""
         return RetryingStore(_Guarded(store, prefix, say))
     if "://" in location:
@@ -66,7 +66,12 @@ def open_store(
         raise ConfigError(f"the store {location} cannot be used: {err}") from err
 
 
-def _s3(location: str, settings: Settings | None) -> S3Store:
+def open_bucket(location: str, settings: Settings | None = None) -> S3Store:
+    """The S3 store itself, without retries: for who asks what only a bucket can tell.
+
+    Raises:
+        ConfigError: no such location or options.
+    """
     from cloud.s3 import S3Options, S3Store
 
     try:

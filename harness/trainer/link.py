@@ -109,7 +109,9 @@ class Link:
 
     def wait_head(self) -> Head | None:
         """Block until it is known what is resumed; `None` if nothing is. Raises what the agent reported."""
-        self._wait(lambda: self._head is not None or self._ready is not None or self._nothing, "the store")
+        self._wait(
+            lambda: self._head is not None or self._ready is not None or self._nothing, "what there is to resume"
+        )
         return self._head
 
     def wait_ready(self) -> Ready | None:

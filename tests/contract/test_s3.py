@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
+import queue
+import re
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,57 +17,48 @@ from cloud.s3 import S3Options, S3Store
 from cloud.s3_probe import Quirks
 from cloud.store import ObjectStore
 from tests.contract.store_contract import StoreContract, keys, put, read
-from tests.support.s3_account import use_account
+from tests.support.s3_account import random_bytes, use_account
 
 NEVER = Deadline.never()
 START_S = 30.0
 PART_BYTES = 8 * 1024 * 1024  # S3 takes no part below 5 MiB but the last
 BUCKET = "bucket"
+URL = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def serve(*command: str) -> Iterator[str]:
+    """The URL that a server prints, until the caller goes on."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        told: queue.Queue[str] = queue.Queue()
 
+        def listen() -> None:  # to the end: a server blocks when nobody reads its log of requests
+            assert process.stdout
+            for line in process.stdout:
+                if found := URL.search(line):
+                    told.put(found.group())
 
-def serve(command: list[str], port: int, **environment: str) -> Iterator[str]:
-    """A server's URL once it accepts connections, until the caller goes on."""
-    # From a clean directory and environment, and silent: a request log of a thousand requests helps nobody.
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        env={"PATH": os.environ["PATH"], **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = Deadline.after(START_S)
-        while True:
-            assert process.poll() is None, f"{command} ended with {process.returncode}"
-            assert not deadline.expired, f"{command} does not listen"
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=START_S).close()
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait(START_S)
+        listener = threading.Thread(target=listen)
+        listener.start()
+        try:
+            yield told.get(timeout=START_S)
+        finally:
+            process.kill()
+            listener.join(START_S)
 
 
 @pytest.fixture(scope="module")
 def moto() -> Iterator[str]:
-    port = free_port()
-    yield from serve(["-m", "moto.server", "-p", str(port)], port)
+    yield from serve("moto.server", "-p", "0")
 
 
 @pytest.fixture(scope="module")
 def localbucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = free_port()
     root = tmp_path_factory.mktemp("localbucket")
     (root / BUCKET).mkdir()
-    yield from serve(["-m", "localbucket", str(root), "--port", str(port)], port)
+    yield from serve("localbucket", str(root), "--port", "0")
 
 
 @pytest.fixture(autouse=True)
@@ -103,8 +95,9 @@ def localbucket_store(localbucket: str) -> Iterator[S3Store]:
 class S3Contract(StoreContract):
     """The contract, and what goes through several requests."""
 
+    @pytest.mark.slow
     def test_a_large_buffer_is_filled_by_several_requests(self, store: S3Store) -> None:
-        data = os.urandom(5 * PART_BYTES + 5)
+        data = random_bytes(5 * PART_BYTES + 5)
         put(store, "run/a", data)
         into = bytearray(len(data) - 3)
 

@@ -6,7 +6,8 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
 
     --at EVENT:NTH:ACTION[,...]  when EVENT is emitted for the NTH time: kill-trainer, kill-agent or kill-both (real
                                  SIGKILLs, from inside, at exactly that line), terminate (SIGTERM to the agent), or
-                                 terminate-group (to its process group: trainer and DataLoader workers as well)
+                                 terminate-group (to its process group: trainer and DataLoader workers as well);
+                                 EVENT@remote and EVENT@local count those of one tier
     --release FILE               a file that the first kill creates: a trainer that holds waits for it
     --fail VERB:N[-M]            calls N to M of the store's VERB fail as if it were down
     --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last stays
@@ -78,16 +79,18 @@ class At:
     release: Path | None
     agent: Agent | None = None
     seen: int = 0
+    tier: str = ""
 
     @classmethod
     def parse(cls, text: str, release: Path | None) -> At:
-        event, nth, action = text.split(":")
+        wanted, nth, action = text.split(":")
+        event, _, tier = wanted.partition("@")
         assert event in {kind.__name__ for kind in events.Event.__subclasses__()}, f"no such event: {event}"
-        return cls(event, int(nth), action, release)
+        return cls(event, int(nth), action, release, tier=tier)
 
     def __call__(self, line: events.Line) -> None:
         """Called by the journal, in the thread in which the event happens."""
-        if type(line.body).__name__ != self.event:
+        if type(line.body).__name__ != self.event or (self.tier and getattr(line.body, "tier", "") != self.tier):
             return
         self.seen += 1
         if self.seen != self.nth:

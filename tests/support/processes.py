@@ -288,10 +288,15 @@ class World:
         """The steps that were trained, in the order in which they were, over all lives."""
         return [int(line.split()[0]) for line in self.curve.read_text().splitlines()]
 
-    def check_tiny(self, steps: int = 20) -> None:
-        """Every step of every life was the unbroken run's, none is missing, and so is the end."""
+    def check_tiny(self, steps: int = 20, *before: World) -> None:
+        """Every step of every life was the unbroken run's, none is missing, and so is the end.
+
+        Args:
+            steps: where it ends.
+            before: other hosts on which it was trained.
+        """
         unbroken, final = unbroken_curve(steps)
-        trained = self.curve.read_text().splitlines()
+        trained = [line for host in (*before, self) for line in host.curve.read_text().splitlines()]
         assert set(trained) == set(unbroken)
         assert self.final.read_text() == final
 
@@ -306,6 +311,7 @@ class World:
     def lose_host(self) -> None:
         """The instance is gone without a word, and its disk with it."""
         self.signal_host(signal.SIGKILL)
+        self.signal_host(signal.SIGKILL)  # whoever was being started at the first
         self.wait_gone(but=lambda pid, _: pid not in self.running(alone=True))
         shutil.rmtree(self.local, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from cloud.directory import FileSystem
 from cloud.errors import NotFound, OutcomeUnknown, Unavailable
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
-from cloud.store import ObjectInfo, ObjectStore, Progress, Receipt, Source
+from cloud.store import CHUNK_BYTES, ObjectInfo, ObjectStore, Progress, Receipt, Source
 from harness.agent.commit import Staged
 from harness.core.manifest import ShardEntry, parse_manifest, parse_part
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
@@ -302,6 +302,19 @@ class Content:
             sealed_at=SEALED_AT,
             shards=[(shard_name(0, 1, index), memoryview(data)) for index, data in enumerate(self.shards)],
         )
+
+    def entries(self) -> list[ShardEntry]:
+        """What each shard has to be, as a manifest says it."""
+        return [
+            ShardEntry(
+                name=shard_name(0, 1, index),
+                size=len(data),
+                crc64nvme=format_crc(crc64nvme(data)),
+                chunk_bytes=CHUNK_BYTES,
+                chunks=(format_crc(crc64nvme(data)),),
+            )
+            for index, data in enumerate(self.shards)
+        ]
 
     def record(self) -> SlotRecord:
         """What a slot says of it."""

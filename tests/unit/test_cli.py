@@ -146,7 +146,7 @@ def test_a_bad_configuration_file(harness: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "store", ["/proc/nowhere/store", "file/below/a/file", "gs://bucket", "s3://bucket/x", "~nobody-has-this/x"]
+    "store", ["/proc/nowhere/store", "file/below/a/file", "gs://bucket", "s3://Not_A_Bucket/x", "~nobody-has-this/x"]
 )
 def test_a_store_that_cannot_be_used(harness: Run, tmp_path: Path, store: str) -> None:
     (tmp_path / "file").write_text("")
@@ -156,6 +156,23 @@ def test_a_store_that_cannot_be_used(harness: Run, tmp_path: Path, store: str) -
     looked = harness("ls", "--store", store, "--run", "run")
     assert looked.code in (0, 64)  # a store that nobody has made yet is an empty one
     assert len(looked.err.strip().splitlines()) == 1
+
+
+def test_s3_without_credentials_is_told_with_the_remedy(
+    harness: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+    done = harness("run", "--store", "s3://bucket/x", "--metadata", "off", "--", sys.executable, "train.py")
+
+    assert done.code == 64
+    last = done.err.strip().splitlines()[-1]
+    assert last.startswith("harness: error: the store s3://bucket/x cannot be used: ")
+    assert "AWS_PROFILE" in last
 
 
 @pytest.mark.parametrize("directory", ["/proc/nowhere", "/tmp/" + "x" * 100])

@@ -19,7 +19,6 @@ from harness.agent.doctor_host import (
     check_shm,
     check_software,
     check_torchrun,
-    free_in_cgroup,
     medium_of,
 )
 from harness.ipc.slots import Slot
@@ -152,53 +151,6 @@ def test_without_a_size_the_largest_state_that_fits_is_told(host: Machine) -> No
     found = check_memory(host(), settings(), None)
 
     assert (found.level, found.what) == (OK, "64.0 GB free: room for 2 slots of up to 31.9 GB")
-
-
-@pytest.mark.parametrize(
-    ("files", "left"),
-    [
-        ({}, None),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": "5"}, None),
-        (
-            {
-                "proc/self/cgroup": "0::/user.slice/train.service\n",
-                "sys/fs/cgroup/user.slice/train.service/memory.max": "max",
-                "sys/fs/cgroup/user.slice/train.service/memory.current": "5",
-                "sys/fs/cgroup/user.slice/memory.max": "1000",
-                "sys/fs/cgroup/user.slice/memory.current": "400",
-            },
-            600,
-        ),
-        (
-            {
-                "proc/self/cgroup": "9:cpu:/\n4:memory:/docker/1\n0::/\n",
-                "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": "1000",
-                "sys/fs/cgroup/memory/docker/1/memory.usage_in_bytes": "1200",
-            },
-            0,
-        ),
-        (
-            {  # what is cached of files is there to be taken
-                "proc/self/cgroup": "0::/\n",
-                "sys/fs/cgroup/memory.max": "1000",
-                "sys/fs/cgroup/memory.current": "950",
-                "sys/fs/cgroup/memory.stat": "anon 100\nactive_file 50\ninactive_file 800\n",
-            },
-            850,
-        ),
-        (
-            {  # a container: the path is the host's, its files are at the root
-                "proc/self/cgroup": "4:memory:/docker/2\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "100",
-            },
-            900,
-        ),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "x", "sys/fs/cgroup/memory.current": "5"}, None),
-    ],
-)
-def test_the_tightest_cgroup_above_us_is_the_limit(host: Machine, files: dict[str, str], left: int | None) -> None:
-    assert free_in_cgroup(host(files)) == left
 
 
 def test_a_cgroup_that_leaves_less_than_the_host_counts(host: Machine) -> None:

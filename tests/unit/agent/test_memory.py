@@ -19,10 +19,15 @@ GB = 1000**3
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host with 64 GiB, of which 16 GiB are available, and no cgroup."""
-    (tmp_path / "meminfo").write_text("MemTotal:       67108864 kB\nMemFree:  1 kB\nMemAvailable:   16777216 kB\n")
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    write(tmp_path, {"proc/meminfo": "MemTotal:       67108864 kB\nMemFree:  1 kB\nMemAvailable:   16777216 kB\n"})
+    monkeypatch.setattr(memory, "_ROOT", tmp_path)
     return tmp_path
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
 
 
 @pytest.fixture
@@ -56,10 +61,59 @@ def test_without_a_cgroup_the_host_is_the_limit(host: Path) -> None:
     ],
 )
 def test_a_cgroup_that_leaves_less_is_the_limit(host: Path, limit: str, used: str, available: int) -> None:
-    (host / "memory.max").write_text(f"{limit}\n")
-    (host / "memory.current").write_text(f"{used}\n")
+    write(host, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{limit}\n"})
+    write(host, {"sys/fs/cgroup/memory.current": f"{used}\n"})
 
     assert available_bytes() == available
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": "5"}, None),
+        (
+            {
+                "proc/self/cgroup": "0::/user.slice/train.service\n",
+                "sys/fs/cgroup/user.slice/train.service/memory.max": "max",
+                "sys/fs/cgroup/user.slice/train.service/memory.current": "5",
+                "sys/fs/cgroup/user.slice/memory.max": "1000",
+                "sys/fs/cgroup/user.slice/memory.current": "400",
+            },
+            600,
+        ),
+        (
+            {
+                "proc/self/cgroup": "9:cpu:/\n4:memory:/docker/1\n0::/\n",
+                "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": "1000",
+                "sys/fs/cgroup/memory/docker/1/memory.usage_in_bytes": "1200",
+            },
+            0,
+        ),
+        (
+            {  # what is cached of files is there to be taken
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": "1000",
+                "sys/fs/cgroup/memory.current": "950",
+                "sys/fs/cgroup/memory.stat": "anon 100\nactive_file 50\ninactive_file 800\n",
+            },
+            850,
+        ),
+        (
+            {  # a container: the path is the host's, its files are at the root
+                "proc/self/cgroup": "4:memory:/docker/2\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "100",
+            },
+            900,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "x", "sys/fs/cgroup/memory.current": "5"}, None),
+    ],
+)
+def test_the_tightest_cgroup_above_us_is_the_limit(tmp_path: Path, files: dict[str, str], left: int | None) -> None:
+    write(tmp_path, files)
+
+    assert memory.free_in_cgroup(tmp_path) == left
 
 
 def test_something_is_left_to_the_trainer(host: Path) -> None:
@@ -77,7 +131,7 @@ def test_too_little_memory_is_said_with_numbers_and_a_remedy() -> None:
 
 
 def test_a_pool_that_does_not_fit_allocates_nothing(host: Path, pool: SlotPool) -> None:
-    (host / "meminfo").write_text("MemAvailable: 1 kB\n")
+    (host / "proc/meminfo").write_text("MemAvailable: 1 kB\n")
 
     with pytest.raises(NoSpace):
         pool.allocate(SLOT_BYTES, 2)
@@ -163,7 +217,7 @@ def test_the_newest_complete_snapshot_outlives_its_layout(pool: SlotPool) -> Non
 def test_a_layout_that_does_not_fit_loses_no_snapshot(pool: SlotPool, host: Path) -> None:
     (old,) = pool.allocate(SLOT_BYTES, 1)
     seal(pool, old, 1)
-    (host / "meminfo").write_text("MemAvailable: 1 kB\n")
+    (host / "proc/meminfo").write_text("MemAvailable: 1 kB\n")
 
     with pytest.raises(NoSpace):
         pool.allocate(2 * SLOT_BYTES, 1)
