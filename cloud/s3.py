@@ -210,9 +210,9 @@ class S3Store:
         try:
             reply = self._client.call("HeadObject", full, deadline=deadline, ChecksumMode="ENABLED")
         except NotFound:
-            self._client.call(
-                "HeadBucket", None, deadline=deadline
-            )  # HEAD tells no absent object from an absent bucket
+            # HEAD has no body that tells an absent object from an absent bucket. Not HeadBucket: a role that may list
+            # below its prefix only, as ours should, is denied that.
+            self._client.call("ListObjectsV2", None, deadline=deadline, Prefix=full, MaxKeys=1)
             raise
         whole = reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and self._known.checks_sums
         crc = decode_crc(reply.get("ChecksumCRC64NVME")) if whole else None
@@ -227,22 +227,24 @@ class S3Store:
 
     def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
         """See `ObjectStore.unfinished`."""
-        check_prefix(prefix)
-        try:
-            found = {key for key, _ in list_uploads(self._client, self._prefix + prefix, deadline)}
-        except Unsupported:
-            return []  # it cannot be asked: its owner's business
+        found = {key for key, _ in self._list_uploads(self._prefix + check_prefix(prefix), deadline)}
         return sorted(key.removeprefix(self._prefix) for key in found)
 
     def abandon(self, key: str, *, deadline: Deadline) -> None:
         """See `ObjectStore.abandon`."""
         full = self._full(key)
-        for found, upload_id in list_uploads(self._client, full, deadline):
+        for found, upload_id in self._list_uploads(full, deadline):
             if found == full:
                 try:
                     self._client.call("AbortMultipartUpload", full, deadline=deadline, UploadId=upload_id)
                 except UploadGone:
                     continue
+
+    def _list_uploads(self, prefix: str, deadline: Deadline) -> Iterator[tuple[str, str]]:
+        try:
+            return list_uploads(self._client, prefix, deadline)
+        except Unsupported:
+            return iter(())  # a store that cannot be asked cleans up by itself, or its owner does
 
     # ---------------------------------------------------------------------------------------------------- no files
 

@@ -5,8 +5,8 @@ goes to `s3_errors.explain`, and where there was no answer it says here what is 
 request, so that a reply that was lost is seen by whoever must not guess about it.
 
 Credentials are the library's: a role's are asked for again from 15 minutes before they expire, by whichever request
-comes then, and a run makes one every few seconds. When the store calls them expired all the same, the next request
-looks for credentials from the very beginning: what a user has put into ~/.aws meanwhile is found.
+comes then, and a run makes one every few seconds. When the store calls them expired all the same, or there were
+none, the next request looks for credentials from the very beginning, and finds what a user has put into ~/.aws by then.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from urllib.parse import urlsplit
 
 from cloud.errors import CloudError, Denied, OutcomeUnknown, Unavailable
 from cloud.notice import Deadline
-from cloud.s3_errors import TAKES_EFFECT, CredentialsExpired, Refusal, explain
+from cloud.s3_errors import TAKES_EFFECT, CredentialsExpired, CredentialsMissing, Refusal, explain
 
-CONNECT_S = 4.0
-"""To connect, and for each piece of a body to be taken by the network."""
+CONNECT_S = 5.0
+"""To connect, and for the network to take each piece of a body."""
 READ_S = 15.0
 """To wait for an answer, and for each piece of its body."""
+METADATA_ATTEMPTS = 3
+"""How often a role's credentials are asked for, a second each; with botocore's 1, a busy boot looks like no role."""
 
 _AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 
@@ -70,7 +72,7 @@ class S3Client:
             return reply
         except _library_errors() as err:
             error = self._understand(err, operation, where)
-            if isinstance(error, CredentialsExpired):
+            if isinstance(error, CredentialsExpired | CredentialsMissing):
                 self._forget(client)
             raise error from err
 
@@ -129,6 +131,8 @@ class S3Client:
         from botocore.config import Config
 
         core = botocore.session.Session()
+        attempts = max(METADATA_ATTEMPTS, core.get_config_variable("metadata_service_num_attempts"))
+        core.set_config_variable("metadata_service_num_attempts", attempts)
         _keep_metadata_off_proxies(core)
         session = boto3.session.Session(botocore_session=core)
 
@@ -141,10 +145,8 @@ class S3Client:
                 tcp_keepalive=True,
                 request_checksum_calculation="when_required",  # ours are made by cloud.digest
                 response_checksum_validation="when_required",
-                s3={
-                    "addressing_style": style,
-                    "payload_signing_enabled": False,
-                },  # the CRC guards it; SHA-256 costs 2 s/GB
+                # The CRC guards the payload against damage, TLS against people; SHA-256 would cost 2 s/GB.
+                s3={"addressing_style": style, "payload_signing_enabled": False},
                 user_agent_extra="harness-spot",
             )
             return session.client("s3", endpoint_url=self._endpoint, config=config)
@@ -187,7 +189,9 @@ class S3Client:
         if isinstance(err, boto.HTTPClientError | boto.ConnectionError | ResponseParserError):
             return OutcomeUnknown(words) if operation in TAKES_EFFECT else Unavailable(words)
         if isinstance(err, boto.NoCredentialsError):
-            return Denied(f"{words}; give the instance a role, or this user a profile (AWS_PROFILE, aws configure)")
+            return CredentialsMissing(
+                f"{words}; give the instance a role, or this user a profile (AWS_PROFILE, aws configure)"
+            )
         if isinstance(err, boto.SSOError | boto.LoginError | boto.TokenRetrievalError):
             return Denied(f"{words}; log in again (aws sso login)")
         if isinstance(err, boto.CredentialRetrievalError | boto.MetadataRetrievalError):

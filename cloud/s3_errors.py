@@ -19,6 +19,10 @@ class CredentialsExpired(Unavailable):
     """What we signed with has expired; fresh credentials may be had already."""
 
 
+class CredentialsMissing(Denied):
+    """There is nothing to sign with. Somebody may provide it, or a metadata service that did not answer may yet."""
+
+
 class SlowDown(Unavailable):
     """The store asks for fewer requests. Nothing has happened."""
 
@@ -58,6 +62,9 @@ IAM_ACTIONS = {
 
 TAKES_EFFECT = {"PutObject", "CompleteMultipartUpload"}
 """Calls that make an object visible: without a reply to one of them, nobody knows."""
+
+MOST_SKEW_S = 900.0
+"""S3 refuses what was signed by a clock further from its own."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,8 @@ def explain(refusal: Refusal) -> CloudError:
         return Full(words)
     if code in _ELSEWHERE:
         return Denied(f"{words}; the bucket {refusal.bucket} is in another region: set AWS_REGION to its own")
-    if code in ("RequestTimeTooSkewed", "SignatureDoesNotMatch"):
+    skewed = status == 403 and abs(refusal.skew_s or 0.0) > MOST_SKEW_S  # a HEAD is refused without a word
+    if skewed or code in ("RequestTimeTooSkewed", "SignatureDoesNotMatch"):
         return Denied(f"{words}; {_signature_remedy(refusal)}")
     if code == "RequestTimeout" or status == 409:
         return Unavailable(words)

@@ -40,11 +40,12 @@ def ask(client: S3Client, prefix: str, deadline: Deadline) -> BucketFacts:
     Raises:
         CloudError: the bucket itself cannot be reached; says why.
     """
-    reply = client.call("HeadBucket", None, deadline=deadline)
+    # Not HeadBucket: a role that may list below its prefix only, as ours should, is denied that.
+    reply = client.call("ListObjectsV2", None, deadline=deadline, Prefix=prefix, MaxKeys=1)["ResponseMetadata"]
     key_end, method = client.identity()
     return BucketFacts(
-        region=reply.get("BucketRegion"),
-        clock_skew_s=skew_s(reply["ResponseMetadata"], time.time()),
+        region=reply.get("HTTPHeaders", {}).get("x-amz-bucket-region"),
+        clock_skew_s=skew_s(reply, time.time()),
         abort_days=_abort_days(client, prefix, deadline),
         encryption=_encryption(client, deadline),
         access_key_end=key_end or None,

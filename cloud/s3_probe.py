@@ -9,11 +9,14 @@ import contextlib
 import secrets
 from dataclasses import dataclass
 
-from cloud.errors import AlreadyExists, CloudError, Denied
+from cloud.errors import AlreadyExists, CloudError, Denied, call_with_retry
 from cloud.notice import Deadline
 from cloud.s3_client import S3Client
 from cloud.s3_errors import SumRefused
 from cloud.s3_transfer import encode_crc
+from cloud.s3_upload import list_uploads
+
+CLEAN_ATTEMPTS = 3  # nobody else would ever delete what a probe leaves
 
 _BODY = b"123456789"
 _CRC = 0xAE8B14860A799888  # of these bytes
@@ -52,9 +55,15 @@ def probe(client: S3Client, prefix: str, deadline: Deadline) -> Quirks:
             takes_sums=takes_sums,
             checks_sums=takes_sums and _checks_sums(client, key, deadline),
         )
+    except CloudError:
+        with contextlib.suppress(CloudError):  # what was begun may be there, though we were not told its id
+            call_with_retry(lambda: _abort_uploads(client, key, deadline), deadline, attempts=CLEAN_ATTEMPTS)
+        raise
     finally:
         with contextlib.suppress(CloudError):
-            client.call("DeleteObject", key, deadline=deadline)
+            call_with_retry(
+                lambda: client.call("DeleteObject", key, deadline=deadline), deadline, attempts=CLEAN_ATTEMPTS
+            )
 
 
 def _takes_sums(client: S3Client, key: str, deadline: Deadline) -> bool:
@@ -94,3 +103,8 @@ def _checks_sums(client: S3Client, key: str, deadline: Deadline) -> bool:
     except Denied:  # a store that has its own word for it
         return True
     return False
+
+
+def _abort_uploads(client: S3Client, key: str, deadline: Deadline) -> None:
+    for found, upload_id in list_uploads(client, key, deadline):
+        client.call("AbortMultipartUpload", found, deadline=deadline, UploadId=upload_id)

@@ -24,9 +24,9 @@ from typing import Any
 
 from cloud.digest import crc64nvme
 from cloud.errors import CloudError, NotFound, Truncated, Unavailable
-from cloud.notice import Deadline
+from cloud.notice import Clock, Deadline
 from cloud.s3_client import S3Client
-from cloud.s3_errors import SlowDown, Unsupported
+from cloud.s3_errors import Unsupported
 from cloud.store import Source
 
 PIECE_BYTES = 256 * 1024
@@ -45,6 +45,7 @@ class Pace:
 
     Args:
         streams: requests in flight at most.
+        clock: monotonic seconds.
     """
 
     TIMES = 4.0  # of the median: S3's manual advises to repeat the slowest 5 % of large requests
@@ -52,18 +53,21 @@ class Pace:
     SAMPLES = 8
     IN_A_ROW = 3
     LARGE_BYTES = 1024 * 1024
+    HALVED_EVERY_S = 1.0  # what hits all requests at once counts once
 
-    def __init__(self, streams: int) -> None:
+    def __init__(self, streams: int, clock: Clock = time.monotonic) -> None:
         self.most = streams
+        self._clock = clock
+        self._halved_at = -math.inf
         self._lock = threading.Lock()
-        self._window = float(streams)
+        self._window = streams
         self._rates: deque[float] = deque(maxlen=64)  # seconds per byte
         self._given_up = 0
 
     @property
     def window(self) -> int:
         """How many requests may be in flight now."""
-        return int(self._window)
+        return self._window
 
     def limit_s(self, size: int) -> float:
         """The longest that a request for `size` bytes should take."""
@@ -78,7 +82,7 @@ class Pace:
             if size >= self.LARGE_BYTES:
                 self._rates.append(seconds / size)
                 self._given_up = 0
-            self._window = min(float(self.most), self._window + 1 / self._window)
+            self._window = min(self._window + 1, self.most)
 
     def gave_up(self, done: int, seconds: float) -> None:
         """A request was ended because it was slow."""
@@ -87,10 +91,12 @@ class Pace:
             if done:
                 self._rates.append(seconds / done)
 
-    def throttled(self) -> None:
-        """The store has asked for fewer requests: half as many."""
+    def failed(self) -> None:
+        """A request has failed for a reason that passes: store or network may not take so many; half of them may."""
         with self._lock:
-            self._window = max(1.0, self._window / 2)
+            if self._clock() - self._halved_at >= self.HALVED_EVERY_S:
+                self._halved_at = self._clock()
+                self._window = max(1, self._window // 2)
 
 
 class Body:
@@ -276,12 +282,11 @@ def _paced(pace: Pace, size: int, done: Callable[[], int], deadline: Deadline) -
     bound = deadline.sooner(pace.limit_s(size))
     try:
         yield bound
-    except SlowDown:
-        pace.throttled()
-        raise
-    except CloudError:
+    except CloudError as err:
         if bound.expired and not deadline.expired:
             pace.gave_up(done(), time.monotonic() - started)
+        elif err.retryable:
+            pace.failed()
         raise
     pace.finished(size, time.monotonic() - started)
 

@@ -99,6 +99,8 @@ class Survey:
         done: the end of the newest generation, if it has one.
         commits: snapshots with a manifest that are not quarantined, ascending.
         quarantined: those that are.
+        run_id: identity of the run: its newest claim's, or its newest snapshot's where the claims are gone (a lifecycle
+            rule of the bucket deletes by age, and claims are what is oldest); empty where there is neither.
     """
 
     last_claim: Claim | None
@@ -106,6 +108,7 @@ class Survey:
     done: Done | None
     commits: tuple[SnapshotId, ...]
     quarantined: frozenset[SnapshotId] = field(default_factory=frozenset)
+    run_id: str = ""
 
     @property
     def finished_at(self) -> int | None:
@@ -137,6 +140,7 @@ def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
         done=done,
         commits=tuple(snapshot for snapshot in committed if snapshot not in quarantined),
         quarantined=quarantined,
+        run_id=_identity(store, keys, [*committed, *quarantined], deadline) if claim is None else claim.run_id,
     )
 
 
@@ -444,6 +448,14 @@ def abandon_stale(store: ObjectStore, keys: RunKeys, generation: int, spared: st
 def utc_now() -> str:
     """ISO 8601 UTC, for people: nothing is ever decided by it."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _identity(store: ObjectStore, keys: RunKeys, snapshots: Sequence[SnapshotId], deadline: Deadline) -> str:
+    """Whose snapshots these are, by the newest that can be read; empty if none can."""
+    for snapshot in sorted(snapshots, reverse=True):
+        with contextlib.suppress(NotFound, SnapshotCorrupt):
+            return read_manifest(store, keys, snapshot, deadline).run_id
+    return ""
 
 
 def _remove_directory(store: ObjectStore, keys: RunKeys, directory: str, deadline: Deadline) -> None:

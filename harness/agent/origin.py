@@ -110,7 +110,7 @@ class Origin:
         """
         known = self._first_survey()
         fresh = self._settings.fresh
-        before = "" if fresh or known is None or known.last_claim is None else known.last_claim.run_id
+        before = "" if fresh or known is None else known.run_id
         run_id = before if known is None and not fresh else before or secrets.token_hex(16)
         self._start(known, run_id, fresh=fresh)
         self._thread("harness-newer", self._look_for_newer)
@@ -406,7 +406,7 @@ class Origin:
     def _identify_late(self, generation: Generation, known: commit.Survey) -> None:
         """The store answers at last: now the run has an identity, and the generation its number. Resume thread."""
         self._check_identity(known)
-        generation.run_id = known.last_claim.run_id if known.last_claim is not None else secrets.token_hex(16)
+        generation.run_id = known.run_id or secrets.token_hex(16)
         generation.number = max(known.next_generation, generation.number)
         self._claim_later(generation, "the store had not answered", fresh=False)
 

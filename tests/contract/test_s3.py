@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -58,7 +59,9 @@ def moto() -> Iterator[str]:
 def localbucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("localbucket")
     (root / BUCKET).mkdir()
-    yield from serve("localbucket", str(root), "--port", "0")
+    with socket.create_server(("127.0.0.1", 0)) as found:  # it does not tell a port that it chose itself
+        port = found.getsockname()[1]
+    yield from serve("localbucket", str(root), "--port", str(port))
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,7 @@ class Settings:
         clock_offset_s: the server's clock, ahead of this machine's. Beyond 15 minutes requests are refused, as by AWS.
         abort_after_days: of the bucket's lifecycle rule; `None` is no lifecycle configuration at all.
         region: where the bucket is.
+        role_prefix: of a run's keys: what its role (docs/operations.md, "IAM actions") may not do is denied. "": no role.
     """
 
     ignore_conditions: bool = False
@@ -49,6 +50,7 @@ class Settings:
     clock_offset_s: float = 0.0
     abort_after_days: int | None = None
     region: str = "us-east-1"
+    role_prefix: str = ""
 
     def __post_init__(self) -> None:
         if self.checksums not in ("verify", "ignore", "reject"):

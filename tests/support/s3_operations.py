@@ -138,7 +138,7 @@ class Service:
         if target.bucket != self.bucket.name or not self.bucket.exists:
             return S3Error(404, "NoSuchBucket", "The specified bucket does not exist", BucketName=target.bucket)
         scope = target.key or request.query.get("prefix", "")
-        if self._is_denied(target.action, scope):
+        if self._is_denied(target.action, scope) or not self._role_allows(target.action, scope):
             return S3Error(403, "AccessDenied", f"not authorized to perform: {target.action}")
         if target.operation not in self._handlers:
             return S3Error(501, "NotImplemented", f"{request.method} {request.path} is not part of this server")
@@ -159,6 +159,21 @@ class Service:
         except ValueError:
             return 0.0
         return abs((self.now() - sent).total_seconds())
+
+    def _role_allows(self, action: str, scope: str) -> bool:
+        """Whether the role may do this to a key, or list below a prefix: least privilege, as the documents give it."""
+        run = self.settings.role_prefix
+        below = {
+            "s3:ListBucket": [""],
+            "s3:ListBucketMultipartUploads": [""],
+            "s3:GetObject": [""],
+            "s3:PutObject": [""],
+            "s3:DeleteObject": ["snapshots/", "commits/", "quarantine/"],
+            "s3:ListMultipartUploadParts": ["snapshots/"],
+            "s3:AbortMultipartUpload": ["snapshots/"],
+        }
+        bucket = ("s3:GetLifecycleConfiguration", "s3:GetEncryptionConfiguration")
+        return not run or action in bucket or any(scope.startswith(run + part) for part in below.get(action, []))
 
     def _is_denied(self, action: str, scope: str) -> bool:
         return any(action == denied and scope.startswith(prefix) for denied, prefix in self.denied)
@@ -295,7 +310,9 @@ class Service:
         result += [text("Delimiter", encode(delimiter))] * bool(delimiter)
         result += [text("EncodingType", "url")] * (encode is quote)
         result += [text("NextContinuationToken", quote(last))] * truncated
-        return document(element("ListBucketResult", *result, *entries, xmlns=NAMESPACE))
+        reply = document(element("ListBucketResult", *result, *entries, xmlns=NAMESPACE))
+        reply.headers["x-amz-bucket-region"] = self.settings.region
+        return reply
 
     def _head_bucket(self, _key: str, _request: Request, _body: Body) -> Reply:
         return Reply(headers={"x-amz-bucket-region": self.settings.region})

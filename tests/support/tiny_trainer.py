@@ -7,6 +7,8 @@ later one. It writes one line `step digest` for each step to --curve, and the fi
 
     --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
     --stuck-at STEP --hold-until FILE  stay in the middle of the step after STEP, deaf, until FILE exists
+    --patient-until STEP               until then a snapshot that is due is taken at that very step, and is durable
+                                       before the next one
     --raise-at STEP                    raise an exception after STEP
     --fork-at STEP --hold-until FILE   after STEP fork a child that exits and one that lives until FILE exists
 """
@@ -99,7 +101,7 @@ class TinyTrainer:
             world_size=1,
             generation=int(self.link.life["number"]),
             shards=self.spans,
-            state=json.dumps({"step": self.step}),
+            state=json.dumps({"step": self.step, "states": {}}),
             environment={},
             sealed_at="2026-01-01T00:00:00+00:00",
         )
@@ -111,12 +113,17 @@ class TinyTrainer:
 
     def wait_durable(self) -> None:
         """Leaving waits."""
-        page = self.link.page
-        while self.sealed_step is not None and not self.link.gone:
-            durable = page.step_or_none(Word.DURABLE_STEP)
-            if durable is not None and durable >= self.sealed_step:
-                return
+        while not self.is_durable() and not self.link.gone:
             threading.Event().wait(0.005)
+
+    def is_durable(self) -> bool:
+        """Whether the store has all that was sealed in this life."""
+        durable = self.link.page.step_or_none(Word.DURABLE_STEP)
+        return self.sealed_step is None or (durable is not None and durable >= self.sealed_step)
+
+    def waits(self) -> bool:
+        """Whether a snapshot is due, or on its way."""
+        return (self.overdue or not self.is_durable()) and not self.link.gone
 
     def look(self) -> Ask:
         """A boundary: take a snapshot if one is wanted and there is a slot. Whether to leave."""
@@ -154,6 +161,10 @@ class TinyTrainer:
                 self.overdue |= self.step % options.every_steps == 0
                 if (ask := self.look()) is not Ask.NOTHING:
                     return self.leave(ask)
+                while self.step <= options.patient_until and self.waits():
+                    threading.Event().wait(0.002)
+                    if (ask := self.look()) is not Ask.NOTHING:
+                        return self.leave(ask)
                 while self.step == options.hold_at and not options.hold_until.exists():
                     threading.Event().wait(0.005)
                     if (ask := self.look()) is not Ask.NOTHING:
@@ -207,6 +218,7 @@ def main() -> int:
     parser.add_argument("--hold-at", type=int)
     parser.add_argument("--stuck-at", type=int)
     parser.add_argument("--hold-until", type=Path)
+    parser.add_argument("--patient-until", type=int, default=0)
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--fork-at", type=int)
     options = parser.parse_args()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import requests
 
 from cloud.digest import crc64nvme
-from cloud.errors import Denied, NotFound, OutcomeUnknown, Unavailable
+from cloud.errors import CloudError, Denied, NotFound, OutcomeUnknown, Unavailable
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.s3 import S3Options, S3Store
@@ -279,6 +279,22 @@ def test_a_probe_that_is_not_allowed_says_so(server: S3Server, bare: S3Store) ->
     with pytest.raises(Denied, match="allow s3:PutObject"):
         bare.probe("snapshots/", deadline=NEVER)
     assert bare.conditional
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [("lose_reply", "CreateMultipartUpload"), ("error", "AbortMultipartUpload"), ("error", "DeleteObject")],
+)
+def test_a_probe_that_fails_in_the_middle_leaves_nothing(
+    server: S3Server, bare: S3Store, kind: str, operation: str
+) -> None:
+    server.fault(kind, operation)
+
+    with suppress(CloudError):
+        bare.probe("snapshots/", deadline=NEVER)
+
+    assert server.contents() == {}
+    assert server.uploads() == []
 
 
 def test_a_probe_of_a_store_that_is_down_finds_nothing_out(server: S3Server, bare: S3Store) -> None:

@@ -124,6 +124,36 @@ def test_who_has_no_credentials_hears_where_to_get_them(server: S3Server, monkey
         claim(store)
 
 
+@pytest.mark.usefixtures("no_keys")
+def test_credentials_that_come_late_are_found(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    profile = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profile))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with opened(server.url) as store:
+        with pytest.raises(Denied):
+            claim(store)
+        profile.write_text("[default]\naws_access_key_id = AKIALATE\naws_secret_access_key = x\n")
+
+        claim(store)
+
+    assert server.contents() == {"runs/a": b"bytes"}
+
+
+@pytest.mark.usefixtures("no_keys")
+def test_a_metadata_service_that_stumbles_is_asked_again(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, stumbles = role(), [500, 500]
+    with Recorder(
+        lambda method, path: (stumbles.pop(), b"") if stumbles and method == "GET" else answer(method, path)
+    ) as metadata:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.url)
+        with opened(server.url) as store:
+            claim(store)
+
+    assert {call.access_key for call in server.calls()} == {"ASIAROLE"}
+
+
 def test_a_profile_that_is_not_there_is_named(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
 

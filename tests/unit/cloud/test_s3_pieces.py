@@ -34,6 +34,7 @@ from cloud.s3_errors import (
 )
 from cloud.s3_transfer import Pace, Reader, Stopped, Target, decode_crc, encode_crc
 from cloud.s3_upload import MAX_PARTS, plan_part_bytes
+from tests.support.clock import FakeClock
 
 MIB = 1024 * 1024
 
@@ -131,6 +132,12 @@ def test_who_is_denied_hears_the_action_s_name_in_iam(operation: str) -> None:
 )
 def test_a_refusal_names_the_remedy(code: str, message: str, remedy: str) -> None:
     assert remedy in str(explain(refusal(code, 403, "PutObject", message)))
+
+
+def test_a_refusal_without_a_word_by_a_clock_far_away_is_the_clock_s() -> None:
+    refused = Refusal("HeadObject", "s3://bucket/key", "bucket", 403, "403", "Forbidden", skew_s=-3600.0)
+
+    assert "this clock is -3600 s from the server's" in str(explain(refused))
 
 
 def test_the_skew_is_ours_minus_theirs() -> None:
@@ -240,11 +247,16 @@ def test_where_all_are_slow_nobody_is_given_up_for_ever() -> None:
     assert pace.limit_s(16 * MIB) > 100.0
 
 
-def test_slow_down_halves_what_is_in_flight_and_success_brings_it_back() -> None:
-    pace = Pace(8)
+def test_failures_halve_what_is_in_flight_once_a_second_and_success_brings_it_back() -> None:
+    clock = FakeClock()
+    pace = Pace(8, clock)
     for left in (4, 2, 1, 1):
-        pace.throttled()
+        pace.failed()
+        pace.failed()
         assert pace.window == left
-    for _ in range(100):
+        clock.advance(Pace.HALVED_EVERY_S)
+
+    for _ in range(7):
         pace.finished(16 * MIB, 1.0)
+
     assert pace.window == 8
