@@ -18,20 +18,21 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloud.digest import crc64nvme
-from cloud.errors import Denied, NotFound, TooLarge, Unavailable, call_with_retry
+from cloud.errors import CloudError, Denied, NotFound, TooLarge, Unavailable, call_with_retry
 from cloud.notice import Deadline
+from cloud.pool import Pool
 from cloud.s3_client import S3Client
 from cloud.s3_errors import Unsupported, UploadGone
 from cloud.s3_facts import BucketFacts, ask
 from cloud.s3_probe import Quirks, probe
 from cloud.s3_transfer import Pace, Reader, Target, decode_crc, encode_crc, fetch, send
 from cloud.s3_upload import PART_ATTEMPTS, Upload, list_uploads, plan_part_bytes
-from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix
+from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix, is_key
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _UNPROBED = Quirks(checks_sums=False)  # what a stranger is taken for: its own sums are no proof yet
@@ -182,15 +183,24 @@ class S3Store:
         full, into = self._full(key), into.cast("B")
         if not into:
             self.stat(key, deadline=deadline)  # S3 has no empty range
-        elif len(into) <= CHUNK_BYTES:
-            fetch(self._client, full, Target(into), offset, self._downloads, deadline)
-        else:
-            self._fetch_all(full, into, offset, deadline)
+            return
+        try:
+            if len(into) <= CHUNK_BYTES:
+                fetch(self._client, full, Target(into), offset, self._downloads, deadline)
+            else:
+                self._fetch_all(full, into, offset, deadline)
+        except Denied as err:
+            raise self._denied_or_absent(err, full, deadline) from err
+        finally:
+            into.release()  # an error's traceback may hold this frame until the next collection
 
     def read(self, key: str, *, limit_bytes: int, deadline: Deadline) -> bytes:
         """See `ObjectStore.read`."""
         full = self._full(key)
-        reply = self._client.call("GetObject", full, deadline=deadline)
+        try:
+            reply = self._client.call("GetObject", full, deadline=deadline)
+        except Denied as err:
+            raise self._denied_or_absent(err, full, deadline) from err
         body, size = reply["Body"], reply["ContentLength"]
         try:
             if size > limit_bytes:
@@ -214,6 +224,8 @@ class S3Store:
             # below its prefix only, as ours should, is denied that.
             self._client.call("ListObjectsV2", None, deadline=deadline, Prefix=full, MaxKeys=1)
             raise
+        except Denied as err:
+            raise self._denied_or_absent(err, full, deadline) from err
         whole = reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and self._known.checks_sums
         crc = decode_crc(reply.get("ChecksumCRC64NVME")) if whole else None
         return ObjectInfo(key, reply["ContentLength"], crc)
@@ -228,7 +240,7 @@ class S3Store:
     def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
         """See `ObjectStore.unfinished`."""
         found = {key for key, _ in self._list_uploads(self._prefix + check_prefix(prefix), deadline)}
-        return sorted(key.removeprefix(self._prefix) for key in found)
+        return sorted(key for full in found if is_key(key := full.removeprefix(self._prefix)))
 
     def abandon(self, key: str, *, deadline: Deadline) -> None:
         """See `ObjectStore.abandon`."""
@@ -269,6 +281,19 @@ class S3Store:
     def _full(self, key: str) -> str:
         return self._prefix + check_key(key)
 
+    def _denied_or_absent(self, err: Denied, full: str, deadline: Deadline) -> CloudError:
+        """What a refusal to read means.
+
+        Whoever may list is told 404 of a key that is not there, anybody else 403; and a role that may list below a
+        prefix only, as ours should, is anybody else to a request that has no prefix.
+        """
+        try:
+            listed = self._client.call("ListObjectsV2", None, deadline=deadline, Prefix=full, MaxKeys=1)
+        except Denied:
+            return err
+        there = any(entry["Key"] == full for entry in listed.get("Contents", []))
+        return err if there else NotFound(f"s3://{self.bucket}/{full} is not there")
+
     @property
     def _encryption(self) -> dict[str, str]:
         sse = {"ServerSideEncryption": self._options.sse} if self._options.sse else {}
@@ -293,7 +318,7 @@ class S3Store:
 
             call_with_retry(attempt, deadline, sleep=self._sleep, attempts=PART_ATTEMPTS)
 
-        pool = ThreadPoolExecutor(self._downloads.window, thread_name_prefix="harness-s3-get")
+        pool = Pool(self._downloads.window, "harness-s3-get")
         try:
             futures = [pool.submit(fetch_range, at, target) for at, target in targets]
             done, pending = wait(futures, min(deadline.remaining_s, 1e6), FIRST_EXCEPTION)
@@ -304,14 +329,15 @@ class S3Store:
         finally:
             for _, target in targets:
                 target.close()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown()
 
     def _list(self, prefix: str, after: str, deadline: Deadline) -> Iterator[ObjectInfo]:
         where = {"StartAfter": self._prefix + after} if after else {}
         while True:
             page = self._client.call("ListObjectsV2", None, deadline=deadline, Prefix=self._prefix + prefix, **where)
             for entry in page.get("Contents", []):
-                if key := str(entry["Key"]).removeprefix(self._prefix):  # a console's "folder" is the prefix itself
+                key = str(entry["Key"]).removeprefix(self._prefix)
+                if is_key(key):  # a console's "folder" is an object whose key ends with a slash, and others have theirs
                     yield ObjectInfo(key, entry["Size"])
             if not page.get("IsTruncated"):
                 return
@@ -326,6 +352,8 @@ def _parse(url: str) -> tuple[str, str]:
         raise ValueError(f"not s3://bucket/prefix: {url!r}")
     if bucket.endswith("--x-s3"):
         raise ValueError(f"{url}: a directory bucket lists its keys in no order; use a general purpose bucket")
-    if prefix:
-        check_key(prefix)
+    if prefix and not is_key(prefix):
+        raise ValueError(
+            f"{url}: not a prefix of keys, which are words of letters, digits and _.=+-, joined by single slashes"
+        )
     return bucket, prefix + "/" if prefix else ""

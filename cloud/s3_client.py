@@ -12,6 +12,7 @@ none, the next request looks for credentials from the very beginning, and finds 
 from __future__ import annotations
 
 import email.utils
+import os
 import threading
 import time
 from datetime import UTC, datetime
@@ -74,7 +75,10 @@ class S3Client:
             error = self._understand(err, operation, where)
             if isinstance(error, CredentialsExpired | CredentialsMissing):
                 self._forget(client)
-            raise error from err
+            try:
+                raise error from err
+            finally:
+                del error  # its traceback leads to this frame, and from there to the caller's buffer: no cycle
 
     def read_body(self, body: Any, size: int, where: str, deadline: Deadline) -> bytes:
         """At most `size` bytes of a reply's body; fewer at its end. Raises `Unavailable`."""
@@ -133,6 +137,8 @@ class S3Client:
         core = botocore.session.Session()
         attempts = max(METADATA_ATTEMPTS, core.get_config_variable("metadata_service_num_attempts"))
         core.set_config_variable("metadata_service_num_attempts", attempts)
+        if region := os.environ.get("AWS_REGION"):  # as the aws command has it; botocore knows AWS_DEFAULT_REGION only
+            core.set_config_variable("region", region)
         _keep_metadata_off_proxies(core)
         session = boto3.session.Session(botocore_session=core)
 
@@ -149,7 +155,11 @@ class S3Client:
                 s3={"addressing_style": style, "payload_signing_enabled": False},
                 user_agent_extra="harness-spot",
             )
-            return session.client("s3", endpoint_url=self._endpoint, config=config)
+            try:
+                return session.client("s3", endpoint_url=self._endpoint, config=config)
+            except ValueError as err:  # "Invalid endpoint"; our own one is checked, so it is the environment's
+                remedy = "check AWS_ENDPOINT_URL_S3, AWS_REGION and the profile"
+                raise Denied(f"s3://{self._bucket}: {err}; {remedy}") from err
 
         style = "path" if self._endpoint and not _is_aws(self._endpoint) else "auto"
         made = client(style)
@@ -184,6 +194,10 @@ class S3Client:
             return cause  # our own body stopped the request: out of time, too slow, given up
         if isinstance(err, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(err):
             return Denied(f"{words}; if a private authority signs here, name its bundle in AWS_CA_BUNDLE")
+        if isinstance(err, boto.SSLError) and any(
+            isinstance(cause, FileNotFoundError) for cause in getattr(err.kwargs.get("error"), "args", ())
+        ):
+            return Denied(f"{words}; the bundle that AWS_CA_BUNDLE or the profile names is not there")
         if isinstance(err, boto.ProxyConnectionError | boto.EndpointConnectionError | boto.ConnectTimeoutError):
             return Unavailable(words)  # nothing was sent
         if isinstance(err, boto.HTTPClientError | boto.ConnectionError | ResponseParserError):

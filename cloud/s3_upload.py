@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
 from cloud.digest import combine
 from cloud.errors import CloudError, NotFound, OutcomeUnknown, Unavailable, call_with_retry
 from cloud.notice import Deadline
+from cloud.pool import Pool
 from cloud.s3_client import S3Client
 from cloud.s3_errors import PartMissing, UploadGone
 from cloud.s3_transfer import Body, Pace, Reader, Stopped, decode_crc, encode_crc, send
@@ -96,13 +97,16 @@ class Upload:
         self._part_bytes, self._pace, self._sums = part_bytes, pace, sums
         self._options, self._deadline, self._sleep = options, deadline, sleep
         self._count = -(-reader.size // part_bytes)
+        self._resumed = False
         self._lock = threading.Lock()
         self._bodies: set[Body] | None = set()  # that threads are reading; `None` when nobody may read any more
 
     def run(self, progress: Progress | None) -> Receipt:
         """Send, complete, look. Raises CloudError, and whatever `progress` raises."""
         try:
-            upload_id, stored = self._resume() or (self._create(), {})
+            found = self._resume()
+            self._resumed = found is not None
+            upload_id, stored = found or (self._create(), {})
             parts = self._send_all(upload_id, stored, progress)
             receipt = self._receipt(parts)
             self._complete(upload_id, parts, receipt)
@@ -151,7 +155,7 @@ class Upload:
         sent: dict[int, SentPart] = {}
         pending: dict[Future[SentPart], int] = {}
         waiting = iter(range(1, self._count + 1))
-        pool = ThreadPoolExecutor(self._pace.most, thread_name_prefix="harness-s3-put")
+        pool = Pool(self._pace.most, "harness-s3-put")
         try:
             while len(sent) < self._count:
                 while len(pending) < self._pace.window and (number := next(waiting, None)) is not None:
@@ -167,7 +171,7 @@ class Upload:
                     raise Unavailable(f"{self._key}: no time left; {len(sent)} of {self._count} parts are there")
         finally:
             self._let_go()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown()
         return [sent[number] for number in range(1, self._count + 1)]
 
     def _let_go(self) -> None:
@@ -271,6 +275,12 @@ class Upload:
             raise UploadGone(f"{self._key}: completed, and not there") from err
         size, crc = reply["ContentLength"], decode_crc(reply.get("ChecksumCRC64NVME"))
         if size == receipt.size and (crc == receipt.crc64nvme or (crc is None and told)):
+            asked = self._options.get("ServerSideEncryption")
+            found = reply.get("ServerSideEncryption", asked)
+            # Encryption is settled when an upload is begun, and only the object tells.
+            if self._resumed and asked and found != asked:
+                self._call("DeleteObject")
+                raise PartMissing(f"{self._key}: was begun to be encrypted with {found}, not {asked}, and is deleted")
             return
         if told:
             self._call("DeleteObject")

@@ -13,7 +13,7 @@ Obligations of every implementation:
 - `put_if_absent` succeeds for exactly one of any number of concurrent callers.
 - Read-after-write and list-after-write: what has returned is seen by every later call, from every process.
 - `delete` of an absent key succeeds. Deleting is durable when it returns.
-- Keys come from `list` in ascending code-point order.
+- Keys come from `list` in ascending code-point order, and only such as `check_key` takes: the rest is not ours.
 - Every call blocks, may be made from several threads at once, and ends soon after its deadline.
 """
 
@@ -166,9 +166,14 @@ def check_key(key: str) -> str:
     Raises:
         ValueError: it is not; the harness built it wrong or read it from a hostile manifest unchecked.
     """
-    if len(key) > MAX_KEY_BYTES or not all(_SEGMENT.fullmatch(part) for part in key.split("/")):
+    if not is_key(key):
         raise ValueError(f"not a store key: {key[:120]!r}")
     return key
+
+
+def is_key(key: str) -> bool:
+    """Whether every store can hold `key`. What others put into a bucket under other names, no call can be asked for."""
+    return len(key) <= MAX_KEY_BYTES and all(_SEGMENT.fullmatch(part) for part in key.split("/"))
 
 
 def check_prefix(prefix: str) -> str:

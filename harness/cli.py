@@ -6,17 +6,20 @@ Owns words on the screen and exit codes; every command parses, calls, prints. Hu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import traceback
+from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
-from cloud.errors import CloudError
+from cloud.errors import CloudError, Denied
 from harness.config import Settings, resolve
 from harness.errors import ConfigError, ExitCode, HarnessError
 
@@ -42,8 +45,30 @@ Run = Annotated[
 ]
 Local = Annotated[str | None, typer.Option(help="Directory of the local tier. Default: none for a directory store")]
 S3Endpoint = Annotated[str | None, typer.Option(help="URL of an S3-compatible store. Default: AWS")]
+S3Sse = Annotated[str | None, typer.Option(help="Encryption of every object: AES256 or aws:kms")]
+S3KmsKeyId = Annotated[str | None, typer.Option(help="The key for --s3-sse aws:kms")]
+EveryS = Annotated[float | None, typer.Option(help="Seconds between snapshots")]
+DurableEveryS = Annotated[float | None, typer.Option(help="Seconds between snapshots in the store, with a local tier")]
+EverySteps = Annotated[int | None, typer.Option(help="A snapshot at each multiple of this step too")]
+KeepLast = Annotated[int | None, typer.Option(help="Snapshots to keep in the store")]
+KeepEvery = Annotated[int | None, typer.Option(help="Keep snapshots of each multiple of this step for good")]
+KeepLocal = Annotated[int | None, typer.Option(help="Snapshots to keep in the local tier")]
+Slots = Annotated[int | None, typer.Option(help="Images of the state in memory. Default: 2, 1 below 32 GB")]
+GraceS = Annotated[float | None, typer.Option(help="Seconds that a SIGTERM leaves us")]
+DrainFile = Annotated[str | None, typer.Option(help="A file whose appearance is a notice")]
+MaxCrashes = Annotated[int | None, typer.Option(help="Crashes without progress before giving up")]
+HandoverS = Annotated[
+    float | None, typer.Option(help="Seconds of silence after which an older start of this run counts as dead")
+]
+UploadBytesS = Annotated[
+    float | None, typer.Option(help="Bytes a second to the store while training; no limit after a notice")
+]
+Metadata = Annotated[str | None, typer.Option(help='Base URL of the instance metadata service, or "off"')]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout")]
 Port = Annotated[int, typer.Option(help="Port on 127.0.0.1")]
+
+_SILENCE_S = 2.0
+_IN_A_PIPE = 10_000
 
 
 @app.command(
@@ -55,30 +80,22 @@ def run(
     store: Store = None,
     run: Run = None,
     local: Local = None,
-    every_s: Annotated[float | None, typer.Option(help="Seconds between snapshots")] = None,
-    durable_every_s: Annotated[
-        float | None, typer.Option(help="Seconds between snapshots in the store, with a local tier")
-    ] = None,
-    every_steps: Annotated[int | None, typer.Option(help="A snapshot at each multiple of this step too")] = None,
-    keep_last: Annotated[int | None, typer.Option(help="Snapshots to keep in the store")] = None,
-    keep_every: Annotated[
-        int | None, typer.Option(help="Keep snapshots of each multiple of this step for good")
-    ] = None,
-    keep_local: Annotated[int | None, typer.Option(help="Snapshots to keep in the local tier")] = None,
-    slots: Annotated[int | None, typer.Option(help="Images of the state in memory. Default: 2, 1 below 32 GB")] = None,
-    grace_s: Annotated[float | None, typer.Option(help="Seconds that a SIGTERM leaves us")] = None,
-    drain_file: Annotated[str | None, typer.Option(help="A file whose appearance is a notice")] = None,
-    max_crashes: Annotated[int | None, typer.Option(help="Crashes without progress before giving up")] = None,
-    handover_s: Annotated[
-        float | None, typer.Option(help="Seconds of silence after which an older start of this run counts as dead")
-    ] = None,
-    upload_bytes_s: Annotated[
-        float | None, typer.Option(help="Bytes a second to the store while training; no limit after a notice")
-    ] = None,
+    every_s: EveryS = None,
+    durable_every_s: DurableEveryS = None,
+    every_steps: EverySteps = None,
+    keep_last: KeepLast = None,
+    keep_every: KeepEvery = None,
+    keep_local: KeepLocal = None,
+    slots: Slots = None,
+    grace_s: GraceS = None,
+    drain_file: DrainFile = None,
+    max_crashes: MaxCrashes = None,
+    handover_s: HandoverS = None,
+    upload_bytes_s: UploadBytesS = None,
     s3_endpoint: S3Endpoint = None,
-    s3_sse: Annotated[str | None, typer.Option(help="Encryption of every object: AES256 or aws:kms")] = None,
-    s3_kms_key_id: Annotated[str | None, typer.Option(help="The key for --s3-sse aws:kms")] = None,
-    metadata: Annotated[str | None, typer.Option(help='Base URL of the instance metadata service, or "off"')] = None,
+    s3_sse: S3Sse = None,
+    s3_kms_key_id: S3KmsKeyId = None,
+    metadata: Metadata = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start at step 0 although the run has snapshots")] = False,
 ) -> None:
     """Run a training script; start it or resume it, whichever it is.
@@ -107,16 +124,30 @@ def doctor(
     store: Store = None,
     run: Run = None,
     local: Local = None,
+    every_s: EveryS = None,
+    durable_every_s: DurableEveryS = None,
+    every_steps: EverySteps = None,
+    keep_last: KeepLast = None,
+    keep_every: KeepEvery = None,
+    keep_local: KeepLocal = None,
+    slots: Slots = None,
+    grace_s: GraceS = None,
+    drain_file: DrainFile = None,
+    max_crashes: MaxCrashes = None,
+    handover_s: HandoverS = None,
+    upload_bytes_s: UploadBytesS = None,
     s3_endpoint: S3Endpoint = None,
-    slots: Annotated[int | None, typer.Option(help="Images of the state in memory. Default: 2, 1 below 32 GB")] = None,
-    grace_s: Annotated[float | None, typer.Option(help="Seconds that a SIGTERM leaves us")] = None,
-    metadata: Annotated[str | None, typer.Option(help='Base URL of the instance metadata service, or "off"')] = None,
+    s3_sse: S3Sse = None,
+    s3_kms_key_id: S3KmsKeyId = None,
+    metadata: Metadata = None,
     state_gb: Annotated[
         float | None, typer.Option(help="Size of weights and optimizer. Default: that of the run's newest snapshot")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Try everything that a run needs here, before it costs a night. Starts nothing, leaves nothing behind.
+
+    Takes the options of `harness run`: put "doctor" where "run" stood.
 
     One line each: ok, warning, or FAIL with the remedy. Exits 64 if anything failed; warnings are allowed.
     """
@@ -149,7 +180,8 @@ def status(store: Store = None, run: Run = None, s3_endpoint: S3Endpoint = None,
     """What a run is doing now, or how it ended: step, local step, durable step, bytes pending."""
     from harness.agent import report
 
-    found = report.status(_settings(store, run, None, s3_endpoint))
+    with _patience(store):
+        found = report.status(_settings(store, run, None, s3_endpoint))
     if as_json:
         _print_json(found)
     else:
@@ -168,11 +200,16 @@ def list_(
     from harness.agent import report
 
     if run is None and "HARNESS_RUN" not in os.environ:
-        runs = report.runs(_settings(store, "_", local, s3_endpoint))
+        with _patience(store):
+            runs = report.runs(_settings(store, "_", local, s3_endpoint))
         _print_json(runs) if as_json else _print_table([{"run": name} for name in runs])
         return
-    rows = report.snapshots(_settings(store, run, local, s3_endpoint))
-    _print_json(rows) if as_json else _print_table(rows)
+    with _patience(store):
+        rows = report.snapshots(_settings(store, run, local, s3_endpoint))
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table([row | {"sealed_at": _to_the_second(row["sealed_at"])} for row in rows])
 
 
 @app.command(epilog="Example: harness verify --run gpt-small")
@@ -186,7 +223,8 @@ def verify(
     """Read every snapshot of a run again and compare each byte with what was committed. Exits 70 if one differs."""
     from harness.agent import report
 
-    rows = report.verify(_settings(store, run, local, s3_endpoint))
+    with _patience(store):
+        rows = report.verify(_settings(store, run, local, s3_endpoint))
     _print_json(rows) if as_json else _print_table(rows)
     if any(row["verdict"] != "ok" for row in rows):
         raise typer.Exit(ExitCode.BUG)
@@ -208,8 +246,14 @@ def export(
     """Write a snapshot, or one state of it, to a single file that needs no harness. Exits 70 if a byte differs."""
     from harness.agent.export import export as export_
 
-    settings = _settings(store, run, local, s3_endpoint)
-    made = export_(settings, file, _say, snapshot=snapshot, step=step, only=only, force=force)
+    with _patience(store) as waiting:
+
+        def say(text: str) -> None:
+            waiting.cancel()  # that is a word already
+            _say(text)
+
+        settings = _settings(store, run, local, s3_endpoint)
+        made = export_(settings, file, say, snapshot=snapshot, step=step, only=only, force=force)
     _say(
         f"wrote {made['file']}: {made['tensors']} tensors, {made['bytes']} bytes, step {made['step']} of {settings.run}"
     )
@@ -295,14 +339,14 @@ def main() -> None:
     except typer.Abort:
         sys.exit(ExitCode.CTRL_C)
     except TyperException as err:  # a word that there is not, a number that is none
-        _say(f"error: {err.format_message()} See harness --help")
+        _say(f"error: {err.format_message().rstrip('.')}. See harness --help")
         sys.exit(ExitCode.USAGE)
     except HarnessError as err:
         _say(f"error: {err}")
         sys.exit(err.exit_code)
     except CloudError as err:
         _say(f"error: {err}")
-        sys.exit(ExitCode.BUG)
+        sys.exit(ExitCode.USAGE if isinstance(err, Denied) else ExitCode.BUG)
     except Exception:  # noqa: BLE001  the process's root: a bug has an exit code of its own
         traceback.print_exc()
         sys.exit(ExitCode.BUG)
@@ -314,7 +358,10 @@ def _settings(store: str | None, run: str | None, local: str | None, s3_endpoint
     if run is None and "HARNESS_RUN" not in os.environ:
         from harness.agent import report
 
-        names = report.runs(resolve({**flags, "run": "_"}, os.environ, Path.cwd(), script=None))
+        try:
+            names = report.runs(resolve({**flags, "run": "_"}, os.environ, Path.cwd(), script=None))
+        except Denied as err:  # a role may list below its own run only
+            raise ConfigError(f"name a run with --run; which ones the store holds cannot be seen: {err}") from err
         if len(names) != 1:
             raise ConfigError(f"name a run with --run; the store holds {', '.join(names) or 'none'}")
         run = names[0]
@@ -343,6 +390,18 @@ def _say(text: str) -> None:
     typer.echo(f"harness: {text}", err=True)
 
 
+@contextlib.contextmanager
+def _patience(store: str | None) -> Generator[threading.Timer]:
+    """A word to whoever waits, once: a store that does not answer is asked for a while, and large ones are slow."""
+    waiting = threading.Timer(_SILENCE_S, _say, [f"still at work on {store or 'the store'} …"])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield waiting
+    finally:
+        waiting.cancel()
+
+
 def _print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2))
 
@@ -364,12 +423,23 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     if not rows:
         _say("nothing there")
         return
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    *_, prose = rows[0]
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), overflow="fold")
+        table.add_column(name.replace("_", " "), overflow="fold", no_wrap=name != prose)
     for row in rows:
         table.add_row(*("-" if value is None else str(value) for value in row.values()))
-    Console().print(table)
+    console = Console()
+    # Only the last column, which is prose, is folded, and that not in a pipe: what is there is searched by lines.
+    unfolded = console.options.update(max_width=_IN_A_PIPE)
+    narrowest = console.measure(table, options=unfolded).minimum
+    console.width = max(console.width, narrowest) if console.is_terminal else _IN_A_PIPE
+    console.print(table)
+
+
+def _to_the_second(at: str | None) -> str | None:
+    """A snapshot's time, short enough for a table in a terminal."""
+    return at if at is None or not at.endswith("+00:00") else f"{at[:10]} {at[11:19]}Z"
 
 
 if __name__ == "__main__":

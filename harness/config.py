@@ -90,6 +90,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be more than 0, not {value}")
+        if "://" in (self.local or ""):
+            raise ConfigError(f"local is a directory on a disk of this machine, not {self.local}")
         if self.s3_sse not in (None, "AES256", "aws:kms"):
             raise ConfigError(f"s3_sse is AES256 or aws:kms, not {self.s3_sse!r}")
         if self.s3_kms_key_id is not None and self.s3_sse != "aws:kms":
@@ -162,8 +164,10 @@ def _name_from(script: str | None) -> str:
 
 
 def _absolute(location: str, cwd: Path) -> str:
-    if "://" in location:
+    if re.match(r"[\w+.-]+://[^/]", location):
         return location.rstrip("/")
+    if re.match(r"[\w+.-]+:/", location):  # a slip of the pen; as a directory it would be durable nowhere
+        raise ConfigError(f"{location}: a store is a directory or s3://bucket/prefix")
     try:
         return os.path.normpath(cwd / Path(location).expanduser())
     except RuntimeError as err:

@@ -118,6 +118,9 @@ class Survey:
 
 def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
     """List a run. Raises CloudError; SnapshotCorrupt if the newest claim or end cannot be read."""
+    # IMPORTANT: commits before claims. A claim is there before its commits, so none is seen without it.
+    quarantined = frozenset(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
+    committed = _snapshots(store, keys.commits, keys.parse_commit, deadline)
     claims, dones = [], []
     for info in store.list(keys.generations, deadline=deadline):
         if (number := keys.parse_claim(info.key)) is not None:
@@ -132,8 +135,6 @@ def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
     if last in dones:
         key = keys.done(last)
         done = parse_done(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
-    quarantined = frozenset(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
-    committed = _snapshots(store, keys.commits, keys.parse_commit, deadline)
     return Survey(
         last_claim=claim,
         next_generation=max([0, *claims, *(snapshot.generation for snapshot in committed)]) + 1,
@@ -144,8 +145,16 @@ def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
     )
 
 
-def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline) -> Claim:
+def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline, *, join: bool = False) -> Claim:
     """Claim `wanted.generation`, or the next number that is free. Never deleted, never modified.
+
+    Args:
+        store: the remote one.
+        keys: of the run.
+        wanted: the claim.
+        deadline: for the whole.
+        join: take over the `run_id` of whoever had the number first. Two that begin a run at the same moment agree
+            which run it is; without it each would hold the other's snapshots for another run's.
 
     Returns:
         The claim as it stands in the store, its number possibly higher than wanted.
@@ -159,9 +168,12 @@ def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline) 
             store.put_if_absent(key, encode(wanted), deadline=deadline)
             return wanted
         except AlreadyExists:
-            standing = parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
-            if standing.nonce == wanted.nonce:
-                return standing
+            with contextlib.suppress(SnapshotCorrupt):  # one that cannot be read is not ours
+                standing = parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
+                if standing.nonce == wanted.nonce:
+                    return standing
+                if join:
+                    wanted = msgspec.structs.replace(wanted, run_id=standing.run_id)
             wanted = msgspec.structs.replace(wanted, generation=wanted.generation + 1)
 
 
@@ -253,14 +265,15 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
     """Put the manifest and read it back (I13): when this returns, the snapshot exists, with every shard.
 
     IMPORTANT: the shards are looked at *after* the manifest is there. A process that was stopped for long may commit
-    what a newer generation has swept meanwhile as garbage; `sweep` looks for a manifest after it has deleted. Each
-    looks after it wrote, so one of them sees the other, and a torn commit does not stay (I3).
+    what a newer generation has swept or retired meanwhile; `sweep` and `remove` look for a manifest after they have
+    deleted. Each looks after it wrote, so one of them sees the other, and a torn commit does not stay (I3).
 
     Returns:
         The manifest that stands: ours, or an equal snapshot's that was there first.
 
     Raises:
-        SnapshotCorrupt: a *different* snapshot of this id is committed; or its shards are gone, and now it is too.
+        SnapshotCorrupt: a *different* snapshot of this id is committed; or our shards are gone, and now it is too; or
+            an equal one stands that is damaged, which is not ours to judge here.
     """
     key, data = keys.commit(manifest.id), encode(manifest)
     with contextlib.suppress(AlreadyExists):
@@ -270,10 +283,14 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
         raise SnapshotCorrupt(
             f"{key}: another snapshot is committed under this id; was generation {manifest.generation} used twice?"
         )
-    if not _all_there(store, keys, standing, deadline):
-        store.delete(key, deadline=deadline)
-        raise SnapshotCorrupt(f"{key}: its shards were deleted while it was being committed; it is taken back")
-    return standing
+    try:
+        if _has_sizes(store, keys, standing, deadline):
+            return standing
+    except NotFound as err:
+        if standing.directory == manifest.directory:
+            store.delete(key, deadline=deadline)
+            raise SnapshotCorrupt(f"{key}: deleted while it was being committed ({err}); it is taken back") from err
+    raise SnapshotCorrupt(f"{key}: it stands, and its shards are not what was committed; see harness verify")
 
 
 def finish_complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline) -> list[SnapshotId]:
@@ -398,6 +415,7 @@ def remove(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: De
             directories.add(named[1])
     for directory in directories:
         _remove_directory(store, keys, directory, deadline)
+        _take_back(store, keys, snapshot, directory, deadline)
     store.delete(keys.quarantined(snapshot), deadline=deadline)
 
 
@@ -417,8 +435,7 @@ def sweep(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline
         if snapshot in committed and _names(store, keys, snapshot, directory, deadline, unknown=True):
             continue
         _remove_directory(store, keys, directory, deadline)
-        if _names(store, keys, snapshot, directory, deadline, unknown=False):
-            store.delete(keys.commit(snapshot), deadline=deadline)  # see `commit`: somebody came too late
+        _take_back(store, keys, snapshot, directory, deadline)
         count += 1
     return count
 
@@ -464,6 +481,12 @@ def _remove_directory(store: ObjectStore, keys: RunKeys, directory: str, deadlin
         store.delete(key, deadline=deadline)
 
 
+def _take_back(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, directory: str, deadline: Deadline) -> None:
+    """Delete a manifest that has come to name a directory while it was being deleted. See `commit`."""
+    if _names(store, keys, snapshot, directory, deadline, unknown=False):
+        store.delete(keys.commit(snapshot), deadline=deadline)
+
+
 def _names(
     store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, directory: str, deadline: Deadline, *, unknown: bool
 ) -> bool:
@@ -485,13 +508,18 @@ def _is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadlin
 
 def _all_there(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> bool:
     try:
-        return all(
-            store.stat(keys.payload(manifest.directory, shard.name), deadline=deadline).size == shard.size
-            for part in manifest.parts
-            for shard in part.shards
-        )
+        return _has_sizes(store, keys, manifest, deadline)
     except NotFound:
         return False
+
+
+def _has_sizes(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> bool:
+    """Whether every shard is as long as it should be. Raises NotFound where one is gone."""
+    return all(
+        store.stat(keys.payload(manifest.directory, shard.name), deadline=deadline).size == shard.size
+        for part in manifest.parts
+        for shard in part.shards
+    )
 
 
 def _entry(name: str, receipt: Receipt) -> ShardEntry:

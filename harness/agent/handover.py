@@ -12,10 +12,12 @@ segment, and only while it could look: after an outage of the store, the older o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cloud.errors import NotFound
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.core.manifest import MAX_RECORD_BYTES, Claim, parse_claim, parse_done
@@ -24,7 +26,7 @@ from harness.errors import SnapshotCorrupt
 
 LOOK_S = 15.0
 AWAIT_S = 2.0
-LONGEST_GAP_S = 15.0  # between two looks that count as one listening: one heartbeat of the journal
+LONGEST_GAP_S = 15.0  # of a pause between two looks no more counts as silence: one heartbeat of the journal
 
 
 def newer_claim(store: ObjectStore, keys: RunKeys, generation: int, agent: str, deadline: Deadline) -> Claim | None:
@@ -47,7 +49,7 @@ def newer_claim(store: ObjectStore, keys: RunKeys, generation: int, agent: str, 
 class _Elder:
     """One older generation. `heard_at` is monotonic."""
 
-    claim: Claim | None  # None: unreadable
+    claim: Claim | None  # None: unreadable, or deleted
     heard_at: float
     last_segment: str = ""
 
@@ -77,11 +79,12 @@ class Elders:
             silence_s: how long a journal must be without a new segment.
             clock: monotonic seconds.
         """
-        self._keys, self.generation, self._run_id = keys, generation, run_id
+        self._keys, self.generation, self.run_id = keys, generation, run_id
         self._agent, self._place = agent, place
         self._silence_s, self._clock = silence_s, clock
         self._known: dict[int, _Elder] = {}
         self._looked_at: float | None = None
+        self._missed = True
         self.finished_step: int | None = None
         """The step at which an older generation has *finished* the run meanwhile; `None` while none has."""
 
@@ -92,12 +95,13 @@ class Elders:
             CloudError: the store could not be asked; nothing counts as silence.
         """
         now = self._clock()
+        missed, self._missed = self._missed, True
         claims, dones = self._list(store, deadline)
         committed = [found.generation for info in store.list(self._keys.commits, deadline=deadline)
                      if (found := self._keys.parse_commit(info.key)) is not None]  # fmt: skip
         # Whoever committed had fixed its resume point, and so had waited for everybody before it.
         floor = max(committed, default=0)
-        for number in claims:
+        for number in {floor, *claims} - {0}:  # a lifecycle rule of the bucket may have deleted the claim
             if floor <= number < self.generation and number not in self._known:
                 self._known[number] = _Elder(self._claim(store, number, deadline), now)
         self._note_finished(store, [number for number in dones if number in self._known], deadline)
@@ -107,12 +111,21 @@ class Elders:
             for number, elder in self._known.items()
             if number not in dones and not self._is_dead(elder) and not (elder.claim and elder.claim.agent in ended)
         ]
-        if self._looked_at is None or now - self._looked_at > LONGEST_GAP_S:
-            for elder in self._known.values():
-                elder.heard_at = now
+        self._discount(now, missed=missed)
         silent = [number for number in awaited if self._is_silent(store, number, now, deadline)]
-        self._looked_at = now
+        self._looked_at, self._missed = now, False
         return [number for number in awaited if number not in silent]
+
+    def _discount(self, now: float, *, missed: bool) -> None:
+        """What of the time since the last look is no silence: none of it where looks failed, a heartbeat elsewhere.
+
+        A look that succeeds always counts a little: of a store that is slow each look may take longer than a heartbeat.
+        """
+        gap_s = math.inf if self._looked_at is None else now - self._looked_at
+        if gap_s > LONGEST_GAP_S:
+            unheard_s = math.inf if missed else gap_s - LONGEST_GAP_S
+            for elder in self._known.values():
+                elder.heard_at = min(now, elder.heard_at + unheard_s)
 
     def claim_of(self, generation: int) -> Claim | None:
         """The claim of a generation that `look` has named; `None` where it cannot be read."""
@@ -130,7 +143,7 @@ class Elders:
     def _claim(self, store: ObjectStore, number: int, deadline: Deadline) -> Claim | None:
         try:
             return _read_claim(store, self._keys, number, deadline)
-        except SnapshotCorrupt:
+        except (SnapshotCorrupt, NotFound):
             return None  # its journal tells whether it lives
 
     def _agent_of(self, number: int) -> str:
@@ -144,7 +157,7 @@ class Elders:
             return False
         ours = claim.agent == self._agent != ""
         same_place = claim.place == self._place != ""
-        return ours or same_place or claim.run_id != self._run_id
+        return ours or same_place or claim.run_id != self.run_id
 
     def _note_finished(self, store: ObjectStore, ended: list[int], deadline: Deadline) -> None:
         for number in ended:
@@ -154,7 +167,7 @@ class Elders:
             except SnapshotCorrupt:
                 continue
             claim = self._known[number].claim
-            if done.outcome == "finished" and claim is not None and claim.run_id == self._run_id:
+            if done.outcome == "finished" and claim is not None and claim.run_id == self.run_id:
                 self.finished_step = done.step
 
     def _is_silent(self, store: ObjectStore, number: int, now: float, deadline: Deadline) -> bool:

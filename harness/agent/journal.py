@@ -22,7 +22,7 @@ from harness.core import events
 from harness.core.snapshot import RunKeys
 
 SEGMENT_S = 15.0
-_PUT_S = 10.0
+_PUT_S, _LIST_S = 10.0, 60.0
 _QUIET = (events.Heartbeat, events.ShardStored, events.PartStored, events.Due, events.Verified, events.SlotsReady)
 
 Listener = Callable[[events.Line], None]
@@ -58,6 +58,9 @@ class Journal:
             heartbeat,
         )
         self.generation = 0
+        """Of the lines; may be a guess while the store is down."""
+        self.claimed = 0
+        """The newest one that stands in the store. Segments are put below it: a guess may be another agent's."""
         self._lock = threading.Lock()
         self._pending: list[events.Line] = []
         self._segment = 0
@@ -108,21 +111,27 @@ class Journal:
             self._put(store)
         self._put(store)
 
+    def _after_last(self, store: ObjectStore, taken: str) -> int:
+        """The number after the newest of the segments that `taken` is one of: after days there are thousands."""
+        prefix = taken.rpartition("/")[0] + "/"
+        listed = store.list(prefix, after=taken, deadline=Deadline.after(_LIST_S))
+        return max((self._keys.parse_segment(info.key) or 0 for info in listed), default=0) + 1
+
     def _put(self, store: ObjectStore) -> None:
         with self._lock:
             lines = list(self._pending)
-        if not lines or self.generation == 0:
+        if not lines or self.claimed == 0:
             return
         data = b"".join(events.encode_line(line) for line in lines)
         try:
             while True:
-                key = self._keys.journal(self.generation, self._host, self._segment)
+                key = self._keys.journal(self.claimed, self._host, self._segment)
                 self._segment += 1
                 try:
                     store.put_if_absent(key, data, deadline=Deadline.after(_PUT_S))
                     break
-                except AlreadyExists:
-                    continue  # an earlier agent of this generation on this host
+                except AlreadyExists:  # an earlier agent of this generation on this host
+                    self._segment = max(self._segment, self._after_last(store, key))
         except CloudError:
             return  # the lines stay pending; the tiers report a store that is down
         with self._lock:

@@ -51,10 +51,11 @@ from harness.core.policy import (
     Cadence,
     Choice,
     GiveUp,
+    Plan,
     after_crash,
 )
 from harness.core.snapshot import RunKeys
-from harness.errors import ConfigError, ExitCode, HarnessError
+from harness.errors import ConfigError, DeadlineExceeded, ExitCode, HarnessError, Superseded
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
 from harness.ipc.slots import NO_SLOT, Ask, ControlPage, Request, Slot, Word
@@ -706,7 +707,9 @@ class Agent:
         if self._signals_seen > 1:
             _say("second signal: leaving now")
             self._stop_child()
-            self._end_interrupted(ExitCode.CTRL_C if signum == signal.SIGINT else ExitCode.INTERRUPTED)
+            superseded = self._drain is not None and self._drain.exit_code is ExitCode.SUPERSEDED
+            asked = ExitCode.CTRL_C if signum == signal.SIGINT else ExitCode.INTERRUPTED
+            self._end_interrupted(ExitCode.SUPERSEDED if superseded else asked)
         elif signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
@@ -751,8 +754,7 @@ class Agent:
                 self._push_deadline(deadline)
             return
         step, saves = self._trainer_step(), self._saves
-        trains = self.trainer is not None and self._life.finished_step is None
-        plan = self._speeds.plan(deadline, trainer_alive=trains, layout_bytes=self._wants.layout_bytes)
+        plan = self._plan(deadline)
         self._drain = Drain(deadline, code, plan)
         self.state = State.DRAINING
         self._restart_at = None
@@ -768,12 +770,21 @@ class Agent:
         else:
             saves.press()
 
+    def _plan(self, deadline: Deadline) -> Plan:
+        trains = self.trainer is not None and self._life.finished_step is None
+        return self._speeds.plan(deadline, trainer_alive=trains, layout_bytes=self._wants.layout_bytes)
+
     def _on_superseded(self, claim: Claim) -> None:
         """A newer generation waits for this one's last snapshot: leave as on a notice, and never come back."""
         if self.state is State.DONE or claim.generation <= self._origin.generation.number:
             return
         self._journal.emit(events.SupersededBy(generation=claim.generation, host=claim.host))
-        self._begin_drain(Deadline.after(self.settings.handover_s), ExitCode.SUPERSEDED)
+        if self.trainer is not None:  # who started it may have nothing but its own exit code
+            with contextlib.suppress(ChannelClosed):
+                self.trainer.channel.send("superseded")
+        # Nobody's instance ends: the newcomer waits for as long as our journal is heard. Only a hang must not last.
+        needs_s = self._plan(Deadline.never()).needs_s
+        self._begin_drain(Deadline.after(max(self.settings.handover_s, 2 * needs_s)), ExitCode.SUPERSEDED)
 
     def _push_deadline(self, deadline: Deadline) -> None:
         if not math.isinf(deadline.at):
@@ -884,6 +895,8 @@ class Agent:
             life.over = life.connected or time.monotonic() - life.began_at > _ALONE_S
         out_of_time = drain is not None and (drain.deadline.expired or self._origin.awaiting)
         if out_of_time and not life.over:
+            if self._dismiss_waiting():
+                return
             self._stop_child()
             if self.child is None and self.command is None:
                 self._drop_trainer()
@@ -910,6 +923,22 @@ class Agent:
         else:
             self._end("failed", life.exit_code if life.exit_code is not None else 1)
 
+    def _dismiss_waiting(self) -> bool:
+        """A trainer that is no child of ours waits for a resume point that will not come: tell it, and let it end.
+
+        Otherwise it would take us for dead, start another agent, and ask for the run again.
+        """
+        drain, origin = self._drain, self._origin
+        waits = self.command is None and self.trainer is not None and origin.awaiting
+        if drain is None or not waits or drain.deadline.expired:
+            return False
+        if origin.error is None:
+            superseded = drain.exit_code is ExitCode.SUPERSEDED
+            why = "a newer start has asked for the run" if superseded else "this host is to be left"
+            kind = Superseded if superseded else DeadlineExceeded
+            origin.leave(kind(f"{why}, before the start before this one had handed over: nothing was trained here"))
+        return True
+
     def _end_interrupted(self, code: ExitCode) -> None:
         """75 is said only after the remote commit was read back (I13); 74 if the newest snapshot is not durable."""
         if code is ExitCode.CTRL_C:
@@ -922,7 +951,8 @@ class Agent:
 
     def _nothing_here_is_newer(self) -> bool:
         """Whether this machine holds nothing that the store does not."""
-        return self._saves.everything_durable or (self._origin.awaiting and self._saves.sealed_step is None)
+        saves, origin = self._saves, self._origin
+        return saves.everything_durable or (origin.awaiting and saves.sealed_step is None and not origin.only_here)
 
     def _end(self, outcome: str, code: int) -> None:
         """Decide the outcome, whatever it is. It is recorded in the store once nobody can commit any more."""

@@ -28,7 +28,7 @@ from harness.agent.tier import Generation
 from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim
-from harness.core.snapshot import RunKeys
+from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
 
@@ -88,12 +88,15 @@ class Origin:
         self._agent = secrets.token_hex(8)
         self._lives: list[Generation] = []
         self._finished_step: int | None = None
-        self._fixed = False
+        self._fixed = self._inherits = False
         self._prefetched: ResumePoint | None = None
+        self._tried: tuple[SnapshotId, ...] = ()
         self.place = ""
         """Names the lock that this agent holds; set once it does."""
         self.awaiting = False
         """Whether an older generation is being waited for: nothing of ours exists yet."""
+        self.only_here = False
+        """While one is: whether this machine holds a snapshot that is newer than any in the store."""
         self.generation = Generation(0, "", secrets.token_hex(8))
         self.finding = Finding.PENDING
         self.point: ResumePoint | None = None
@@ -110,8 +113,13 @@ class Origin:
         """
         known = self._first_survey()
         fresh = self._settings.fresh
-        before = "" if fresh or known is None else known.run_id
-        run_id = before if known is None and not fresh else before or secrets.token_hex(16)
+        if fresh:
+            run_id = secrets.token_hex(16)
+        elif known is None:
+            run_id = self._saves.run_id  # of slots that another agent left us; else the store has yet to tell
+            self._inherits = bool(run_id)
+        else:
+            run_id = known.run_id or secrets.token_hex(16)
         self._start(known, run_id, fresh=fresh)
         self._thread("harness-newer", self._look_for_newer)
 
@@ -154,6 +162,12 @@ class Origin:
         for life in self._lives:
             if life.claimed.is_set():
                 commit.end(store, self._keys, life.number, life.nonce, outcome, step, deadline)
+
+    def leave(self, err: HarnessError) -> None:
+        """There will be no resume point: whoever waits for it is told why."""
+        self._search_number += 1
+        self.finding, self.error = Finding.FAILED, err
+        self._on_change()
 
     def close(self) -> None:
         """No thread of ours begins anything any more."""
@@ -203,7 +217,7 @@ class Origin:
 
     def _start(self, known: commit.Survey | None, run_id: str, *, fresh: bool) -> None:
         """A new generation: claimed now if the store answers, later if it does not; and the search for its origin."""
-        number = self.generation.number + 1
+        number = 1 + max([self.generation.number, *(made.number for _, made in self._saves.handed_over())])
         if known is not None:
             number = max(known.next_generation, number)
         generation = self.generation = Generation(number, run_id, secrets.token_hex(8))
@@ -238,8 +252,11 @@ class Origin:
             agent=self._agent,
             place=self.place,
         )
-        standing = commit.claim(self._saves.remote.store, self._keys, wanted, deadline)
-        generation.number = standing.generation
+        # nothing of ours exists yet that could be another run's
+        begins = not fresh and not self._fixed and not self._inherits
+        standing = commit.claim(self._saves.remote.store, self._keys, wanted, deadline, join=begins)
+        generation.number, generation.run_id = standing.generation, standing.run_id
+        self._journal.claimed = max(self._journal.claimed, generation.number)
         if generation is self.generation:
             self._journal.generation = generation.number
         self._journal.emit(events.Claimed(generation=generation.number, run_id=generation.run_id))
@@ -250,10 +267,14 @@ class Origin:
 
         def attempt() -> None:
             while not self._closed.is_set() and not generation.claimed.is_set():
-                with contextlib.suppress(CloudError):
-                    self._claim(generation, Deadline.after(CALL_S), fresh=fresh)
-                    return
+                try:
+                    return self._claim(generation, Deadline.after(CALL_S), fresh=fresh)
+                except CloudError as err:
+                    if not err.retryable and self.awaiting:  # nothing of ours trains yet, and this would wait for ever
+                        cannot = ConfigError(f"the store {self._settings.store} cannot be written: {err}")
+                        return self._post(partial(self._refuse, cannot))
                 self._closed.wait(_ASK_AGAIN_S)
+            return None
 
         self._thread("harness-claim", attempt)
 
@@ -261,6 +282,7 @@ class Origin:
 
     def _look_for_newer(self) -> None:
         """Whether another agent has claimed the run after us: then it waits for us."""
+        told = 0
         while not self._closed.wait(handover.LOOK_S):
             generation, store = self.generation, self._saves.remote.store
             if not generation.claimed.is_set():
@@ -268,9 +290,9 @@ class Origin:
             with contextlib.suppress(CloudError, SnapshotCorrupt):  # asked again; the tiers report a store that is down
                 deadline = Deadline.after(CALL_S)
                 newer = handover.newer_claim(store, self._keys, generation.number, self._agent, deadline)
-                if newer is not None:
-                    return self._post(partial(self._superseded, newer))
-        return None
+                if newer is not None and newer.generation > told:
+                    told = newer.generation  # and go on: it comes to nothing if ours has a higher number by then
+                    self._post(partial(self._superseded, newer))
 
     def _await_elders(self, elders: handover.Elders, generation: Generation) -> None:
         """Wait until no older generation can commit any more, and prefetch meanwhile. Resume thread.
@@ -301,7 +323,9 @@ class Origin:
 
     def _look(self, elders: handover.Elders, generation: Generation) -> list[int]:
         """Who is awaited."""
-        elders.generation = generation.number  # it may have risen since, while the claim was waiting
+        if not generation.claimed.is_set():
+            return [_NOBODY_KNOWS]  # its number may be another's, who is older then
+        elders.generation, elders.run_id = generation.number, generation.run_id  # as they stand in the store now
         try:
             return elders.look(self._saves.remote.store, Deadline.after(CALL_S))
         except CloudError as err:
@@ -310,6 +334,16 @@ class Origin:
             self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
             return [_NOBODY_KNOWS]
 
+    def _is_newer_here(self, survey: commit.Survey, memory: Sequence[MemoryCopy], generation: Generation) -> bool:
+        """Whether memory or the local tier hold a snapshot of this run that is newer than any in the store."""
+        here, local = [copy.id for copy in memory], self._saves.local
+        if local is not None:
+            with contextlib.suppress(CloudError, SnapshotCorrupt, ValueError):
+                newest = max(commit.survey(local.store, self._keys, Deadline.after(CALL_S)).commits)
+                manifest = commit.read_manifest(local.store, self._keys, newest, Deadline.after(CALL_S))
+                here += [newest] if manifest.run_id == generation.run_id else []
+        return any(copy > max(survey.commits, default=SnapshotId(1, 0)) for copy in here)
+
     def _prefetch(self, generation: Generation) -> None:
         """Fetch the newest snapshot there is now: most likely the older generation's last, or its last but one."""
         if self._prefetched is not None:
@@ -317,6 +351,9 @@ class Origin:
         store = self._saves.remote.store
         with contextlib.suppress(CloudError, SnapshotCorrupt, NoSpace):  # it is all done again, in earnest
             known = commit.survey(store, self._keys, Deadline.after(CALL_S))
+            if known.commits == self._tried:
+                return
+            self._tried = known.commits
             finder = Finder(self._keys, generation.run_id, self._host, self._journal.emit)
             copies = stored_copies(store, "remote", known.commits)
             self._prefetched = finder.find(copies, lambda copy, record: None)
@@ -348,7 +385,10 @@ class Origin:
                     self._identify_late(generation, survey)
                 if survey is not None and not over:
                     elders = elders or self._elders(generation)
+                    self.only_here = self._is_newer_here(survey, memory, generation)
                     self._await_elders(elders, generation)
+                    if self._closed.is_set():
+                        return None
                     survey, over = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S)), True
                 point = self._search(survey, memory, generation, number)
             except CloudError as err:
@@ -470,7 +510,7 @@ class Origin:
 
     def _failed(self, number: int, err: HarnessError) -> None:
         if number == self._search_number:
-            self.finding, self.error = Finding.FAILED, err
+            self.finding, self.error, self.awaiting = Finding.FAILED, err, False
             self._say(str(err))
             self._on_change()
 

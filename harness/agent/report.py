@@ -5,13 +5,14 @@ Owns the rows that the command line prints; starts nothing, and changes nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cloud.errors import CloudError
+from cloud.errors import CloudError, Denied
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
@@ -85,10 +86,19 @@ def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = Non
 
 
 def runs(settings: Settings) -> list[str]:
-    """Names of the runs in the store."""
-    store = open_existing_store(settings.store, settings)
-    names = {info.key.split("/", 1)[0] for info in store.list("", deadline=Deadline.after(_CALL_S))}
-    return sorted(names)
+    """Names of the runs in the store. What else lies there, however much, is passed by."""
+    store, deadline = open_existing_store(settings.store, settings), Deadline.after(_CALL_S)
+    names: list[str] = []
+    after = ""
+    while True:
+        found = (info.key.split("/", 1) for info in store.list("", after=after, deadline=deadline))
+        name = next((first for first, *below in found if below), None)
+        if name is None:
+            return sorted(names)
+        keys = RunKeys(name)
+        if any(next(iter(store.list(prefix, deadline=deadline)), None) for prefix in (keys.generations, keys.commits)):
+            names.append(name)
+        after = f"{name}/~"  # behind every key below it
 
 
 def snapshots(settings: Settings) -> list[dict[str, Any]]:
@@ -143,11 +153,19 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
                 found = True
                 yield f"deleted {known} from {tier}"
         if snapshot == "ALL":
+            begun: Sequence[str] = ()
+            with contextlib.suppress(Denied):  # who may not ask has a lifecycle rule for them
+                begun = store.unfinished(f"{settings.run}/", deadline=Deadline.after(_CALL_S))
+            for key in begun:
+                store.abandon(key, deadline=Deadline.after(_CALL_S))
             leftover = [info.key for info in store.list(f"{settings.run}/", deadline=Deadline.after(_CALL_S))]
             for key in leftover:
                 store.delete(key, deadline=Deadline.after(_CALL_S))
-            found |= bool(leftover)
-            yield f"deleted {len(leftover)} records of {settings.run} from {tier}"
+            if begun:
+                yield f"gave up {len(begun)} unfinished upload{'s' * (len(begun) > 1)} of {settings.run} to {tier}"
+            if leftover:
+                yield f"deleted {len(leftover)} records of {settings.run} from {tier}"
+            found |= bool(begun or leftover)
     if not found:
         raise ConfigError(f"{snapshot}: no such snapshot of run {settings.run!r}; see harness ls --run {settings.run}")
 

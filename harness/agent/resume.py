@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 from cloud.digest import combine, crc64nvme, format_crc
 from cloud.errors import CloudError, NotFound, Truncated
 from cloud.notice import Deadline
+from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.agent.memory import available_bytes, check_room
 from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest, Part, ShardEntry
+from harness.core.policy import patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
@@ -204,7 +206,7 @@ class Finder:
         return ResumePoint(copy.id, copy.tier, None, slot, record, verified=True)
 
     def _fill(self, slot: Slot, store: ObjectStore, manifest: Manifest, record: SlotRecord) -> None:
-        deadline = Deadline.after(FETCH_S)
+        deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
         slot.begin()
         for span, shard in zip(record.shards, manifest.parts[0].shards, strict=True):
             key = self._keys.payload(manifest.directory, shard.name)
@@ -242,11 +244,13 @@ def _fetch_shard(store: ObjectStore, key: str, shard: ShardEntry, target: memory
     if store.local_path(key) is not None or len(numbers) == 1:
         fetched = [fetch(number) for number in numbers]
     else:
-        pool = ThreadPoolExecutor(min(REQUESTS, len(numbers)), thread_name_prefix="harness-fetch")
+        pool = Pool(min(REQUESTS, len(numbers)), "harness-fetch")
+        futures = [pool.submit(fetch, number) for number in numbers]
         try:
-            fetched = list(pool.map(fetch, numbers))
+            fetched = [future.result() for future in futures]
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown()
+            wait(futures)  # nobody writes into the target any more
     total = 0
     for crc, size in fetched:
         total = combine(total, crc, size)

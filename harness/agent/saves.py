@@ -74,7 +74,7 @@ class Saves:
         self.sealed_step: int | None = None
         self.sealed_at: float | None = None
         self.durable_at: float | None = None
-        self._pressing = False
+        self._pressing = self._draining = self._store_fails = False
         self._upload_started_at: float | None = None
         self._last_sequence = 0
         self._newest_local: LocalSnapshot | None = None
@@ -149,6 +149,7 @@ class Saves:
 
     def drain(self, deadline: Deadline) -> None:
         """Nothing is worth doing after `deadline` any more."""
+        self._draining = True
         for tier in self.tiers:
             tier.drain(deadline)
 
@@ -177,7 +178,7 @@ class Saves:
         job = SealedSlot(index, slot, record, generation, self.sealed_at)
         if self.local is not None:
             self._give(self.local, job)
-        if self.local is None or self.pressing:
+        if self.local is None or (self.pressing and (self._draining or not self._store_fails)):
             self._give(self.remote, job)
 
     def take_left_over(self, generation: Generation) -> bool:
@@ -232,6 +233,12 @@ class Saves:
         """Sealed slots that another agent of this host can go on from."""
         return [(index, self._made_by[index]) for index in self.pool.sealed() if index in self._made_by]
 
+    @property
+    def run_id(self) -> str:
+        """Identity of the run that the newest of those slots is of; empty where there is none."""
+        newest = max(self.handed_over(), key=lambda made: self.pool[made[0]].sequence, default=None)
+        return "" if newest is None else newest[1].run_id
+
     def memory_copies(self, run_id: str) -> list[MemoryCopy]:
         """Sealed slots as candidates to resume from. `run_id` is the run's identity, empty while it is not known."""
         copies = []
@@ -278,6 +285,7 @@ class Saves:
             while len(self._manifests) > _MANIFESTS:
                 self._manifests.pop(next(iter(self._manifests)))
         if tier is self.remote:
+            self._store_fails = False
             self.durable_at = time.monotonic()
             self._set(durable=manifest.step, local=manifest.step if self.local is None else None)
         else:
@@ -297,11 +305,21 @@ class Saves:
             self.remote.submit(LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at))
 
     def _on_failed(self, tier: Tier, job: Job) -> None:
-        """The local disk cannot take it: the store gets it straight from the slot."""
-        if tier is self.local and isinstance(job, SealedSlot):
+        """What one tier cannot take, the other helps with: a slot that waits for a disk or a store is not free."""
+        self._store_fails = self._store_fails or tier is self.remote
+        if not isinstance(job, SealedSlot):
+            return
+        if tier is self.local:
             known = self.steps.durable == job.step or any(waiting.step >= job.step for waiting in self.remote.jobs)
             if job.index in self.pool and not known:
                 self._give(self.remote, job)
+            return
+        # A store may be down for hours: what waits for it is the file, since the next snapshot needs the slot.
+        file = self._newest_local
+        if file is None or self._draining or self.remote.jobs != [job]:
+            return
+        if file.step == job.step and file.generation is job.generation:
+            self.remote.submit(file)
 
     def _on_released(self, tier: Tier, job: Job) -> None:
         if isinstance(job, SealedSlot):

@@ -22,13 +22,13 @@ from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.core import events
 from harness.core.manifest import Manifest
-from harness.core.policy import gives_way, retain
+from harness.core.policy import gives_way, patience_s, retain
 from harness.core.rate import Rate
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.ipc.slots import Slot, SlotRecord
 
-CALL_S = 600.0  # one attempt at a snapshot while nothing presses
+CALL_S = 600.0  # one attempt at a snapshot while nothing presses, beside what its bytes take
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 SPARE_BYTES = 64 * 1024 * 1024  # records, journal segments, the file system's own needs
 SAMPLE_S = 2.0  # a speed is measured over so long: parts are acknowledged in bursts
@@ -239,9 +239,7 @@ class Tier:
         """
         with self._condition:
             dropped, self._pending = self._pending, job
-            if (current := self._current) is not None and current.step < job.step:
-                has_s, left = self._deadline.remaining_s, self._left(current)
-                self._gives_up = self._gives_up or gives_way(has_s, left, job.bytes, self._rate.per_s)
+            self._give_way()
             self._condition.notify_all()
         if dropped is not None:
             self._tell.released(self, dropped)
@@ -250,6 +248,7 @@ class Tier:
         """From now on nothing is worth doing after `deadline`, and nothing idle is done."""
         with self._condition:
             self._deadline = deadline
+            self._give_way()
             self._condition.notify_all()
 
     def press(self, pressing: bool) -> None:
@@ -328,11 +327,10 @@ class Tier:
         while not self._closing:
             with self._condition:
                 deadline = self._deadline
-                self._meter = _Meter()
             if deadline.expired:
                 return
             try:
-                self._save_once(job, deadline.sooner(CALL_S))
+                self._save_once(job, deadline.sooner(patience_s(job.bytes, CALL_S, self._limit_bytes_s)))
                 return
             except _GivenUp:
                 self._emit(events.GivenUp(tier=self.name, step=job.step))
@@ -373,6 +371,8 @@ class Tier:
         self._tell.published(self, job, manifest)
 
     def _publish(self, job: Job, deadline: Deadline) -> Manifest:
+        with self._condition:
+            self._meter = _Meter()  # waiting for the claim, or for room, was not the network's fault
         manifest = commit.publish(
             self.store,
             self.keys,
@@ -414,7 +414,8 @@ class Tier:
     def _upkeep(self) -> None:
         if self._busy():
             return
-        deadline = Deadline.after(CALL_S)
+        size = self._unverified.payload_bytes if self._unverified is not None else 0
+        deadline = Deadline.after(patience_s(size, CALL_S))
         try:
             if self._unverified is not None and not self._verify(self._unverified, deadline):
                 return  # interrupted by a newer snapshot, which will be verified instead
@@ -422,7 +423,7 @@ class Tier:
             if not self._swept:
                 commit.sweep(self.store, self.keys, self._sweepable(), deadline)
                 self._swept = True
-            if (newest := max(self._verified, default=None)) is not None:
+            if (newest := max(tuple(self._verified), default=None)) is not None:  # `trust` adds from another thread
                 self.store.reserve(commit.read_manifest(self.store, self.keys, newest, deadline).payload_bytes)
         except (CloudError, SnapshotCorrupt) as err:
             self._emit(events.UpkeepFailed(tier=self.name, reason=str(err)))
@@ -458,7 +459,7 @@ class Tier:
 
     def _sweepable(self) -> int:
         """The newest generation whose garbage is ours to delete: our own."""
-        return max((snapshot.generation for snapshot in self._verified), default=0)
+        return max((snapshot.generation for snapshot in tuple(self._verified)), default=0)
 
     def _busy(self) -> bool:
         """Whether something better than upkeep waits."""
@@ -472,6 +473,13 @@ class Tier:
             self._wait_for_pace()
             if self._gives_up:
                 raise _GivenUp
+
+    def _give_way(self) -> None:
+        """Whether the job in flight is given up for the one that waits, now that either or the deadline is new."""
+        current, waiting = self._current, self._pending
+        if current is not None and waiting is not None and current.step < waiting.step:
+            has_s, left = self._deadline.remaining_s, self._left(current)
+            self._gives_up = self._gives_up or gives_way(has_s, left, waiting.bytes, self._rate.per_s)
 
     def _wait_for_pace(self) -> None:
         if self._limit_bytes_s is None:

@@ -102,7 +102,19 @@ def count(number: int | None) -> str:
 
 
 ASSUMED_STORE_BYTES_S = 50e6  # before anything was measured: a slow EBS volume or a busy bucket
+SLOWEST_BYTES_S = 1e6  # what is slower than this is taken for a hang
 MARGIN_S = 2.0  # kept free at the end of the window: the commit's own round trips and the exit
+
+
+def patience_s(size: int, base_s: float, limit_bytes_s: float | None = None) -> float:
+    """How long one attempt at moving `size` bytes may take: an attempt that is cut off has to begin again.
+
+    Args:
+        size: bytes.
+        base_s: for everything but the bytes.
+        limit_bytes_s: how fast they may go; `None` for as fast as it goes.
+    """
+    return base_s + size / min(SLOWEST_BYTES_S, limit_bytes_s or SLOWEST_BYTES_S)
 
 
 def plan_drain(

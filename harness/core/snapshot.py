@@ -12,6 +12,7 @@ MAX_GENERATION = 10**8 - 1
 MAX_STEP = 10**12 - 1
 _ID = re.compile(r"([0-9]{8})-([0-9]{12})")
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,99}")
+_SEGMENT = re.compile(r"/([0-9]{6,})\.jsonl\Z")
 _NONCE = re.compile(r"[0-9a-f]{8,32}")
 
 
@@ -129,6 +130,11 @@ class RunKeys:
     def journal_of(self, generation: int) -> str:
         """Prefix of one generation's segments, whatever host wrote them."""
         return f"{self.events}{generation:08d}-"
+
+    def parse_segment(self, key: str) -> int | None:
+        """The number of a segment of the journal, or `None` for a foreign object."""
+        match = _SEGMENT.search(key) if key.startswith(self.events) else None
+        return None if match is None else int(match[1])
 
     def parse_commit(self, key: str) -> SnapshotId | None:
         """The snapshot that a key under `commits` names, or `None` for a foreign object."""

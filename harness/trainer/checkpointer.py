@@ -566,7 +566,8 @@ class Checkpointer:
         self.interrupted = True
         if self._on_interrupt == "return":
             return
-        raise SystemExit(int(ExitCode.CTRL_C if self._ctrl_c else ExitCode.INTERRUPTED))
+        asked = ExitCode.SUPERSEDED if self._link.superseded else ExitCode.INTERRUPTED
+        raise SystemExit(int(ExitCode.CTRL_C if self._ctrl_c else asked))
 
     def _finish(self, kind: str) -> None:
         """The end of the last loop: a final snapshot, made durable before anything else happens."""

@@ -26,6 +26,7 @@ from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
 from harness.ipc.slots import ControlPage, Request, Slot, SlotRecord, Word
 
 WAIT_NOTE_S = 3.0
+_START_S = 45.0  # until an agent listens: a host under load takes its time to import Python modules
 _MAX_REPLACEMENTS = 5  # in one life; an agent that dies again and again is a bug, and is reported
 
 
@@ -81,6 +82,7 @@ class Link:
         self._poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.detached = False
         self.gone = False
+        self.superseded = False
         channel = self._connect(settings)
         welcome = self._greet(channel, life=None, fds=())
         self.page = ControlPage(welcome.fds[0])
@@ -205,6 +207,8 @@ class Link:
             if message.type == "resume-head":
                 record = SlotRecord.decode(message["record"].encode())
                 self._head = Head(message["snapshot"], message["tier"], record)
+            elif message.type == "superseded":
+                self.superseded = True
             elif message.type == "resume-none":
                 self._nothing = True
             elif message.type == "resume-ready":
@@ -235,8 +239,8 @@ class Link:
             self._channel.close()
             channel = self._hand_on() if self._begun else self._start_over()
         except (HarnessError, ConnectionError, OSError) as err:
-            if isinstance(err, AgentGone) and self._replacements <= _MAX_REPLACEMENTS:
-                return self._replace()  # that one died as well, before it answered
+            if isinstance(err, AgentGone | ConnectionError) and self._replacements <= _MAX_REPLACEMENTS:
+                return self._replace()  # that one died as well, before it answered or before it listened
             self.gone = True
             _say(f"the agent died and cannot be replaced: nothing is being saved any more. {err}")
             with self._condition:
@@ -273,7 +277,8 @@ class Link:
         return channel
 
     def _start_agent(self, environ: Mapping[str, str]) -> Channel:
-        return ipc.start_agent(self._place, [self._settings.to_json(), json.dumps(list(self._script))], environ)
+        arguments = [self._settings.to_json(), json.dumps(list(self._script))]
+        return ipc.start_agent(self._place, arguments, environ, wait_s=_START_S)
 
     # ---- connecting -------------------------------------------------------------------------------------------------
 
@@ -295,7 +300,7 @@ class Link:
             return channel
         try:
             return ipc.start_agent(
-                self._place, [settings.to_json(), json.dumps(list(self._script))], self._environ, wait_s=45.0
+                self._place, [settings.to_json(), json.dumps(list(self._script))], self._environ, wait_s=_START_S
             )
         except ConnectionError as err:
             raise ConfigError(str(err)) from err

@@ -29,7 +29,7 @@ ALL = ("trainer", "agent", "both")
 AGENT = ("agent",)  # no trainer lives at that moment
 
 HOLD = ("--hold-at", "12")  # two snapshots are sealed by then: at 5 and at 10, or one of them a little later
-FAST = ("--back-off-s", "0.05", "--every-s", "1000")
+FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--handover-s", "0.5", "--await-s", "0.1")
 CRASH = "Published:1:kill-trainer"
 
 
@@ -115,6 +115,8 @@ CASES = [
     Case("SourceBack", rig=("--notices", "nothing,down,nothing", "--blind-after-s", "0")),
     Case("SourceBlind", who=AGENT, rig=("--notices", "down", "--blind-after-s", "0")),
     Case("Draining", before="Published:1:terminate"),
+    Case("Drained", who=AGENT, before="Published:1:terminate"),
+    Case("NeverFits", rig=("--grace-s", "1")),
     # ---- ends
     Case("TrainerFinished", trainer=()),
     Case("TrainerLeft", who=AGENT, trainer=()),
@@ -127,7 +129,13 @@ CASES = [
 ]
 
 ELSEWHERE = {"AgentReplaced": "test_the_agent_that_replaced_a_dead_one_may_die_as_well"}
-CANNOT_HAPPEN: dict[str, str] = {}
+_TWO_HOSTS = "takes two hosts: tests/process/test_handover.py kills there"
+CANNOT_HAPPEN = {
+    "HandoverAwaited": _TWO_HOSTS,
+    "HandoverOver": _TWO_HOSTS,
+    "SupersededBy": _TWO_HOSTS,
+    "GivenUp": "takes an upload of seconds: tests/unit/agent/test_tier.py",
+}
 
 
 def test_every_event_has_a_case_or_a_stated_reason_why_it_cannot_happen_here() -> None:

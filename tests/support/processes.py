@@ -7,6 +7,7 @@ Every wait has a time-out and waits *for* something: a line, an exit, the last p
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -354,6 +355,7 @@ class World:
             shutil.rmtree(str(host._runtime_dir), ignore_errors=True)
 
 
+@functools.cache
 def unbroken_curve(steps: int) -> tuple[list[str], str]:
     """The tiny trainer's curve and end, had nothing ever happened."""
     state, lines = bytes(STATE_BYTES), []

@@ -120,7 +120,10 @@ class ProtocolStore:
 
     def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
         def effect() -> Receipt:
-            data = source.read_bytes() if isinstance(source, Path) else bytes(source)
+            try:
+                data = source.read_bytes() if isinstance(source, Path) else bytes(source)
+            except FileNotFoundError as err:
+                raise NotFound(f"the source {source} is gone") from err
             self._check_write(key, data)
             return self.inner.put(key, source, deadline=deadline, progress=progress)
 

@@ -41,7 +41,7 @@ class Settings:
         clock_offset_s: the server's clock, ahead of this machine's. Beyond 15 minutes requests are refused, as by AWS.
         abort_after_days: of the bucket's lifecycle rule; `None` is no lifecycle configuration at all.
         region: where the bucket is.
-        role_prefix: of a run's keys: what its role (docs/operations.md, "IAM actions") may not do is denied. "": no role.
+        role_prefix: of a run's keys: what its role (docs/operations.md, "IAM actions") may not do is denied.
     """
 
     ignore_conditions: bool = False

@@ -246,7 +246,7 @@ class Service:
 
     def _found(self, key: str) -> StoredObject:
         stored = self.bucket.objects.get(key)
-        if stored is None and self._is_denied("s3:ListBucket", key):
+        if stored is None and (self._is_denied("s3:ListBucket", key) or self.settings.role_prefix):
             raise S3Error(403, "AccessDenied", "who may not list is not told that a key is absent")
         if stored is None:
             raise _no_such_key(key)

@@ -142,7 +142,7 @@ class TinyTrainer:
             ask = Ask(Request.decode(self.link.page.words[Word.ASK]).value)
         self.link.send("leaving", repeat=True)
         self.wait_durable()
-        return 130 if self.interrupts else 75
+        return 130 if self.interrupts else 73 if self.link.superseded else 75
 
     def train(self, options: argparse.Namespace) -> int:
         """Train to `steps`; the exit code."""

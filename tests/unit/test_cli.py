@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -107,6 +108,13 @@ def test_a_script_that_is_not_there(harness: Run, tmp_path: Path) -> None:
     is_one_line_of_usage(harness("run", "--", "python", "nowhere.py"), "nowhere.py", "no such script", str(tmp_path))
 
 
+def test_doctor_takes_what_run_takes() -> None:
+    run, doctor = ({option.name for option in typer.main.get_command(cli.app).commands[name].params}  # type: ignore[attr-defined]
+                   for name in ("run", "doctor"))  # fmt: skip
+
+    assert run - doctor == {"fresh"}
+
+
 def test_nothing_to_run(harness: Run) -> None:
     is_one_line_of_usage(harness("run"), "nothing to run", "python train.py")
 
@@ -193,8 +201,29 @@ def test_a_store_that_refuses_is_an_error_and_no_traceback(harness: Run, monkeyp
     for command in ("status", "ls", "verify"):
         done = harness(command, "--run", "run")
 
-        assert done.code not in (0, 1)
+        assert done.code == 64
         assert done.err.strip().splitlines() == ["harness: error: permission denied: /mnt/store"]
+
+
+def test_who_may_not_list_all_runs_is_told_to_name_one(harness: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = FaultyStore(MemoryStore(), "list", fail_on=None, error=Denied("allow s3:ListBucket"))
+    monkeypatch.setattr(report, "open_existing_store", lambda location, settings: denied)
+
+    is_one_line_of_usage(harness("verify"), "name a run with --run", "allow s3:ListBucket")
+
+
+def test_who_waits_hears_a_word(harness: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = threading.Event()
+    say = cli._say
+    monkeypatch.setattr(cli, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(cli, "_say", lambda text: (say(text), said.set()))
+    found = report.status
+    monkeypatch.setattr(report, "status", lambda settings: found(settings) if said.wait(30) else {})
+
+    done = harness("status", "--run", "run")
+
+    assert done.err == "harness: still at work on the store …\n"
+    assert "durable step" in done.out
 
 
 @pytest.mark.slow
@@ -247,6 +276,21 @@ def test_ls_names_runs_and_snapshots(harness: Run, store: Path) -> None:
         ("00000001-000000000010", None),
         ("00000001-000000000020", None),
     ]
+
+
+def test_a_snapshot_is_one_line_in_a_pipe_and_in_eighty_columns(
+    harness: Run, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit.quarantine(open_store(str(store)), KEYS, SnapshotId(1, 10), "rotten " * 30, "here", FOREVER)
+    first, second = harness("ls", "--run", "run").out.splitlines()[1:]
+    assert first.split()[0] == "00000001-000000000010"
+    assert first.count("rotten") == 30
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich's word for a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    folded = harness("ls", "--run", "run").out.splitlines()[1:]
+    assert folded[-1].rstrip() == second.rstrip()
+    assert all(len(line) <= 80 for line in folded)
 
 
 def test_ls_of_nothing_says_so(harness: Run, store: Path) -> None:

@@ -159,6 +159,19 @@ def test_a_store_is_absolute(tmp_path: Path, store: str, found: str) -> None:
     assert settle(tmp_path, {"store": store}).store == expected
 
 
+@pytest.mark.parametrize("store", ["s3:/bucket/prefix", "s3://", "s3:///prefix", "host:/export"])
+def test_a_slip_of_the_pen_is_no_directory(tmp_path: Path, store: str) -> None:
+    with pytest.raises(ConfigError, match="a store is a directory or s3://bucket/prefix"):
+        settle(tmp_path, {"store": store})
+
+    assert settle(tmp_path, {"store": f"./{store}"}).store.startswith(str(tmp_path))
+
+
+def test_the_local_tier_is_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="s3://bucket/x"):
+        settle(tmp_path, {"store": "s3://bucket/prefix", "local": "s3://bucket/x"})
+
+
 def test_a_home_that_nobody_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="~nobody-has-this-name"):
         settle(tmp_path, {"store": "~nobody-has-this-name/x"})

@@ -3,11 +3,14 @@ tests/model/test_two_agents.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from cloud.errors import Unavailable
 from cloud.memory import MemoryStore
-from cloud.store import ObjectStore
+from cloud.notice import Deadline
+from cloud.store import ObjectInfo, ObjectStore
 from harness.agent import commit
 from harness.agent.handover import LONGEST_GAP_S, Elders, newer_claim
 from harness.core.manifest import FORMAT, Claim
@@ -228,3 +231,39 @@ def test_somebody_between_two_of_one_s_own_is_seen(store: MemoryStore) -> None:
     newer = newer_claim(store, KEYS, 1, "ours", FOREVER)
     assert newer is not None
     assert newer.generation == 2
+
+
+# ---- what a review found --------------------------------------------------------------------------------------------
+
+
+class Slow(MemoryStore):
+    """Each listing takes its time."""
+
+    def __init__(self, clock: FakeClock, seconds: float) -> None:
+        super().__init__()
+        self._clock, self._seconds = clock, seconds
+
+    def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
+        self._clock.advance(self._seconds)
+        return super().list(prefix, after=after, deadline=deadline)
+
+
+def test_a_slow_store_is_no_reason_to_wait_for_ever(clock: FakeClock) -> None:
+    """Looks further apart than a heartbeat began the silence anew, each of them."""
+    store = Slow(clock, 10.0)
+    claimed(store, 1)
+    watch = elders(clock, 2)
+
+    assert looks(watch, store, clock, 10.0) == [1]
+    assert looks(watch, store, clock, 20.0) == []
+
+
+def test_one_whose_claim_a_lifecycle_rule_has_deleted_is_awaited_by_its_journal(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    commit.publish(store, KEYS, Content(SnapshotId(1, 10)).staged(), "remote", FOREVER, lambda event: None)
+    watch = elders(clock, 2)
+
+    assert looks(watch, store, clock, SILENCE_S - 2.0) == [1]
+    assert watch.claim_of(1) is None
+    assert looks(watch, store, clock, 4.0) == []

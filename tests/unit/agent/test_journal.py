@@ -23,7 +23,7 @@ def make(log: io.StringIO | None = None, listeners: tuple[Callable[[events.Line]
     journal = Journal(
         KEYS, "host", log=log or io.StringIO(), listeners=listeners, heartbeat=lambda: events.Heartbeat(step=3)
     )
-    journal.generation = 7
+    journal.generation = journal.claimed = 7
     return journal
 
 
@@ -122,7 +122,7 @@ def test_a_quiet_journal_beats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_put_before_there_is_a_generation() -> None:
     store, journal = RecordingStore(MemoryStore()), make()
-    journal.generation = 0
+    journal.generation = journal.claimed = 0
     journal.emit(due("early"))
     journal.start(store)
     journal.close()
@@ -164,3 +164,29 @@ def test_lines_of_many_threads_are_all_there_and_each_is_whole() -> None:
 
     reasons = [line.body.reason for line in lines(store) if isinstance(line.body, events.Due)]
     assert sorted(reasons) == sorted(f"{name}{number}" for name in "abcd" for number in range(50))
+
+
+def test_an_agent_that_goes_on_with_a_long_journal_finds_its_end_at_once() -> None:
+    """Trying every number took minutes after days of training: a journal so silent is a dead one's."""
+    store = RecordingStore(MemoryStore())
+    for segment in range(1000):
+        store._store.put_if_absent(KEYS.journal(7, "host", segment), b"", deadline=FOREVER)
+    journal = make()
+    journal.emit(due("after"))
+    journal.start(store)
+    journal.close()
+
+    assert store.keys("put_if_absent")[-1] == KEYS.journal(7, "host", 1000)
+    assert len(store.keys("put_if_absent")) == 2
+
+
+def test_nothing_is_put_below_a_number_that_is_not_claimed() -> None:
+    """It may be another agent's, and tell a newcomer of that one's life."""
+    store, journal = MemoryStore(), make()
+    journal.claimed = 6
+    journal.emit(due("early"))
+    journal.start(store)
+    journal.close()
+
+    assert [info.key for info in store.list(KEYS.events, deadline=FOREVER)] == [KEYS.journal(6, "host", 0)]
+    assert [line.generation for line in lines(store)] == [7]

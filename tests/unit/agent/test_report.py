@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
+from cloud.notice import Deadline
+from cloud.store import ObjectInfo, ObjectStore
 from harness.agent import commit, report
 from harness.agent.stores import open_store
 from harness.config import Settings
@@ -12,8 +16,22 @@ from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import SnapshotId
 from harness.errors import ConfigError
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
+from tests.support.s3_account import use_account
+from tests.support.s3_server import S3Server
 
 FIRST, SECOND = SnapshotId(1, 10), SnapshotId(1, 20)
+
+
+class ListedStore:
+    """A store that counts what its listings have shown."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store, self.seen = store, 0
+
+    def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
+        for info in self._store.list(prefix, after=after, deadline=deadline):
+            self.seen += 1
+            yield info
 
 
 @pytest.fixture
@@ -112,6 +130,19 @@ def test_runs_are_listed_by_name(settings: Settings, store: Path) -> None:
     assert report.runs(settings) == ["another", "run"]
 
 
+def test_what_else_lies_in_a_store_is_no_run_and_is_passed_by(
+    settings: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_store(settings.store)
+    for key in ("flat", *(f"images/{number}.png" for number in range(30)), "run.old/x", "zebra/events/x"):
+        opened.put_if_absent(key, b"", deadline=FOREVER)
+    listed = ListedStore(opened)
+    monkeypatch.setattr(report, "open_existing_store", lambda location, settings: listed)
+
+    assert report.runs(settings) == ["run"]
+    assert listed.seen < 15
+
+
 def test_verify_calls_good_what_is_good(settings: Settings, store: Path) -> None:
     assert [row["verdict"] for row in report.verify(settings)] == ["ok"] * 3
 
@@ -145,6 +176,20 @@ def test_rm_all_leaves_nothing_of_the_run(settings: Settings, store: Path) -> No
     list(report.remove(settings, "ALL"))
 
     assert report.runs(settings) == []
+
+
+def test_rm_all_gives_up_unfinished_uploads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_account(monkeypatch)
+    with S3Server() as server:
+        begun = "prefix/run/snapshots/00000001-000000000010-0123456789abcdef/rank-00000-of-00001.00.safetensors"
+        for key in (begun, "prefix/another/x"):
+            assert requests.post(f"{server.url}/bucket/{key}?uploads").ok
+        settings = Settings(
+            store="s3://bucket/prefix", run="run", s3_endpoint=server.url, runtime_dir=str(tmp_path / "runtime")
+        )
+
+        assert list(report.remove(settings, "ALL")) == ["gave up 1 unfinished upload of run to remote"]
+        assert [upload.key for upload in server.uploads()] == ["prefix/another/x"]
 
 
 def test_rm_of_what_is_not_there_is_an_error(settings: Settings, store: Path) -> None:

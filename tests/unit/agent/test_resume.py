@@ -354,8 +354,9 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
         local=None,
         steps=SimpleNamespace(durable=None),
         memory_copies=lambda run_id: [],
+        handed_over=list,
     )
-    journal = SimpleNamespace(emit=scene.events.append, generation=0)
+    journal = SimpleNamespace(emit=scene.events.append, generation=0, claimed=0)
     answered, said = origin.threading.Event(), list[str]()
 
     start = origin.Origin(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from cloud.errors import Unavailable
+from cloud.memory import MemoryStore
+from cloud.notice import Deadline
 from harness.agent.memory import TRAINER
 from harness.agent.saves import Saves, Steps
 from harness.agent.stores import open_store
@@ -78,6 +82,43 @@ def test_a_slot_that_is_not_granted_goes_to_the_store_straight(scene: Scene) -> 
     scene.seal(10, 1)
 
     scene.saves.press()
+
+    assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
+
+
+class Down(MemoryStore):
+    def put(self, *arguments: object, **options: object) -> NoReturn:
+        raise Unavailable("the store is down")
+
+
+def test_a_store_that_is_down_does_not_keep_the_slot_from_the_next_local_snapshot(scene: Scene) -> None:
+    assert scene.saves.local is not None
+    scene.saves.remote.store = Down()
+    scene.saves.pressing = True  # as after a rebalance recommendation: to both tiers at once
+    scene.seal(10, 1)
+    scene.saves.local.start()
+    scene.until(lambda: scene.steps.local == 10)
+
+    scene.saves.remote.start()
+
+    scene.until(lambda: scene.saves.pool.grant() == scene.index)
+    assert [type(job) for job in scene.saves.remote.jobs] == [LocalSnapshot]
+    scene.seal(20, 2)
+    scene.until(lambda: scene.steps.local == 20)
+    assert SealedSlot not in [type(job) for job in scene.saves.remote.jobs]
+
+
+def test_with_a_deadline_the_slot_is_sent_again_and_not_its_file(scene: Scene) -> None:
+    """What was sent of it before the failure counts, and no other snapshot comes."""
+    assert scene.saves.local is not None
+    scene.saves.remote.store = Down()
+    scene.saves.pressing = True
+    scene.seal(10, 1)
+    scene.saves.local.start()
+    scene.until(lambda: scene.steps.local == 10)
+
+    scene.saves.drain(Deadline.after(60.0))
+    scene.saves._on_failed(scene.saves.remote, scene.saves.remote.jobs[0])
 
     assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
 

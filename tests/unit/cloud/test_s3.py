@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
@@ -74,6 +75,17 @@ def test_a_whole_record_that_breaks_off_is_asked_for_again(server: S3Server, sto
     assert store.read("a", limit_bytes=100, deadline=NEVER) == b"a record"
 
 
+def test_what_no_store_could_hold_is_passed_by(server: S3Server, bare: S3Store) -> None:
+    """A console's folders, and whatever else others keep in the bucket: nobody could read or delete it by its key."""
+    put(bare)
+    for key in ("runs/", "runs/a/", "runs/run/snapshots/", "runs/notes of mine.txt", "runs/run//x", "runs/.hidden"):
+        assert requests.put(f"{server.url}/bucket/{key}", data=b"").ok
+        assert requests.post(f"{server.url}/bucket/{key}?uploads").ok
+
+    assert [info.key for info in bare.list("", deadline=NEVER)] == ["a"]
+    assert bare.unfinished("", deadline=NEVER) == []
+
+
 @pytest.mark.slow
 def test_one_range_is_asked_for_again_and_not_the_whole(server: S3Server) -> None:
     data = random_bytes(2 * CHUNK_BYTES + 1)
@@ -116,6 +128,21 @@ def test_a_store_that_hangs_holds_nobody_beyond_the_deadline(server: S3Server, b
     server.wait_struck(held, 3)
     server.release()
     assert "runs/b" not in server.contents()
+
+
+def test_an_error_holds_no_buffer(server: S3Server, bare: S3Store) -> None:
+    """Whoever asked may unmap it: the error's frames may live until the next collection."""
+    put(bare)
+    server.fault("lose_reply", "GetObject")
+    source = bytearray(DATA)
+    gc.disable()
+    try:
+        with pytest.raises(Unavailable):
+            bare.get("a", memoryview(source), deadline=NEVER)
+
+        source.clear()  # BufferError if anybody still held it
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow
@@ -302,3 +329,23 @@ def test_a_probe_of_a_store_that_is_down_finds_nothing_out(server: S3Server, bar
 
     with pytest.raises(Unavailable):
         bare.probe("snapshots/", deadline=NEVER)
+
+
+def test_a_role_that_may_list_below_its_run_only_is_told_what_is_not_there(server: S3Server, bare: S3Store) -> None:
+    """AWS answers it 403 then, as it does to somebody who may not list at all."""
+    bare.put("run/commits/a", memoryview(b"x"), deadline=NEVER)
+    key = next(iter(server.objects()))
+    server.configure(role_prefix=key.removesuffix("commits/a"))
+
+    with pytest.raises(NotFound):
+        bare.stat("run/commits/b", deadline=NEVER)
+    with pytest.raises(NotFound):
+        bare.read("run/commits/b", limit_bytes=9, deadline=NEVER)
+    with pytest.raises(NotFound):
+        bare.get("run/commits/b", memoryview(bytearray(1)), deadline=NEVER)
+    assert bare.stat("run/commits/a", deadline=NEVER).size == 1
+    with pytest.raises(Denied):
+        bare.stat("other/commits/a", deadline=NEVER)
+    server.deny("s3:GetObject")
+    with pytest.raises(Denied, match="s3:GetObject"):
+        bare.stat("run/commits/a", deadline=NEVER)

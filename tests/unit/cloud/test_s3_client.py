@@ -18,6 +18,7 @@ from cloud.errors import Denied, Unavailable
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.s3 import S3Options, S3Store
+from cloud.s3_client import S3Client
 from cloud.s3_errors import CredentialsExpired
 from cloud.s3_facts import BucketFacts
 from tests.support.clock import FakeClock
@@ -258,6 +259,39 @@ def test_an_unknown_authority_is_refused_and_its_bundle_is_honoured(
             claim(store)
 
     assert server.contents() == {"runs/a": b"bytes"}
+
+
+def test_a_bundle_that_is_not_there_is_named_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificate, key = write_certificate(tmp_path)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "nowhere.pem"))
+
+    with (
+        S3Server(certificate=certificate, private_key=key) as server,
+        opened(server.url) as store,
+        pytest.raises(Denied, match="AWS_CA_BUNDLE"),
+    ):
+        claim(store)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("AWS_ENDPOINT_URL_S3", "no-url"), ("AWS_REGION", "no region")], ids=["endpoint", "region"]
+)
+def test_what_the_environment_has_wrong_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+
+    with opened(None) as store, pytest.raises(Denied, match=f"{value}.*{name}"):
+        claim(store)
+
+
+def test_the_region_is_found_as_by_the_aws_command(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    client = S3Client("bucket", server.url, connections=1)
+
+    assert client._opened().meta.region_name == "eu-north-1"
+    client.close()
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])

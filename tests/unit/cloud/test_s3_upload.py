@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import requests
 
 from cloud.digest import crc64nvme
 from cloud.errors import AlreadyExists, CloudError, OutcomeUnknown, Truncated, Unavailable
@@ -298,6 +299,18 @@ def test_a_part_with_another_content_is_sent_again(server: S3Server, bare: S3Sto
     put(bare)
 
     assert sorted(call.part for call in server.calls("UploadPart")) == [2, 4, 5, 6, 7]
+    assert server.contents() == {KEY: DATA}
+
+
+def test_what_was_begun_under_another_encryption_does_not_stay(server: S3Server) -> None:
+    leave_unfinished(server, "a", parts=3)
+    options = S3Options(endpoint=server.url, sse="aws:kms")
+    with closing(S3Store("s3://bucket/runs", options, part_bytes=PART_BYTES)) as bare:
+        put(RetryingStore(bare, sleep=FakeClock().sleep))
+
+        assert bare.unfinished("", deadline=NEVER) == []
+    headers = requests.head(f"{server.url}/bucket/{KEY}", timeout=30.0).headers
+    assert headers["x-amz-server-side-encryption"] == "aws:kms"
     assert server.contents() == {KEY: DATA}
 
 

@@ -1,0 +1,102 @@
+"""What happens to a host: each strike is something that spot instances, kernels and people do.
+
+Owns the strikes and what each does at once; what follows (a replacement, a restart) is the fleet's.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from tests.soak.hosts import Host
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One kind.
+
+    Attributes:
+        name: as it is counted.
+        do: strikes, at monotonic `now`; False where there is nothing to strike just now.
+        replaced: whether the fleet starts another host at once, beside the struck one.
+        spares_agent: whether the agent lives on.
+    """
+
+    name: str
+    do: Callable[[Host, Random, float], bool]
+    replaced: bool = False
+    spares_agent: bool = False
+
+
+def _notice(host: Host, rng: Random, now: float) -> bool:
+    lead_s = rng.uniform(4.0, 25.0)  # EC2 gives 120 s at best
+    host.simulator.notice(lead_s=lead_s)
+    host.gone_at = now + lead_s
+    return True
+
+
+def _power_cut(host: Host, _rng: Random, now: float) -> bool:
+    host.gone_at = now
+    host.lose()
+    return True
+
+
+def _kill_all(host: Host, _rng: Random, _now: float) -> bool:
+    host.kill()
+    return True
+
+
+def _kill(find: Callable[[Host], list[int]]) -> Callable[[Host, Random, float], bool]:
+    def strike(host: Host, rng: Random, _now: float) -> bool:
+        if not (found := find(host)):
+            return False
+        host.signal([rng.choice(found)], signal.SIGKILL)
+        return True
+
+    return strike
+
+
+def _terminate(host: Host, _rng: Random, _now: float) -> bool:
+    return host.terminate()
+
+
+def _recommend(host: Host, _rng: Random, _now: float) -> bool:
+    host.simulator.rebalance()
+    return True
+
+
+def _replace(host: Host, rng: Random, now: float) -> bool:
+    host.simulator.rebalance()
+    host.gone_at = now + rng.uniform(45.0, 60.0)  # long after the handover, which takes a look of 15 s and a snapshot
+    return True
+
+
+def _freeze(host: Host, rng: Random, now: float) -> bool:
+    host.freeze()
+    host.thaw_at = now + rng.uniform(0.5, 6.0)
+    return True
+
+
+def _freeze_long(host: Host, rng: Random, now: float) -> bool:
+    host.freeze()
+    host.thaw_at = now + rng.uniform(5.0, 40.0)  # around the silence after which it counts as dead
+    host.gone_at = host.thaw_at + 60.0
+    return True
+
+
+STRIKES = [
+    Strike("notice", _notice),
+    Strike("notice, replaced at once", _notice, replaced=True),
+    Strike("power cut", _power_cut),
+    Strike("SIGKILL trainer", _kill(Host.trainers), spares_agent=True),
+    Strike("SIGKILL agent", _kill(Host.agents)),
+    Strike("SIGKILL both", _kill_all),
+    Strike("SIGKILL data worker", _kill(Host.workers), spares_agent=True),
+    Strike("SIGTERM", _terminate),
+    Strike("rebalance", _recommend, spares_agent=True),
+    Strike("rebalance, replaced", _replace, replaced=True),
+    Strike("frozen", _freeze, spares_agent=True),
+    Strike("frozen, replaced", _freeze_long, replaced=True),
+]

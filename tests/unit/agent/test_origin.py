@@ -1,0 +1,235 @@
+"""Where a generation comes from, while stores, other agents and the end come in between. Whole agents at it are
+tests/process/test_handover.py."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud.errors import Denied, Unavailable
+from cloud.memory import MemoryStore
+from cloud.store import ObjectStore
+from harness.agent import commit, handover, origin
+from harness.agent.journal import Journal
+from harness.agent.origin import Finding, Origin
+from harness.agent.saves import Saves
+from harness.agent.tier import Generation
+from harness.config import Settings
+from harness.core import events
+from harness.core.manifest import FORMAT, Claim, encode
+from harness.core.snapshot import SnapshotId
+from harness.ipc.slots import Slot
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content
+from tests.support.stores import FaultyStore
+
+WAIT_S = 10.0
+
+
+class Gate(MemoryStore):
+    """A store that is down, or denies writing, for as long as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down: dict[str, type[Exception]] = {}
+
+    def _pass(self, verb: str) -> None:
+        if verb in self.down:
+            raise self.down[verb]("injected")
+
+    def list(self, *args: Any, **options: Any) -> Any:
+        self._pass("list")
+        return super().list(*args, **options)
+
+    def put_if_absent(self, *args: Any, **options: Any) -> None:
+        self._pass("put_if_absent")
+        super().put_if_absent(*args, **options)
+
+
+class Scene:
+    """An Origin between a store and what it tells."""
+
+    def __init__(self, store: ObjectStore, directory: Path) -> None:
+        settings = Settings(store="memory", run="run", runtime_dir=str(directory))
+        self.posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.refused, self.superseded, self.bugs, self.heard = list[Any](), list[Claim](), list[Any](), list[Any]()
+        self.journal = Journal(
+            KEYS, "host", listeners=[lambda line: self.heard.append(line.body)], heartbeat=events.Heartbeat
+        )
+        self.saves = Saves(
+            settings,
+            KEYS,
+            "host",
+            self.journal.emit,
+            self.posts.put,
+            lambda steps: None,
+            self.bugs.append,
+            lambda _: store,
+        )
+        self.origin = Origin(
+            settings, KEYS, "host", ("python", "train.py"), self.saves, self.journal, self.posts.put, lambda: None,
+            self.refused.append, self.superseded.append, self.bugs.append, lambda text: None,
+        )  # fmt: skip
+
+    def hand_over(self, number: int, step: int) -> None:
+        """Another agent of this host has left a sealed slot."""
+        slot = Slot.create(SLOT_BYTES)
+        content = Content(SnapshotId(number, step))
+        content.fill(slot)
+        slot.seal(content.record(), 1)
+        self.saves.pool.put(0, slot)
+        self.saves.adopt(0, Generation(number, RUN_ID, "b" * 16))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Run what the threads post."""
+        give_up_at = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < give_up_at, self.heard
+            try:
+                self.posts.get(timeout=0.01)()
+            except queue.Empty:
+                continue
+
+    def found(self) -> bool:
+        return self.origin.finding is not Finding.PENDING
+
+    def close(self) -> None:
+        self.origin.close()
+        self.saves.close_stores()
+        assert not self.bugs
+
+
+@pytest.fixture
+def store() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def scene(store: Gate, tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(store, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "_ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(handover, "AWAIT_S", 0.01)
+    monkeypatch.setattr(handover, "LOOK_S", 0.01)
+
+
+def claim_of(number: int, run_id: str = RUN_ID) -> Claim:
+    return Claim(
+        format=FORMAT, run_id=run_id, generation=number, nonce=f"{number:016x}", claimed_at="", host=f"host-{number}",
+        pid=1, fresh=False, parent=None, command=("python", "train.py"), named=True, agent=f"agent-{number}",
+        place=f"{number}",
+    )  # fmt: skip
+
+
+def claimed(store: ObjectStore, number: int, run_id: str = RUN_ID) -> None:
+    claim = claim_of(number, run_id)
+    assert commit.claim(store, KEYS, claim, FOREVER).generation == number
+
+
+def published(store: ObjectStore, number: int, step: int) -> None:
+    commit.publish(store, KEYS, Content(SnapshotId(number, step)).staged(), "remote", FOREVER, lambda event: None)
+
+
+def located(scene: Scene) -> list[Any]:
+    return [event for event in scene.heard if isinstance(event, events.Located)]
+
+
+def test_slots_of_another_agent_tell_whose_run_it_is_while_the_store_does_not(store: Gate, scene: Scene) -> None:
+    """A start that went on from them had no identity, never claimed, and so never saved anything again."""
+    claimed(store, 5)
+    scene.hand_over(5, 20)
+    store.down["list"] = Unavailable
+    scene.origin.begin()
+    scene.until(scene.found)
+
+    assert scene.origin.generation.run_id == RUN_ID
+    assert scene.origin.generation.number == 6, "what it saves locally comes after what it goes on from"
+    store.down.clear()
+    scene.until(scene.origin.generation.claimed.is_set)
+    assert scene.origin.generation.number == 6
+
+
+def test_a_resume_point_is_not_fixed_while_the_number_may_be_another_s(store: Gate, scene: Scene) -> None:
+    """Whoever had it was not looked for: it was no older generation then."""
+    store.down["put_if_absent"] = Unavailable
+    scene.origin.begin()
+    MemoryStore.put_if_absent(store, KEYS.claim(1), encode(claim_of(1)), deadline=FOREVER)
+    threading.Event().wait(0.1)
+    assert not scene.found()
+    store.down.clear()
+    scene.until(lambda: any(isinstance(event, events.HandoverAwaited) for event in scene.heard))
+
+    assert scene.origin.generation.number == 2
+    assert scene.origin.finding is Finding.PENDING
+
+
+def test_a_claim_that_is_denied_ends_a_start_that_would_wait_for_it_for_ever(store: Gate, scene: Scene) -> None:
+    store.down["put_if_absent"] = Unavailable
+    scene.origin.begin()
+    store.down["put_if_absent"] = Denied
+    scene.until(lambda: scene.refused)
+
+    assert "cannot be written" in str(scene.refused[0])
+
+
+def test_an_agent_that_ends_while_it_waits_begins_nothing_more(store: Gate, scene: Scene) -> None:
+    """It committed, and fetched, after its own end had been recorded."""
+    claimed(store, 1)
+    staged = Content(SnapshotId(1, 10)).staged()
+    with pytest.raises(Unavailable):  # a part, and no manifest
+        commit.publish(FaultyStore(store, "put_if_absent", fail_on=2), KEYS, staged, "remote", FOREVER, lambda e: None)
+    scene.origin.begin()
+    scene.until(lambda: scene.origin.awaiting)
+
+    scene.origin.close()
+    scene.until(lambda: not [t for t in threading.enumerate() if t.name == "harness-resume"])
+
+    assert not list(store.list(KEYS.commits, deadline=FOREVER))
+
+
+def test_a_newer_claim_is_looked_for_as_long_as_one_lives(store: Gate, scene: Scene) -> None:
+    """The first one may have come to nothing, because a restart in place had got a higher number meanwhile."""
+    scene.origin.begin()
+    scene.until(scene.found)
+    run_id = scene.origin.generation.run_id
+    claimed(store, 2, run_id)
+    scene.until(lambda: scene.superseded)
+    claimed(store, 3, run_id)
+    scene.until(lambda: len(scene.superseded) > 1)
+
+    assert [claim.generation for claim in scene.superseded] == [2, 3]
+
+
+def test_what_only_this_machine_has_is_known_while_an_older_one_is_awaited(store: Gate, scene: Scene) -> None:
+    claimed(store, 1)
+    published(store, 1, 10)
+    scene.hand_over(1, 20)
+    scene.origin.begin()
+    scene.until(lambda: scene.origin.awaiting)
+
+    assert scene.origin.only_here
+
+
+def test_a_first_fetch_that_failed_is_tried_again_only_when_there_is_something_newer(
+    store: Gate, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed(store, 1)
+    published(store, 1, 10)
+    monkeypatch.setattr("harness.agent.resume.available_bytes", lambda: 0)
+    scene.origin.begin()
+    scene.until(lambda: len(located(scene)) >= 1)
+    published(store, 1, 20)
+    scene.until(lambda: len(located(scene)) >= 2)
+    threading.Event().wait(0.1)
+
+    assert len(located(scene)) == 2
