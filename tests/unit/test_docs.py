@@ -70,7 +70,7 @@ def test_every_command_and_option_is_in_operations(command: str) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("command", {command.split(" ")[0] for command in COMMANDS})
+@pytest.mark.parametrize("command", sorted({command.split(" ")[0] for command in COMMANDS}))
 def test_every_command_has_an_example_in_operations(command: str) -> None:
     assert f"\n    harness {command}" in section(text("docs/operations.md"), f"### harness {command}")
 
