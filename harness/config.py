@@ -105,6 +105,11 @@ class Settings:
         if self.max_crashes < 0:
             raise ConfigError("max_crashes must not be negative")
 
+    @property
+    def store_identity(self) -> str:
+        """Tells stores apart on one host: a URL of S3 at another endpoint is another store."""
+        return self.store if self.s3_endpoint is None else f"{self.s3_endpoint} {self.store}"
+
     def to_json(self) -> str:
         """For another process of the harness."""
         return json.dumps(dataclasses.asdict(self))

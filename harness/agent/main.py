@@ -162,7 +162,7 @@ class Agent:
         self.child: Child | None = None
         self.trainer: Trainer | None = None
         self._host = re.sub(r"[^A-Za-z0-9_.=+-]", "-", socket.gethostname())[:60] or "localhost"
-        self._place = RunPlace.of(Path(settings.runtime_dir), settings.store, settings.run)
+        self._place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
         self._posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -847,6 +847,9 @@ class Agent:
         self._journal.emit(events.TrainerLeft(code=code, step=self._trainer_step()))
         if code == 0 and not life.connected:
             _say("the program ended without ever creating a Checkpointer: nothing was saved")
+        if self._signals_seen and self._drain is None and not life.connected:
+            # It had the signal from us, and ended before the poller has told us what that means.
+            self._begin_drain(Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
         if self._drain is not None or code == 0 or self.command is None or code == ExitCode.CTRL_C:
             self._saves.press()
             return
@@ -928,11 +931,12 @@ class Agent:
 
         Otherwise it would take us for dead, start another agent, and ask for the run again.
         """
-        drain, origin = self._drain, self._origin
-        waits = self.command is None and self.trainer is not None and origin.awaiting
+        drain, origin, life = self._drain, self._origin, self._life
+        comes = not life.connected and time.monotonic() - life.began_at < _ATTACH_S  # whoever started us says hello yet
+        waits = self.command is None and origin.awaiting and (self.trainer is not None or comes)
         if drain is None or not waits or drain.deadline.expired:
             return False
-        if origin.error is None:
+        if origin.error is None and self.trainer is not None:
             superseded = drain.exit_code is ExitCode.SUPERSEDED
             why = "a newer start has asked for the run" if superseded else "this host is to be left"
             kind = Superseded if superseded else DeadlineExceeded

@@ -198,7 +198,7 @@ def _survey(store: ObjectStore, keys: RunKeys, settings: Settings) -> commit.Sur
 
 
 def _ask_agent(settings: Settings) -> dict[str, Any] | None:
-    place = RunPlace.of(Path(settings.runtime_dir), settings.store, settings.run)
+    place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
     try:
         channel = ipc.connect(place.socket)
     except OSError:

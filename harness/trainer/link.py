@@ -290,7 +290,7 @@ class Link:
                 raise AgentGone(f"nobody listens at {path} ({SOCKET_VARIABLE}): has `harness run` ended?")
             return channel
         assert settings is not None, "without harness run the settings come from the Checkpointer"
-        self._place = RunPlace.of(Path(settings.runtime_dir), settings.store, settings.run)
+        self._place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
         self._place.prepare()
         channel = ipc.connect(self._place.socket)
         if channel is not None and self._busy_elsewhere(channel):

@@ -184,8 +184,9 @@ class World:
     @property
     def place(self) -> RunPlace:
         """Where the run's agent listens."""
-        settings = resolve({"store": self.location, "run": self.run}, self.env, self.root, script=None)
-        return RunPlace.of(Path(settings.runtime_dir), settings.store, settings.run)
+        flags = {"store": self.location, "run": self.run, "s3_endpoint": None if self.s3 is None else self.s3.url}
+        settings = resolve(flags, self.env, self.root, script=None)
+        return RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
 
     # ---- starting ---------------------------------------------------------------------------------------------------
 
