@@ -258,6 +258,7 @@ class Saves:
             self._made_by[index] = Generation(point.id.generation, generation.run_id, "")
             self._made_by[index].claimed.set()  # it was read from a store
         self.sealed_step = point.id.step
+        self._forget_beyond(point.id.step)
         if point.tier == "remote":
             self.remote.trust(point.id)
             self._set(durable=point.id.step)
@@ -326,6 +327,11 @@ class Saves:
             again = [j for j in tier.jobs if isinstance(j, SealedSlot) and j.index == job.index]
             if not again:
                 self.pool.release(job.index, tier.name)
+
+    def _forget_beyond(self, step: int) -> None:
+        """A figure beyond the resume point is of a snapshot that could not be used; steps to come are not durable."""
+        known = (self.steps.local, self.steps.durable)
+        self.steps = Steps(*(None if figure is None or figure > step else figure for figure in known))
 
     def _set(self, *, local: int | None = None, durable: int | None = None) -> None:
         def later(before: int | None, now: int | None) -> int | None:

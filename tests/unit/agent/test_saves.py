@@ -13,6 +13,7 @@ from cloud.errors import Unavailable
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from harness.agent.memory import TRAINER
+from harness.agent.resume import ResumePoint
 from harness.agent.saves import Saves, Steps
 from harness.agent.stores import open_store
 from harness.agent.tier import Generation, LocalSnapshot, SealedSlot
@@ -130,3 +131,19 @@ def test_a_seal_is_taken_once(scene: Scene) -> None:
 
     assert not scene.saves.take_left_over(scene.generation)
     assert scene.saves.sequence == 1
+
+
+@pytest.mark.parametrize(("step", "durable"), [(100, 100), (200, 200)])
+def test_what_is_durable_is_counted_from_the_resume_point_on(scene: Scene, step: int, durable: int) -> None:
+    """Behind a damaged snapshot, steps that were never sent counted as durable, and the exit said 75."""
+    scene.saves.steps = Steps(local=200, durable=200)
+    content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
+    content.fill(slot)
+    slot.seal(content.record(), 0)
+    point = ResumePoint(content.id, "remote", None, slot, content.record(), verified=True)
+
+    scene.saves.note_resumed(point, Generation(2, RUN_ID, "b" * 16))
+    assert scene.saves.steps.durable == durable
+
+    scene.seal(step + 50, 1)
+    assert not scene.saves.everything_durable
