@@ -642,8 +642,8 @@ class Checkpointer:
                 seconds=time.perf_counter() - started,
             )
             self._link.drop_ready()
-        self._link.begin()
-        self._words = self._link.page.words
+        self._words = self._link.page.words  # of the agent that found it, which need not be the first
+        self._stager.begin()
         self._words[Word.TRAINER_STEP] = self.step_count + 1
         self._next_due = self.step_count + 1  # the first step plans the layout
 

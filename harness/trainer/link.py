@@ -84,9 +84,7 @@ class Link:
         self.gone = False
         self.superseded = False
         channel = self._connect(settings)
-        welcome = self._greet(channel, life=None, fds=())
-        self.page = ControlPage(welcome.fds[0])
-        self._note_welcome(welcome)
+        self._join(self._greet(channel, life=None, fds=()))
         self._channel = channel
         self._thread = threading.Thread(target=self._listen, name="harness-link", daemon=True)
         self._thread.start()
@@ -117,13 +115,18 @@ class Link:
         return self._head
 
     def wait_ready(self) -> Ready | None:
-        """Block until the tensors are there and verified; `None` if there is nothing to resume."""
-        self._wait(lambda: self._ready is not None or self._nothing, "the snapshot")
-        return self._ready
+        """Block until the tensors are there and verified; `None` if there is nothing to resume.
 
-    def begin(self) -> None:
-        """The live state is what it has to be: training begins. An agent that dies before is simply started again."""
-        self._begun = True
+        An agent that dies before this has returned is started again and looks for the resume point afresh. Afterwards
+        it is replaced by one that goes on with this generation, on the same `page`.
+        """
+
+        def known() -> bool:  # under the lock of `_has_begun`: what it forgets is waited for, what is known stays
+            self._begun = self._begun or self._ready is not None or self._nothing
+            return self._begun
+
+        self._wait(known, "the snapshot")
+        return self._ready
 
     def drop_ready(self) -> None:
         """The snapshot is restored: its slot is the agent's again."""
@@ -237,7 +240,7 @@ class Link:
             if self._replacements > _MAX_REPLACEMENTS:
                 raise AgentGone(f"{_MAX_REPLACEMENTS} agents died, one after another")
             self._channel.close()
-            channel = self._hand_on() if self._begun else self._start_over()
+            channel = self._hand_on() if self._has_begun() else self._start_over()
         except (HarnessError, ConnectionError, OSError) as err:
             if isinstance(err, AgentGone | ConnectionError) and self._replacements <= _MAX_REPLACEMENTS:
                 return self._replace()  # that one died as well, before it answered or before it listened
@@ -254,6 +257,13 @@ class Link:
                 self.send(type_, **fields)
         return True
 
+    def _has_begun(self) -> bool:
+        """Whether the trainer holds what it resumes. If not, it waits from now on for what the next agent finds."""
+        with self._condition:
+            if not self._begun:
+                self._head, self._ready, self._nothing = None, None, False
+            return self._begun
+
     def _hand_on(self) -> Channel:
         """Start an agent that goes on with this generation, its control page and its slots."""
         channel = self._start_agent({**self._environ, "HARNESS_ATTACH": "1"})
@@ -268,12 +278,8 @@ class Link:
 
     def _start_over(self) -> Channel:
         """Start an agent that looks for the resume point afresh: nothing was restored yet."""
-        with self._condition:
-            self._head, self._ready, self._nothing = None, None, False
         channel = self._start_agent(self._environ)
-        welcome = self._greet(channel, life=None, fds=())
-        self.page = ControlPage(welcome.fds[0])
-        self._note_welcome(welcome)
+        self._join(self._greet(channel, life=None, fds=()))
         return channel
 
     def _start_agent(self, environ: Mapping[str, str]) -> Channel:
@@ -325,12 +331,16 @@ class Link:
             raise ConfigError(answer["message"])
         return answer
 
+    def _join(self, welcome: Message) -> None:
+        """A generation begins with this agent: its control page, and its count of the seals."""
+        self.page, self.sequence = ControlPage(welcome.fds[0]), int(welcome["sequence"])
+        self._note_welcome(welcome)
+
     def _note_welcome(self, welcome: Message) -> None:
         self.life = welcome["life"]
         self.restarts = int(welcome["restarts"])
         self.detached = bool(welcome["detached"])
         self._script = welcome["command"]
-        self.sequence = int(welcome["sequence"])
         self._settings = Settings.from_json(welcome["settings"])
 
     @property

@@ -59,9 +59,13 @@ class Stager:
         self._layout: _Layout | None = None
         self._views: weakref.WeakKeyDictionary[Slot, tuple[_Layout, dict[str, Tensor]]] = weakref.WeakKeyDictionary()
         self._record_bytes = 0
-        self._sequence = link.sequence
+        self._sequence = 0
         self._used_grant = 0
         self.sealed_step: int | None = None
+
+    def begin(self) -> None:
+        """Training begins: seals are numbered on from those that the agent knows of."""
+        self._sequence = self._link.sequence
 
     @property
     def planned(self) -> bool:

@@ -53,7 +53,7 @@ class TinyTrainer:
         self.shards = plan_shards([TensorSpec("state", "U8", (STATE_BYTES,))])
         self.spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in self.shards])
         self.used_grant = 0
-        self.sequence = link.sequence
+        self.sequence = 0
         self.sealed_step: int | None = None
         self.overdue = False
         self.interrupts = 0
@@ -76,7 +76,7 @@ class TinyTrainer:
             del data
             self.link.send("restored", snapshot=ready.snapshot, step=self.step, seconds=0.0)
             self.link.drop_ready()
-        self.link.begin()
+        self.sequence = self.link.sequence
         self.link.page.words[Word.TRAINER_STEP] = self.step + 1
 
     def take(self) -> bool:
