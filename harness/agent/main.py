@@ -45,15 +45,7 @@ from harness.agent.tier import Generation
 from harness.config import SOCKET_VARIABLE, Settings
 from harness.core import events
 from harness.core.manifest import Claim
-from harness.core.policy import (
-    ASSUMED_STORE_BYTES_S,
-    MARGIN_S,
-    Cadence,
-    Choice,
-    GiveUp,
-    Plan,
-    after_crash,
-)
+from harness.core.policy import Cadence, Choice, GiveUp, Plan, after_crash, still_fits
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, HarnessError, Superseded
 from harness.ipc import channel as ipc
@@ -792,14 +784,15 @@ class Agent:
             self._saves.drain(deadline)
 
     def _save_what_there_is_in_time(self) -> None:
-        """No boundary in time: the newest sealed snapshot is made durable while that still fits."""
-        drain = self._drain
+        """No boundary in time for a new one: the newest sealed snapshot is made durable, while that still fits."""
+        drain, saves = self._drain, self._saves
         if drain is None or drain.plan.choice is not Choice.NEW or math.isinf(drain.deadline.at):
             return
-        rate = self._saves.remote.bytes_s or ASSUMED_STORE_BYTES_S
-        if drain.deadline.remaining_s < 2 * (self._saves.state_bytes or 0) / rate + MARGIN_S:
+        if saves.sealed_step is None or saves.everything_durable:
+            return  # nothing else is left to save
+        if not still_fits(drain.deadline.remaining_s, saves.state_bytes or 0, self._speeds.rates):
             drain.plan = replace(drain.plan, choice=Choice.NEWEST)  # a trainer that still comes by leaves without
-            self._saves.press()
+            saves.press()
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 

@@ -163,6 +163,12 @@ def plan_drain(
     return Plan(Choice.FINISH, flight_s + MARGIN_S, has_s)
 
 
+def still_fits(has_s: float, size: int, rates: Rates) -> bool:
+    """Whether a snapshot of `size` bytes that is taken right now becomes durable in `has_s` seconds."""
+    store_bytes_s = rates.store_bytes_s or ASSUMED_STORE_BYTES_S
+    return has_s >= size / (rates.copy_bytes_s or store_bytes_s) + size / store_bytes_s + MARGIN_S
+
+
 def gives_way(has_s: float, in_flight_bytes: int, newer_bytes: int, store_bytes_s: float | None) -> bool:
     """Whether an upload in flight is given up for a newer sealed snapshot, `has_s` seconds before the end.
 

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from cloud.memory import MemoryStore
+from cloud.notice import Deadline
 from harness.agent.main import Agent
+from harness.agent.tier import Generation
 from harness.config import Settings
 from harness.core.manifest import FORMAT, Claim
 from harness.core.policy import Choice
+from harness.core.snapshot import SnapshotId
 from harness.errors import ExitCode
-from tests.support.protocol import RUN_ID
+from harness.ipc.slots import Slot
+from tests.support.protocol import RUN_ID, SHARD_BYTES, SLOT_BYTES, Content
 
 
 @pytest.fixture
@@ -24,6 +28,17 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     made = Agent(settings, None, environ={}, sources=[], stores=lambda _: MemoryStore())
     yield made
     made._shut()
+
+
+def sealed(agent: Agent, step: int) -> None:
+    """A snapshot is in memory, and nowhere else."""
+    generation = agent._origin.generation = Generation(1, RUN_ID, "a" * 16)
+    content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
+    content.fill(slot)
+    slot.seal(content.record(), step)
+    agent._saves.take(agent._saves.pool.add(slot), generation)
+    while agent._saves.remote.jobs:  # its thread does not run: nothing is in flight
+        agent._saves.remote._pending = None
 
 
 def newer() -> Claim:
@@ -48,3 +63,40 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
     assert agent._drain.deadline.remaining_s > 100.0
     assert agent._drain.exit_code is ExitCode.SUPERSEDED
     assert told == ["superseded"]
+
+
+@pytest.mark.parametrize(
+    ("has_s", "choice"),
+    [
+        (50.0, Choice.NEW),  # twice an upload does not fit: the plan was given up as soon as it was made
+        (38.5, Choice.NEW),
+        (36.5, Choice.NEWEST),  # the copy and the upload of a new one do not fit any more; those of the newest do
+    ],
+)
+def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, has_s: float, choice: Choice) -> None:
+    sealed(agent, 100)
+    size = sum(SHARD_BYTES)
+    agent.trainer = SimpleNamespace()  # type: ignore[assignment]
+    agent._speeds.sealed(size, 1.0)
+    agent._saves.remote._rate.add(size, 35.0)
+    agent._begin_drain(Deadline.after(50.0), ExitCode.INTERRUPTED)
+    assert agent._drain is not None
+    assert (agent._drain.plan.choice, agent._drain.plan.fits) == (Choice.NEW, True)
+
+    agent._drain.deadline = Deadline.after(has_s)
+    agent._save_what_there_is_in_time()
+
+    assert agent._drain.plan.choice is choice
+    assert bool(agent._saves.remote.jobs) is (choice is Choice.NEWEST)
+
+
+def test_where_nothing_else_is_left_to_save_a_new_snapshot_is_tried_to_the_end(agent: Agent) -> None:
+    """It will at least be on the local disk, and nothing is lost by trying."""
+    agent.trainer, agent._wants.layout_bytes = SimpleNamespace(), 1000  # type: ignore[assignment]
+    agent._saves.remote._rate.add(1000, 100.0)
+    agent._begin_drain(Deadline.after(10.0), ExitCode.INTERRUPTED)
+
+    agent._save_what_there_is_in_time()
+
+    assert agent._drain is not None
+    assert (agent._drain.plan.choice, agent._drain.plan.fits) == (Choice.NEW, False)

@@ -18,6 +18,7 @@ from harness.core.policy import (
     never_fits,
     plan_drain,
     retain,
+    still_fits,
 )
 from harness.core.snapshot import SnapshotId
 
@@ -168,6 +169,16 @@ def test_a_plan_is_always_one_that_can_be_carried_out(
     if in_flight is not None and has_s is not None and plan.choice is not Choice.FINISH:
         assert plan.needs_s is not None
         assert plan.needs_s <= has_s, "an upload in flight is given up only for what provably fits"
+
+
+@given(st.floats(0, 1e6), st.integers(0, 10**13), st.builds(Rates, rates, rates, seconds), sizes, st.booleans())
+def test_a_new_snapshot_that_a_plan_says_fits_still_fits_then(
+    has_s: float, size: int, speeds: Rates, in_flight: int | None, sealed: bool
+) -> None:
+    plan = plan_drain(has_s, size, speeds, trainer_alive=True, in_flight_bytes=in_flight, sealed=sealed)
+
+    if plan.choice is Choice.NEW and plan.fits:
+        assert still_fits(has_s * (1 + 1e-9), size, speeds), "given up as soon as it is made, and steps with it"
 
 
 # ---- what to keep ---------------------------------------------------------------------------------------------------
