@@ -1,4 +1,4 @@
-"""The command line: run · doctor · status · ls · verify · export · rm · metadata-sim.
+"""The command line: run · doctor · status · drill · ls · verify · export · rm · metadata-sim.
 
 Owns words on the screen and exit codes; every command parses, calls, prints. Human text goes to stderr, data to stdout,
 `--json` is for machines. Errors say what, where and what to do, without a traceback.
@@ -186,6 +186,30 @@ def status(store: Store = None, run: Run = None, s3_endpoint: S3Endpoint = None,
         _print_json(found)
     else:
         _print_fields(found)
+
+
+@app.command(epilog="Example: harness drill --run gpt-small --in 120")
+def drill(
+    store: Store = None,
+    run: Run = None,
+    in_s: Annotated[float, typer.Option("--in", help="Seconds that the notice leaves")] = 120.0,
+    end: Annotated[bool, typer.Option("--end", help="Leave in earnest: the run ends with 75 and can go on")] = False,
+    s3_endpoint: S3Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Send the run that trains here a notice that is none: how long until its last step is durable? Training goes on.
+
+    Exits 74 if the last step was not durable in time.
+    """
+    from harness.agent import report
+
+    if not 0 < in_s < 86_400:
+        raise ConfigError(f"--in must be more than 0 and less than a day, not {in_s:g}")
+    found = report.drill(_settings(store, run, None, s3_endpoint), in_s, end=end, told=_say)
+    words = found.pop("words")
+    _print_json(found) if as_json else _say(words)
+    if found["durable_in_s"] is None:
+        raise typer.Exit(ExitCode.INTERRUPTED_LOCAL)
 
 
 @app.command(name="ls", epilog="Example: harness ls --run gpt-small")

@@ -128,6 +128,16 @@ class Drain:
         lost = None if step is None else max(0, step - (durable_step or 0))
         return events.Drained(durable_step=durable_step, durable_in_s=in_s, lost_steps=lost)
 
+    def drilled(self, drained: events.Drained) -> events.Drilled:
+        """The same for whoever asked for it by `harness drill --end`."""
+        late = drained.durable_in_s is None or bool(drained.lost_steps)
+        return events.Drilled(
+            durable_step=drained.durable_step,
+            durable_in_s=None if late else drained.durable_in_s,
+            has_s=self.plan.has_s or 0.0,
+            lost_steps=drained.lost_steps or 0,
+        )
+
 
 def words(drained: events.Drained) -> str:
     """For people: "durable in 38 s: step 12 034; nothing is lost"."""

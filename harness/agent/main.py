@@ -33,8 +33,10 @@ from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
 from cloud.signals import DrainFileSource, SignalSource
 from cloud.store import ObjectStore
 from harness.agent import drain as drains
+from harness.agent import drill as drills
 from harness.agent.child import Child
 from harness.agent.drain import SPOT_WINDOW_S, Drain, Speeds
+from harness.agent.drill import Drill
 from harness.agent.journal import Journal, Listener
 from harness.agent.memory import TRAINER, TWO_SLOTS_FROM_BYTES, total_bytes
 from harness.agent.origin import Finding, Origin
@@ -165,6 +167,8 @@ class Agent:
         self._life = Life(time.monotonic())
         self._wants = Wants()
         self._drain: Drain | None = None
+        self._drill: Drill | None = None
+        self._drilled_for: Channel | None = None
         self._attached = False
         self._restarts = self._crashes = self._signals_seen = 0
         self._furthest = self._furthest_crashed = 0
@@ -307,6 +311,7 @@ class Agent:
         self._watch_step()
         self._take_what_was_not_told()
         self._save_what_there_is_in_time()
+        self._conclude_drill()
         self._ask_if_due()
         self._restart_if_time()
         self._finish_if_done()
@@ -346,6 +351,8 @@ class Agent:
             drained = self._drain.outcome(steps.durable, self._trainer_step())
             self._journal.emit(drained)
             _say(drains.words(drained))
+            if self._drilled_for is not None:
+                drills.tell(self._drilled_for, self._drain.drilled(drained))
         if quiet:
             try:
                 self._origin.end(outcome, Deadline.after(_END_S))
@@ -448,6 +455,8 @@ class Agent:
             channel.send("status", status=self.status())
         elif message.type == "takeover":
             self._hand_over(channel)
+        elif message.type == "drill":
+            self._on_drill(channel, float(message["in_s"]), end=bool(message["end"]))
         elif message.type == "hello":
             self._on_hello(channel, message)
         elif self.trainer is not None and channel is self.trainer.channel:
@@ -606,6 +615,8 @@ class Agent:
         if self._wants.asked is Ask.SNAPSHOT:
             self._ask(Ask.NOTHING)
         self._journal.emit(events.Sealed(step=message["step"], bytes=message["bytes"], stall_s=message["stall_s"]))
+        if self._drill is not None:
+            self._drill.sealed(message["step"])
         self._saves.take(message["index"], self._origin.generation)
         self._acknowledge()
 
@@ -745,8 +756,8 @@ class Agent:
             if drain.join(deadline, code):
                 self._push_deadline(deadline)
             return
-        step, saves = self._trainer_step(), self._saves
-        plan = self._plan(deadline)
+        self._call_off_drill("the instance really goes away")
+        step, plan = self._trainer_step(), self._plan(deadline)
         self._drain = Drain(deadline, code, plan)
         self.state = State.DRAINING
         self._restart_at = None
@@ -757,10 +768,13 @@ class Agent:
         )
         _say(plan.words(self._speeds.step_of(plan, step)))
         self._push_deadline(deadline)
+        self._hurry(plan)
+
+    def _hurry(self, plan: Plan) -> None:
         if plan.choice is Choice.NEW:
-            saves.pressing = True  # the new one goes to both tiers at once; what is sealed now need not
+            self._saves.pressing = True  # the new one goes to both tiers at once; what is sealed now need not
         else:
-            saves.press()
+            self._saves.press()
 
     def _plan(self, deadline: Deadline) -> Plan:
         trains = self.trainer is not None and self._life.finished_step is None
@@ -794,6 +808,41 @@ class Agent:
             drain.plan = replace(drain.plan, choice=Choice.NEWEST)  # a trainer that still comes by leaves without
             saves.press()
 
+    # ---- drills -----------------------------------------------------------------------------------------------------
+
+    def _on_drill(self, channel: Channel, in_s: float, *, end: bool) -> None:
+        """Somebody wants to see what a notice comes to: `end` for the real thing, else training goes on."""
+        if self._drain is not None or self._drill is not None or self.state is State.DONE:
+            return drills.refuse(channel, "a drill is under way" if self._drill else "this run is leaving already")
+        step, deadline = self._trainer_step(), Deadline.after(in_s)
+        if self.trainer is None or self._life.finished_step is not None or step is None:
+            return drills.refuse(channel, "nothing is being trained at the moment: no snapshot can be taken")
+        plan = self._plan(deadline)
+        with contextlib.suppress(ChannelClosed):
+            channel.send("drilling", words=plan.words(self._speeds.step_of(plan, step)))
+        if end:
+            self._drilled_for = channel
+            return self._on_notice(Notice("drill", NoticeKind.INTERRUPT, "drill", deadline, "harness drill --end"))
+        self._journal.emit(events.Drilling(choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s))
+        self._drill = Drill(channel, in_s, plan, step, self._saves.sealed_step)
+        if plan.choice is Choice.NEW:
+            self._wants.reasons.add("drill")
+        return self._hurry(plan)
+
+    def _conclude_drill(self) -> None:
+        if self._drill is None:
+            return
+        drilled = self._drill.outcome(self._saves.steps.durable, self._saves.durable_at)
+        if drilled is not None:
+            self._journal.emit(drilled)
+            self._drill.answer(drilled)
+            self._drill = None
+
+    def _call_off_drill(self, why: str) -> None:
+        if self._drill is not None:
+            self._drill.call_off(why)
+            self._drill = None
+
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _on_trainer_dead(self) -> None:
@@ -819,6 +868,7 @@ class Agent:
         self._hang_up(trainer.channel)
         self._release_resume()
         self._revoke()
+        self._call_off_drill("the program has ended")
         self._wants = Wants()
         self._saves.take_left_over(self._origin.generation)
 

@@ -6,7 +6,7 @@ Owns the rows that the command line prints; starts nothing, and changes nothing 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from harness.core.manifest import MAX_RECORD_BYTES, parse_quarantine
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, SnapshotCorrupt
 from harness.ipc import channel as ipc
-from harness.ipc.channel import ChannelClosed, RunPlace
+from harness.ipc.channel import Channel, ChannelClosed, RunPlace
 
 _CALL_S = 60.0
 _VERIFY_S = 24 * 3600.0
@@ -197,19 +197,54 @@ def _survey(store: ObjectStore, keys: RunKeys, settings: Settings) -> commit.Sur
     return known
 
 
+def drill(settings: Settings, in_s: float, *, end: bool, told: Callable[[str], None]) -> dict[str, Any]:
+    """Tell the run's agent on this host of a notice that is none, and wait for what it comes to.
+
+    Args:
+        settings: of the run.
+        in_s: seconds from the notice to the end of the instance.
+        end: whether the run then really leaves, with exit code 75.
+        told: called with the plan, in words, before it starts.
+
+    Returns:
+        The fields of `events.Drilled`, and `words`.
+
+    Raises:
+        ConfigError: no agent of this run listens here, or it cannot be done now.
+    """
+    channel = _connect(settings)
+    if channel is None:
+        raise ConfigError(
+            f"no agent of run {settings.run!r}, store {settings.store}, listens on this host: a drill needs a run "
+            "that trains here, under the same user"
+        )
+    with contextlib.closing(channel):
+        try:
+            channel.send("drill", in_s=in_s, end=end)
+            while (message := channel.receive()).type == "drilling":
+                told(message["words"])
+        except ChannelClosed as err:
+            raise ConfigError("the agent ended before the drill did: see its own output") from err
+    if message.type == "no-drill":
+        raise ConfigError(f"no drill: {message['why']}")
+    return dict(message.fields)
+
+
 def _ask_agent(settings: Settings) -> dict[str, Any] | None:
-    place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
-    try:
-        channel = ipc.connect(place.socket)
-    except OSError:
-        return None  # where nobody can listen, nobody does
+    channel = _connect(settings)
     if channel is None:
         return None
-    try:
+    with contextlib.closing(channel), contextlib.suppress(ChannelClosed):
         channel.send("status")
         found: dict[str, Any] = channel.receive()["status"]
         return found
-    except ChannelClosed:
-        return None
-    finally:
-        channel.close()
+    return None
+
+
+def _connect(settings: Settings) -> Channel | None:
+    """The run's agent on this host; `None` if there is none."""
+    place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+    try:
+        return ipc.connect(place.socket)
+    except OSError:
+        return None  # where nobody can listen, nobody does

@@ -304,6 +304,31 @@ class Drained(Event, frozen=True):
     lost_steps: int | None
 
 
+class Drilling(Event, frozen=True):
+    """A drill has begun: the plan that a notice of `has_s` would lead to. Training goes on."""
+
+    choice: str
+    step: int | None
+    needs_s: float | None
+    has_s: float | None
+
+
+class Drilled(Event, frozen=True):
+    """What a drill came to.
+
+    Attributes:
+        durable_step: the newest that survives this machine.
+        durable_in_s: from the drill's notice to the commit of its snapshot; `None` if that was not made in time.
+        has_s: what the notice left.
+        lost_steps: what the trainer would have done beyond `durable_step` when it left.
+    """
+
+    durable_step: int | None
+    durable_in_s: float | None
+    has_s: float
+    lost_steps: int
+
+
 class TrainerFinished(Event, frozen=True):
     """The trainer has reached the end of its last loop."""
 
@@ -387,6 +412,8 @@ AnyEvent = (
     | SupersededBy
     | Draining
     | Drained
+    | Drilling
+    | Drilled
     | TrainerFinished
     | TrainerLeft
     | Restarting

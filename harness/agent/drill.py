@@ -1,0 +1,97 @@
+"""A drill: what a notice would come to, tried on a live run without ending it.
+
+Owns what one drill waits for and how it is counted. Everything else is as after a notice: the same plan, a snapshot at
+the next boundary, both tiers at once, no rate limit. Only training goes on, and takes its share of the machine, so the
+figures are rather too long than too short. Main thread of the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from cloud.notice import Deadline
+from harness.core import events
+from harness.core.policy import Choice, Plan, count
+from harness.ipc.channel import Channel, ChannelClosed
+
+
+class Drill:
+    """One drill, from the moment of its notice until the snapshot that it asked for is durable, or time is up."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        in_s: float,
+        plan: Plan,
+        step: int,
+        sealed_step: int | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """The notice is in force from now on.
+
+        Args:
+            channel: to whoever asked; may be gone by the end.
+            in_s: seconds until the end of the instance, had it been a notice.
+            plan: what that time would be used for.
+            step: the trainer's.
+            sealed_step: of the newest snapshot that is sealed.
+            clock: monotonic seconds.
+        """
+        self._channel, self._plan, self._step = channel, plan, step
+        self._awaited = None if plan.choice is Choice.NEW else sealed_step
+        self._in_s, self._deadline, self._began_at = in_s, Deadline.after(in_s, clock), clock()
+
+    def sealed(self, step: int) -> None:
+        """A snapshot was taken. The first one at or after the notice is what a notice would have led to."""
+        if self._plan.choice is Choice.NEW and self._awaited is None and step >= self._step:
+            self._awaited = step
+
+    def outcome(self, durable_step: int | None, durable_at: float | None) -> events.Drilled | None:
+        """What came of it, given the newest durable step and when it became so; `None` while that is open."""
+        over = self._deadline.expired
+        reached = self._awaited
+        if self._plan.choice is not Choice.NEW or (reached is None and over):
+            reached = self._step  # a trainer that leaves goes no further, however long its step takes
+        awaited = reached if self._awaited is None else self._awaited
+        durable = awaited is not None and durable_step is not None and durable_step >= awaited
+        if reached is None or not (durable or over):
+            return None
+        return events.Drilled(
+            durable_step=durable_step,
+            durable_in_s=max(0.0, (durable_at or 0.0) - self._began_at) if durable else None,
+            has_s=self._in_s,
+            lost_steps=max(0, reached - (durable_step or 0)),
+        )
+
+    def answer(self, drilled: events.Drilled) -> None:
+        """Tell whoever asked."""
+        tell(self._channel, drilled)
+
+    def call_off(self, why: str) -> None:
+        """It cannot be carried through."""
+        refuse(self._channel, why)
+
+
+def tell(channel: Channel, drilled: events.Drilled) -> None:
+    """The outcome of a drill, to whoever asked for it and may be gone."""
+    with contextlib.suppress(ChannelClosed):
+        fields = {field: getattr(drilled, field) for field in drilled.__struct_fields__}
+        channel.send("drilled", words=words(drilled), **fields)
+
+
+def refuse(channel: Channel, why: str) -> None:
+    """There is no drill, or none any more."""
+    with contextlib.suppress(ChannelClosed):
+        channel.send("no-drill", why=why)
+
+
+def words(drilled: events.Drilled) -> str:
+    """For people: "durable 3.2 s after the notice, of 120 s: step 12 034; nothing would be lost"."""
+    lost = "nothing" if not drilled.lost_steps else f"{count(drilled.lost_steps)} steps"
+    if drilled.durable_in_s is None:
+        durable = "nothing" if drilled.durable_step is None else f"step {count(drilled.durable_step)}"
+        return f"NOT durable in {drilled.has_s:.3g} s: {lost} would be lost; {durable} is durable"
+    when = f"durable {drilled.durable_in_s:.1f} s after the notice, of {drilled.has_s:.3g} s"
+    return f"{when}: step {count(drilled.durable_step)}; {lost} would be lost"
