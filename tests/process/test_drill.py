@@ -109,6 +109,22 @@ def test_a_drill_whose_program_dies_is_called_off_and_the_program_started_again(
     world.check_tiny(STEPS)
 
 
+@pytest.mark.parametrize("event", ["Drilling", "Drilled"])
+def test_an_agent_that_dies_in_a_drill_is_replaced_as_ever(world: World, event: str) -> None:
+    process = world.run_rigged("--every-s", "1000", "--at", f"{event}:1:kill-agent", command=world.tiny(*HOLD))
+    world.wait_until(lambda: world.curve.exists() and world.steps_of_curve()[-1:] == [12], "step 12")
+
+    asked = drill(world)
+
+    assert asked.wait() == 64
+    assert "the agent ended before the drill did" in asked.stderr
+    world.released.touch()
+    process.wait_exit()
+    world.wait_gone()
+    world.check_tiny(STEPS)
+    assert world.steps_of_curve() == list(range(1, STEPS + 1)), "the trainer did not notice"
+
+
 def test_there_is_one_drill_at_a_time(world: World) -> None:
     process = training(world, *STUCK)
     first = drill(world, "--in", "600")

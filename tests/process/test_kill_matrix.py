@@ -129,8 +129,11 @@ CASES = [
 ]
 
 ELSEWHERE = {"AgentReplaced": "test_the_agent_that_replaced_a_dead_one_may_die_as_well"}
+_DRILL = "takes somebody who asks for it: tests/process/test_drill.py kills there"
 _TWO_HOSTS = "takes two hosts: tests/process/test_handover.py kills there"
 CANNOT_HAPPEN = {
+    "Drilling": _DRILL,
+    "Drilled": _DRILL,
     "HandoverAwaited": _TWO_HOSTS,
     "HandoverOver": _TWO_HOSTS,
     "SupersededBy": _TWO_HOSTS,
