@@ -27,6 +27,9 @@ DEFAULT_LEAD_S = 120.0
 AT_ONCE_S = 5.0
 """For what may happen any moment: a hibernation, which begins with its notice, and a time that has passed already."""
 
+LAPSED_S = 60.0
+"""So long past its time an announcement was not carried out: EC2 can fail to end an instance, and leave it standing."""
+
 MAX_LEAD_S = 3600.0
 """EC2 gives two minutes. A notice further ahead than this was read off a broken clock."""
 
@@ -110,12 +113,14 @@ class Ec2Source:
         elif path not in self._in_force or self._in_force[path].id != notice.id:
             self._in_force[path] = notice
 
-    def _spot(self, answer: Answer, asked_at: float) -> Notice:
+    def _spot(self, answer: Answer, asked_at: float) -> Notice | None:
         fields = _fields(answer.text)
         action, at = fields.get("action"), _instant(fields.get("time"))
         if not isinstance(action, str) or at is None:
             # Whatever answers 200 here means the end. Its words are no part of the id: they may change with every poll.
             return self._interrupt("ec2 spot", "unreadable", DEFAULT_LEAD_S, answer, asked_at)
+        if answer.served_at is not None and (answer.served_at - at).total_seconds() > LAPSED_S:
+            return None  # by the service's own clock: the host's may be wrong
         remaining_s = self._remaining_s(at, answer)
         if action == "hibernate":
             remaining_s = AT_ONCE_S

@@ -41,20 +41,22 @@ from cloud.notice import Clock
 MAX_TOKEN_TTL_S = 21600
 DRIP_S = 0.2  # between two bytes of a slow answer
 
+INSTANCE_ID = "i-0123456789abcdef0"
+REGION = "us-east-1"
 INSTANCE: Mapping[str, str] = {
-    "meta-data/instance-id": "i-0123456789abcdef0",
+    "meta-data/instance-id": INSTANCE_ID,
     "meta-data/instance-type": "g6e.xlarge",
     "meta-data/instance-life-cycle": "spot",
-    "meta-data/placement/region": "us-east-1",
-    "meta-data/placement/availability-zone": "us-east-1a",
+    "meta-data/placement/region": REGION,
+    "meta-data/placement/availability-zone": f"{REGION}a",
     "meta-data/tags/instance/Name": "simulated",
     "dynamic/instance-identity/document": json.dumps(
         {
             "accountId": "123456789012",
-            "availabilityZone": "us-east-1a",
-            "instanceId": "i-0123456789abcdef0",
+            "availabilityZone": f"{REGION}a",
+            "instanceId": INSTANCE_ID,
             "instanceType": "g6e.xlarge",
-            "region": "us-east-1",
+            "region": REGION,
         },
         indent=2,
     ),
@@ -110,6 +112,9 @@ class MetadataSimulator:
     Args:
         host: loopback by default; anybody who reaches it can steer it.
         port: 0 for any that is free.
+        instance_id: of the simulated instance.
+        region: where it is, in the first availability zone.
+        tags: it has these beside its Name, e.g. {"aws:autoscaling:groupName": "trainers"}.
         clock: what delays and token ages are read on.
         wall_clock: what it tells as the time, before `Fault.CLOCK_OFFSET`.
     """
@@ -119,9 +124,16 @@ class MetadataSimulator:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        instance_id: str = INSTANCE_ID,
+        region: str = REGION,
+        tags: Mapping[str, str] | None = None,
         clock: Clock = time.monotonic,
         wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        self._texts = {
+            path: text.replace(INSTANCE_ID, instance_id).replace(REGION, region) for path, text in INSTANCE.items()
+        }
+        self._texts |= {f"meta-data/tags/instance/{key}": value for key, value in (tags or {}).items()}
         self.requests: collections.deque[tuple[str, str]] = collections.deque(
             maxlen=1000
         )  # (method, path), newest last
@@ -289,7 +301,7 @@ class MetadataSimulator:
                 return json.dumps({"noticeTime": _iso(advice.at + offset)}) if advice else None
             case "meta-data/autoscaling/target-lifecycle-state":
                 return lifecycle
-        return INSTANCE.get(path)
+        return self._texts.get(path)
 
     def _is_faulty(self, kind: Fault, path: str) -> bool:
         now = self._clock()

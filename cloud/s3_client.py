@@ -1,4 +1,4 @@
-"""S3Client: one boto3 client, its credentials, and calls under a deadline (the only importer of boto3 and botocore).
+"""S3Client: one boto3 client, its credentials, and calls under a deadline (with fleet.py the only importer of boto3).
 
 Owns endpoint, region, credentials, proxies and time-outs, and takes the library's exceptions apart: what S3 answered
 goes to `s3_errors.explain`, and where there was no answer it says here what is known. Retries nothing: a call is one
@@ -71,7 +71,7 @@ class S3Client:
             client = self._opened()
             reply: dict[str, Any] = getattr(client, _method(operation))(Bucket=self._bucket, **parameters)
             return reply
-        except _library_errors() as err:
+        except library_errors() as err:
             error = self._understand(err, operation, where)
             if isinstance(error, CredentialsExpired | CredentialsMissing):
                 self._forget(client)
@@ -108,7 +108,7 @@ class S3Client:
             return "", ""
         try:
             return str(credentials.get_frozen_credentials().access_key)[-4:], str(credentials.method)
-        except _library_errors() as err:
+        except library_errors() as err:
             raise self._understand(err, "open", f"s3://{self._bucket}") from err
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class S3Client:
     def _endpoint_url(self) -> str:
         try:
             return str(self._opened().meta.endpoint_url)
-        except _library_errors() as err:
+        except library_errors() as err:
             raise self._understand(err, "open", f"s3://{self._bucket}") from err
 
     def _opened(self) -> Any:
@@ -130,17 +130,9 @@ class S3Client:
             return self._client
 
     def _open(self) -> tuple[Any, Any]:
-        import boto3.session  # 150 ms, for those who use S3
-        import botocore.session
         from botocore.config import Config
 
-        core = botocore.session.Session()
-        attempts = max(METADATA_ATTEMPTS, core.get_config_variable("metadata_service_num_attempts"))
-        core.set_config_variable("metadata_service_num_attempts", attempts)
-        if region := os.environ.get("AWS_REGION"):  # as the aws command has it; botocore knows AWS_DEFAULT_REGION only
-            core.set_config_variable("region", region)
-        _keep_metadata_off_proxies(core)
-        session = boto3.session.Session(botocore_session=core)
+        session = new_session()
 
         def client(style: str) -> Any:
             config = Config(
@@ -185,43 +177,74 @@ class S3Client:
     def _understand(self, err: Exception, operation: str, where: str) -> CloudError:
         """What an exception of boto3's means. A bug of ours is raised again."""
         from botocore import exceptions as boto
-        from botocore.parsers import ResponseParserError
 
         if isinstance(err, boto.ClientError):
             return explain(_refusal(err, operation, where, self._bucket))
-        words = f"{operation} {where}: {err}"
         if isinstance(err, boto.HTTPClientError) and isinstance(cause := err.kwargs.get("error"), CloudError):
             return cause  # our own body stopped the request: out of time, too slow, given up
-        if isinstance(err, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(err):
-            return Denied(f"{words}; if a private authority signs here, name its bundle in AWS_CA_BUNDLE")
-        if isinstance(err, boto.SSLError) and any(
-            isinstance(cause, FileNotFoundError) for cause in getattr(err.kwargs.get("error"), "args", ())
-        ):
-            return Denied(f"{words}; the bundle that AWS_CA_BUNDLE or the profile names is not there")
-        if isinstance(err, boto.ProxyConnectionError | boto.EndpointConnectionError | boto.ConnectTimeoutError):
-            return Unavailable(words)  # nothing was sent
-        if isinstance(err, boto.HTTPClientError | boto.ConnectionError | ResponseParserError):
-            return OutcomeUnknown(words) if operation in TAKES_EFFECT else Unavailable(words)
-        if isinstance(err, boto.NoCredentialsError):
-            return CredentialsMissing(
-                f"{words}; give the instance a role, or this user a profile (AWS_PROFILE, aws configure)"
-            )
-        if isinstance(err, boto.SSOError | boto.LoginError | boto.TokenRetrievalError):
-            return Denied(f"{words}; log in again (aws sso login)")
-        if isinstance(err, boto.CredentialRetrievalError | boto.MetadataRetrievalError):
-            return Unavailable(f"{words}; where the credentials come from did not answer")
-        if isinstance(err, RuntimeError) and "expired" in str(err):
-            return CredentialsExpired(words)  # refreshed, and expired all the same: botocore has no type for it
-        if isinstance(err, boto.ParamValidationError) or not isinstance(err, boto.BotoCoreError):
-            raise err
-        return Denied(f"{words}; check profile, region and endpoint")
+        return no_answer(err, f"{operation} {where}", takes_effect=operation in TAKES_EFFECT)
 
 
-def _library_errors() -> tuple[type[Exception], ...]:
+# ------------------------------------------------------------------------------- and so for AWS's other services
+
+
+def new_session() -> Any:
+    """A boto3 session that knows AWS_REGION, and asks for a role's credentials patiently and through no proxy."""
+    import boto3.session  # 150 ms, for those who use AWS
+    import botocore.session
+
+    core = botocore.session.Session()
+    attempts = max(METADATA_ATTEMPTS, core.get_config_variable("metadata_service_num_attempts"))
+    core.set_config_variable("metadata_service_num_attempts", attempts)
+    if region := os.environ.get("AWS_REGION"):  # as the aws command has it; botocore knows AWS_DEFAULT_REGION only
+        core.set_config_variable("region", region)
+    _keep_metadata_off_proxies(core)
+    return boto3.session.Session(botocore_session=core)
+
+
+def library_errors() -> tuple[type[Exception], ...]:
+    """What a call of boto3's may raise because of the world."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
     return BotoCoreError, ClientError, ResponseParserError, RuntimeError
+
+
+def no_answer(err: Exception, what: str, *, takes_effect: bool) -> CloudError:
+    """What it means that boto3 raised `err` without an answer of the service's. A bug of ours is raised again.
+
+    Args:
+        err: one of `library_errors`, but no ClientError.
+        what: was asked, for the text.
+        takes_effect: whether a lost reply leaves something unknown.
+    """
+    from botocore import exceptions as boto
+    from botocore.parsers import ResponseParserError
+
+    words = f"{what}: {err}"
+    if isinstance(err, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(err):
+        return Denied(f"{words}; if a private authority signs here, name its bundle in AWS_CA_BUNDLE")
+    if isinstance(err, boto.SSLError) and any(
+        isinstance(cause, FileNotFoundError) for cause in getattr(err.kwargs.get("error"), "args", ())
+    ):
+        return Denied(f"{words}; the bundle that AWS_CA_BUNDLE or the profile names is not there")
+    if isinstance(err, boto.ProxyConnectionError | boto.EndpointConnectionError | boto.ConnectTimeoutError):
+        return Unavailable(words)  # nothing was sent
+    if isinstance(err, boto.HTTPClientError | boto.ConnectionError | ResponseParserError):
+        return OutcomeUnknown(words) if takes_effect else Unavailable(words)
+    if isinstance(err, boto.NoCredentialsError):
+        return CredentialsMissing(
+            f"{words}; give the instance a role, or this user a profile (AWS_PROFILE, aws configure)"
+        )
+    if isinstance(err, boto.SSOError | boto.LoginError | boto.TokenRetrievalError):
+        return Denied(f"{words}; log in again (aws sso login)")
+    if isinstance(err, boto.CredentialRetrievalError | boto.MetadataRetrievalError):
+        return Unavailable(f"{words}; where the credentials come from did not answer")
+    if isinstance(err, RuntimeError) and "expired" in str(err):
+        return CredentialsExpired(words)  # refreshed, and expired all the same: botocore has no type for it
+    if isinstance(err, boto.ParamValidationError) or not isinstance(err, boto.BotoCoreError):
+        raise err
+    return Denied(f"{words}; check profile, region and endpoint")
 
 
 def _method(operation: str) -> str:

@@ -124,8 +124,18 @@ def test_a_hibernation_begins_at_once(source: Ec2Source, metadata: FakeMetadata)
 
 
 def test_a_time_that_has_passed_is_at_once(source: Ec2Source, metadata: FakeMetadata) -> None:
-    metadata.answers[SPOT] = '{"action": "terminate", "time": "2015-01-05T18:02:00Z"}'
+    metadata.answers[SPOT] = '{"action": "terminate", "time": "2026-06-01T11:59:10Z"}'
 
+    assert lead_s(the_only(source)) == AT_ONCE_S
+
+
+def test_a_notice_that_was_not_carried_out_lapses_a_minute_after_its_time(
+    source: Ec2Source, metadata: FakeMetadata
+) -> None:
+    metadata.answers[SPOT] = '{"action": "terminate", "time": "2026-06-01T11:58:59Z"}'
+    assert list(source.poll()) == []
+
+    metadata.served_at = None  # nobody tells the time that EC2 goes by
     assert lead_s(the_only(source)) == AT_ONCE_S
 
 
