@@ -1,0 +1,609 @@
+#!/usr/bin/env bash
+# Makes an instance ready for its run: disks, source, environment, units. User data starts it at the first boot,
+# harness-node.service at every boot: it changes nothing that is as it should be, and takes up what was left half done.
+# It owns what it writes, and never a disk, an archive or an interpreter that others made. How a run is started,
+# repeated and ended is resume.sh's.
+set -euo pipefail
+shopt -s inherit_errexit nullglob
+
+root="${HARNESS_ROOT:-}"
+disk_links="${HARNESS_DISK_LINKS:-/dev/disk/by-id}"
+settings="$root/etc/harness/node.env"
+local_env="$root/etc/harness/local.env"
+mount_point="$root/mnt/harness"
+sources="$root/opt/harness/source"
+current="$sources/current"
+work="$sources/.work" # whose lock it is
+venv="$root/opt/harness/venv"
+logs="$root/var/log/harness"
+label=harness # of our file system and our array
+USAGE=64      # exit code: the user has to change something
+FAULT=70      # it may go well another time
+
+usage() {
+    cat <<'HELP'
+usage: bootstrap-node.sh [disks] [source] [environment] [units]
+
+    disks         the instance store, as one file system, at /mnt/harness
+    source        the run's code in /opt/harness/source/<digest>, and the link `current` to it; an archive with a single
+                  folder at its top is entered
+    environment   an interpreter with torch, the harness and what the code needs; which, is written to local.env.
+                  environment/bin/python of the archive comes before the AMI's
+    units         harness-node.service (this script) and harness.service (resume.sh), which is started
+
+Each can be repeated. Without arguments all are made, in up to three attempts; if that fails, the owner is told and the
+group set to zero, since an instance that waits costs as much as one that trains. The run is described by
+/etc/harness/node.env. Exit codes: 64, something has to be changed, and the message names it; 70, anything else.
+
+    HARNESS_ROOT         put before every path that is written; systemd is then left alone
+    HARNESS_DISK_LINKS   where the links are that name disks (default: /dev/disk/by-id)
+HELP
+}
+
+say() { printf 'bootstrap-node: %s\n' "$*" >&2; }
+warn() { say "WARNING: $*"; }
+refuse() { say "$*"; exit "$USAGE"; }
+fail() { say "$*"; exit "$FAULT"; }
+have() { command -v "$1" >/dev/null; }
+systemd_runs() { [[ -z "$root" && -d /run/systemd/system ]]; }
+
+main() {
+    [[ " $* " != *\ -h\ * && " $* " != *\ --help\ * ]] || { usage; exit; }
+    [[ " $* " =~ ^\ +((disks|source|environment|units)\ )*$ ]] || { usage >&2; exit "$USAGE"; }
+    export HOME="${HOME:-/root}" PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+    mkdir -p "$sources" "$logs"
+    exec 9>"$sources/.lock"
+    flock 9 # user data and harness-node.service may come at once
+    rm -rf "$work"
+    mkdir "$work"
+    if (($#)); then prepare "$@"; else prepare_all 2> >(exec tee -a "$logs/bootstrap.log" >&2 9>&-); fi
+}
+
+prepare() {
+    local part
+    read_settings
+    for part in "$@"; do "prepare_$part" </dev/null 1>&2; done
+}
+
+prepare_all() {
+    local attempt code
+    for attempt in 1 2 3; do
+        say "$(date -u +%FT%TZ) attempt $attempt"
+        set +e # not `if (…)`: it would switch -e off inside
+        (set -e; prepare disks source environment units)
+        code=$?
+        set -e
+        ((code != 0)) || return 0
+        ((code != USAGE && attempt < 3)) || break
+        sleep 30
+    done
+    (read_settings; stop_the_fleet "$(tail -n 15 "$logs/bootstrap.log")") || warn "the group could not be set to zero"
+    exit "$code"
+}
+
+# Only what bash and systemd read alike, and nothing that bash would run.
+read_settings() {
+    local line number=0
+    # shellcheck disable=SC2016
+    local allowed='^([A-Za-z_][A-Za-z0-9_]*="([^"\\$`]|\\["\\$`])*"|#.*|)$'
+    [[ -r "$settings" ]] || refuse "$settings is not there: user data writes it"
+    while IFS= read -r line || [[ -n "$line" ]]; do
+        ((++number))
+        [[ "$line" =~ $allowed ]] || refuse "$settings, line $number: is not NAME=\"value\", with \\ before \\ \" \$ \`"
+    done <"$settings"
+    set -a
+    # shellcheck source=/dev/null
+    source "$settings"
+    set +a
+    [[ -n "${HARNESS_RUN:-}" ]] || refuse "run: HARNESS_RUN is missing in $settings"
+}
+
+# --------------------------------------------------------------------------------------------------------------- disks
+
+prepare_disks() {
+    local all usable=() disk device elsewhere
+    ! mountpoint -q "$mount_point" || { say "$mount_point is mounted"; return; }
+    mapfile -t all < <(instance_disks)
+    elsewhere="$(mounted_elsewhere)"
+    [[ -z "$elsewhere" ]] || { say "the AMI has mounted the instance store: used at $elsewhere"; return; }
+    for disk in "${all[@]}"; do
+        if is_blank "$disk" || has_our_file_system "$disk" || is_of_our_array "$disk"; then
+            usable+=("$disk")
+        else
+            warn "$disk holds $(signatures "$disk"), not ours: left alone. To give it away: wipefs --all $disk"
+        fi
+    done
+    if ((${#usable[@]} == 0)); then
+        warn "NO INSTANCE STORE to use (${#all[@]} disks). Local snapshots go to the root volume: as slow as that is," \
+            "125 MB/s for gp3 unless more is paid for, and gone with the instance all the same. Choose types with NVMe."
+        return
+    fi
+    device="$(one_device "${usable[@]}")"
+    [[ -z "$(signatures "$device")" ]] || try_mount "$device" ||
+        warn "the file system of $device cannot be mounted ($(<"$work/error")): made anew, what was on it is gone"
+    mountpoint -q "$mount_point" || { make_file_system "$device" && try_mount "$device"; } ||
+        fail "$device cannot be made a file system and mounted: $(cat "$work/error")"
+    say "$mount_point is $device, $(property TYPE "$device")"
+}
+
+# By name and not by number: /dev/nvme1n1 may be an EBS volume. Each disk has several links, and each partition.
+instance_disks() {
+    local link
+    for link in "$disk_links"/*NVMe_Instance_Storage_*; do
+        [[ "$link" == *-part[0-9]* ]] || realpath "$link"
+    done | sort -u
+}
+
+# The Deep Learning AMIs have a service that stripes the disks with LVM, and mounts them at /opt/dlami/nvme.
+mounted_elsewhere() {
+    local disk
+    for disk in $(instance_disks); do lsblk --noheadings --raw --output MOUNTPOINT "$disk"; done |
+        grep '^/' | grep -vxF "$mount_point" | head -n 1 || true
+}
+
+signatures() { wipefs --noheadings --output TYPE "$1" | sort -u | paste -s -d ' '; }
+property() { blkid -p -o value -s "$1" "$2" || true; }
+is_blank() { [[ -z "$(signatures "$1")" ]]; }
+has_our_file_system() { [[ "$(property USAGE "$1") $(property LABEL "$1")" == "filesystem $label" ]]; }
+is_of_our_array() { have mdadm && mdadm --examine --export "$1" 2>&1 | grep -qE "^MD_NAME=(.*:)?$label$"; }
+
+# one_device DISK… — the array of all of them, or the first.
+one_device() {
+    local disk
+    for disk in "$@"; do
+        has_our_file_system "$disk" || continue # from a boot at which no array could be made
+        (($# == 1)) || warn "$disk has been used alone, and is again: the other disks lie idle"
+        echo "$disk"
+        return
+    done
+    if (($# > 1)); then
+        if have mdadm && array_of "$@"; then return; fi
+        warn "NO ARRAY of the $# disks: no mdadm here, or it failed. Only $1 is used, at a fraction of their speed"
+    fi
+    echo "$1"
+}
+
+# array_of DISK… — the RAID0 of exactly these: the one that runs, else assembled, else made anew.
+array_of() {
+    ! running_array "$@" || return 0
+    stop_arrays "$@"
+    if is_of_our_array "$1"; then
+        mdadm --quiet --assemble --run "/dev/md/$label" "$@" >&2 || true
+        ! running_array "$@" || return 0
+        warn "the array of $* is not whole: made anew, what was on it is gone"
+        stop_arrays "$@"
+    fi
+    wipefs --quiet --all "$@" >&2
+    mdadm --quiet --create "/dev/md/$label" --run --level=0 --name="$label" --raid-devices=$# "$@" >&2 || return 1
+    mdadm --quiet --wait "/dev/md/$label" >&2 || true # 1: nothing to wait for
+    running_array "$@"
+}
+
+# By the kernel's account: after a reboot its number is another, and its name may have gained the host's.
+running_array() {
+    local found
+    found="$(arrays_above "$@")"
+    [[ "$(wc -w <<<"$found")" == 1 && "$(wc -w <"/sys/block/$found/md/raid_disks")" == 1 ]] || return 1
+    [[ "$(<"/sys/block/$found/md/raid_disks")" == "$#" && "$(blockdev --getsize64 "/dev/$found")" != 0 ]] || return 1
+    echo "/dev/$found"
+}
+
+arrays_above() {
+    local disk holder
+    for disk in "$@"; do
+        for holder in "/sys/class/block/${disk##*/}/holders/"md*; do echo "${holder##*/}"; done
+    done | sort -u
+}
+
+stop_arrays() {
+    local array
+    for array in $(arrays_above "$@"); do mdadm --quiet --stop "/dev/$array" >&2 || true; done
+}
+
+# Without TRIM: instance store arrives trimmed, and terabytes take minutes.
+make_file_system() {
+    wipefs --quiet --all "$1" >&2
+    if have mkfs.xfs && { grep -qw xfs /proc/filesystems || modprobe -q xfs; }; then
+        mkfs.xfs -q -f -K -L "$label" -l su=8b "$1" 2>"$work/error"
+    else
+        mkfs.ext4 -q -F -E nodiscard -L "$label" "$1" 2>"$work/error"
+    fi
+}
+
+# The unit is started here and enabled nowhere: no boot waits for a disk that has become another instance's.
+try_mount() {
+    mkdir -p "$mount_point"
+    write_unit mnt-harness.mount <<UNIT
+[Unit]
+Description=Instance store
+[Mount]
+What=/dev/disk/by-uuid/$(property UUID "$1")
+Where=/mnt/harness
+Type=$(property TYPE "$1")
+Options=noatime
+UNIT
+    if systemd_runs; then
+        udevadm trigger --settle --action=change "$1" # else the link by UUID may never come: udev looked before mkfs
+        systemctl daemon-reload
+        systemctl start mnt-harness.mount 2>"$work/error"
+    else
+        mount -t "$(property TYPE "$1")" -o noatime "$1" "$mount_point" 2>"$work/error"
+    fi
+}
+
+# -------------------------------------------------------------------------------------------------------------- source
+
+# Asked for again at each boot, so that a new archive at the same address is taken; but a store that cannot be reached
+# does not stop an instance that has the code.
+prepare_source() {
+    local kind mark="" digest="" address=""
+    mkdir -p "$sources/none"
+    read -r mark digest address 2>/dev/null <"$sources/.fetched" || true
+    [[ "$address" == "${HARNESS_SOURCE:-}" && -d "$sources/${digest:-none}" ]] || mark="" digest=""
+    case "${HARNESS_SOURCE:-}" in
+        "") switch_to none; return ;;
+        s3://?*/?*) kind=archive ;;
+        git+https://?* | git+ssh://?* | git+file://?*) kind=git ;;
+        *) refuse "source_archive: '$HARNESS_SOURCE' is neither s3://bucket/key nor git+https://host/repository@ref" ;;
+    esac
+    if ! "fetch_$kind" "$mark"; then
+        [[ -n "$digest" ]] || exit "$(<"$work/code")"
+        warn "source_archive: used as it was fetched before ($digest)"
+    elif [[ "$(<"$work/mark")" != "$mark" ]]; then
+        "unpack_$kind"
+        [[ -d "$sources/$digest" ]] || { sync --file-system "$work/tree"; mv -T "$work/tree" "$sources/$digest"; }
+        printf '%s %s %s\n' "$(<"$work/mark")" "$digest" "$HARNESS_SOURCE" >"$work/fetched"
+        mv "$work/fetched" "$sources/.fetched"
+    fi
+    switch_to "$digest"
+}
+
+switch_to() {
+    local target="$1" top
+    mapfile -t top < <(ls -A "$sources/$1")
+    if ((${#top[@]} == 1)) && [[ -d "$sources/$1/${top[0]}" ]]; then target="$1/${top[0]}"; fi
+    ln -sfn "$target" "$work/current"
+    mv -T "$work/current" "$current"
+    say "source: $target"
+}
+
+fetch_archive() { fetch source_archive "$HARNESS_SOURCE" "$work/archive" "$1"; }
+
+unpack_archive() {
+    local python
+    digest="$(sha256sum "$work/archive" | cut -c -16)"
+    [[ ! -d "$sources/$digest" ]] || return 0
+    python="$(python_that 'import tarfile; tarfile.data_filter')" ||
+        refuse "python: none that unpacks safely (3.11.4 or newer): choose another AMI, or name an interpreter"
+    "$python" -c "$UNPACK" "$work/archive" "$work/tree" 2>"$work/error" ||
+        refuse "source_archive: $HARNESS_SOURCE is refused: $(<"$work/error")"
+}
+
+fetch_git() {
+    local url="${HARNESS_SOURCE#git+}" ref=HEAD path
+    have git || refuse "source_archive: this AMI has no git; give an archive on S3"
+    path="${url#*://*/}"
+    if [[ "$path" == *@* ]]; then ref="${path#*@}" url="${url%"@${path#*@}"}"; fi
+    git init --quiet "$work/tree"
+    if ! GIT_TERMINAL_PROMPT=0 git -C "$work/tree" fetch --quiet --depth 1 -- "$url" "$ref"; then
+        say "source_archive: $url has no $ref, or cannot be reached or read from here"
+        echo "$FAULT" >"$work/code"
+        return 1
+    fi
+    git -C "$work/tree" rev-parse 'FETCH_HEAD^{commit}' >"$work/mark"
+}
+
+unpack_git() {
+    digest="$(<"$work/mark")"
+    git -C "$work/tree" checkout --quiet "$digest"
+    git -C "$work/tree" submodule --quiet update --init --recursive --depth 1
+}
+
+# fetch VARIABLE URL FILE MARK — the object, unless its ETag is MARK; its ETag is then in $work/mark. A failure is
+# explained, and its exit code is in $work/code.
+fetch() {
+    local variable="$1" bucket="${2#s3://}" key answer code="$USAGE" get
+    key="${bucket#*/}"
+    bucket="${bucket%%/*}"
+    if get="$(python_that "$HAS_BOTO3")"; then
+        get=("$get" -c "$GET_OBJECT")
+    elif have aws; then
+        get=(get_by_cli)
+    else
+        { python3 -m venv "$work/boto3" && "$work/boto3/bin/pip" install --quiet boto3; } ||
+            fail "$variable: $2 needs the AWS CLI or boto3, and boto3 cannot be installed: choose another AMI"
+        get=("$work/boto3/bin/python" -c "$GET_OBJECT")
+    fi
+    ! "${get[@]}" "$bucket" "$key" "$3" "$4" >"$work/mark" 2>"$work/error" || return 0
+    answer="$(tail -n 1 "$work/error")"
+    case "$answer" in
+        *"(304)"*) echo "$4" >"$work/mark"; return 0 ;;
+        *NoSuchKey* | *NoSuchBucket* | *"(404)"*) say "$variable: $2 is not there ($answer)" ;;
+        *AccessDenied* | *"(403)"*)
+            say "$variable: the instance's role may not read $2: s3:GetObject is needed, kms:Decrypt if a key" \
+                "encrypts it, and s3:ListBucket to be told that there is no such object ($answer)" ;;
+        *) say "$variable: $2 cannot be fetched: $answer"; code="$FAULT" ;;
+    esac
+    echo "$code" >"$work/code"
+    return 1
+}
+
+get_by_cli() {
+    aws s3api get-object --bucket "$1" --key "$2" ${4:+--if-none-match "$4"} --query ETag --output text "$3"
+}
+
+# The first interpreter here that runs a line.
+python_that() {
+    local python
+    for python in ${HARNESS_PYTHON:+"$HARNESS_PYTHON"} /opt/pytorch/bin/python python3; do
+        if "$python" -c "$1" 2>/dev/null; then echo "$python"; return; fi
+    done
+    return 1
+}
+
+HAS_BOTO3='import importlib.util; assert importlib.util.find_spec("boto3")'
+read -r -d '' GET_OBJECT <<'PYTHON' || true
+import shutil, sys, boto3
+bucket, key, path, mark = sys.argv[1:]
+try:
+    found = boto3.client("s3").get_object(Bucket=bucket, Key=key, **({"IfNoneMatch": mark} if mark else {}))
+    with open(path, "wb") as file:
+        shutil.copyfileobj(found["Body"], file, 1 << 20)
+except Exception as error:
+    sys.exit(str(error))
+print(found["ETag"])
+PYTHON
+
+# Refuses what leaves the target: absolute paths, "..", links out of it, devices.
+read -r -d '' UNPACK <<'PYTHON' || true
+import os, sys, tarfile, zipfile, zlib
+archive, target = sys.argv[1:]
+def check(name):
+    if name.startswith("/") or ".." in name.split("/"):
+        sys.exit(f"{name!r} is outside of it")
+try:
+    os.mkdir(target)
+    if tarfile.is_tarfile(archive):
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                check(member.name)
+            tar.extractall(target, filter="data")
+    else:
+        with zipfile.ZipFile(archive) as files:
+            for member in files.infolist():
+                check(member.filename)
+                if member.external_attr >> 28 == 0o12:
+                    sys.exit(f"{member.filename!r} is a link: zip cannot hold it, .tar.gz can")
+            files.extractall(target)
+except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+PYTHON
+
+# --------------------------------------------------------------------------------------------------------- environment
+
+prepare_environment() {
+    local python directory elsewhere
+    if [[ -n "${HARNESS_IMAGE:-}" ]]; then prepare_image; else prepare_interpreter; fi
+    elsewhere="$(mounted_elsewhere)"
+    directory="${HARNESS_LOCAL:-${elsewhere:-$root/var/lib}/harness}"
+    if [[ -z "${HARNESS_LOCAL:-}" ]] && mountpoint -q "$mount_point"; then directory="$mount_point/local"; fi
+    mkdir -p "$directory"
+    printf 'HARNESS_LOCAL=%s\nHARNESS_PYTHON=%s\n' "$(quoted "$directory")" "$(quoted "$python")" >"$local_env.new"
+    mv "$local_env.new" "$local_env"
+    say "local snapshots in $directory, interpreter $python"
+}
+
+quoted() { sed 's/[\\"$`]/\\&/g; s/.*/"&"/' <<<"$1"; }
+
+# What is there is used as it is where nothing has to be added. Else an environment on top of it, in which the AMI's
+# torch, the one that fits its driver, is seen and never replaced. Sets `python`.
+prepare_interpreter() {
+    local base made_of package wheels=("$current"/{,wheels/}harness*.whl)
+    base="$(base_interpreter)"
+    python="$base"
+    package="${HARNESS_PACKAGE:-${wheels[@]: -1}}"
+    if [[ -z "$package${HARNESS_SETUP:-}" && ! -f "$current/requirements.txt" ]]; then
+        has_harness "$base" || refuse_without_harness
+        return
+    fi
+    python="$venv/bin/python"
+    made_of="$(readlink -f "$current"; printf '%s\n' "$package" "${HARNESS_SETUP:-}" "$base"; "$base" -VV)"
+    [[ ! -f "$venv/.made-of" || "$(<"$venv/.made-of")" != "$made_of" ]] || return 0
+    make_environment "$base"
+    fill_environment "$package"
+    has_harness "$python" || refuse_without_harness
+    printf '%s' "$made_of" >"$venv/.made-of" # last: one that failed, or was cut short, is made anew
+}
+
+base_interpreter() {
+    local name path
+    for name in "${HARNESS_PYTHON:-$current/environment/bin/python}" /opt/pytorch/bin/python python3; do
+        path="$(type -P "$name")" || { [[ "$name" != "${HARNESS_PYTHON:-}" ]] || break; continue; }
+        "$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+            refuse "python: $path is $("$path" -V), and 3.11 or newer is needed: choose another AMI, name another" \
+                "interpreter, or set container_image"
+        echo "$path"
+        return
+    done
+    refuse "python: there is no ${HARNESS_PYTHON:-python3} here: choose another AMI, or name another interpreter"
+}
+
+has_harness() { "$1" -P -c 'import harness.cli' 2>"$work/error"; } # -P: as resume.sh does
+
+refuse_without_harness() {
+    refuse "harness_package: $python cannot import the harness ($(tail -n 1 "$work/error")). Put its wheel into the" \
+        "archive, as scripts/pack does, or say what pip is to install"
+}
+
+# The base may be a virtual environment itself, as on the Deep Learning AMIs. --system-site-packages would then show
+# what the interpreter behind it has, and not its torch: hence the .pth. pip is the base's, working in here.
+make_environment() {
+    local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+    say "making $venv on $1"
+    rm -rf "$venv"
+    "$1" -m venv --without-pip --system-site-packages "$venv"
+    printf 'import site; site.addsitedir(%s)\n' "'$("$1" -c "$packages")'" >"$("$python" -c "$packages")/base.pth"
+    "$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip ||
+        refuse "python: $1 has neither pip nor ensurepip: choose another AMI, or name another interpreter"
+    printf '#!/bin/sh\nexec %s -m pip "$@"\n' "$(quoted "$python")" >"$venv/bin/pip"
+    chmod +x "$venv/bin/pip"
+    "$python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' \
+        >"$venv/constraints.txt" 2>/dev/null || true
+}
+
+fill_environment() {
+    local package="$1"
+    local -x VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
+    cd "$current"
+    if [[ "$package" == s3://* ]]; then
+        package="$work/${1##*/}"
+        fetch harness_package "$1" "$package" "" || exit "$(<"$work/code")"
+    fi
+    [[ -z "$package" ]] || pip install --quiet --constraint "$venv/constraints.txt" -- "$package" ||
+        fail "harness_package: pip cannot install $1"
+    if [[ -n "${HARNESS_SETUP:-}" ]]; then
+        bash -c "$HARNESS_SETUP" 9>&- || fail "setup_command: ended with exit code $?: $HARNESS_SETUP"
+    elif [[ -f requirements.txt ]]; then
+        pip install --quiet --constraint "$venv/constraints.txt" --requirement requirements.txt ||
+            fail "requirements.txt: pip failed. torch stays as the AMI has it; to replace it, use setup_command"
+    fi
+    cd /
+}
+
+# The image is the environment. Sets `python` to an interpreter of the image.
+prepare_image() {
+    local image="$HARNESS_IMAGE"
+    # shellcheck disable=SC2016
+    local probe='for p in "$0" python3 python; do "$p" -P -c "import harness.cli" && echo "$p" && exit; done; exit 1'
+    have docker || refuse "container_image: this AMI has no docker"
+    [[ "$image" =~ ^[A-Za-z0-9][A-Za-z0-9._:/@-]*$ ]] || refuse "container_image: '$image' names no image"
+    [[ -z "${HARNESS_SETUP:-}${HARNESS_PACKAGE:-}" ]] || refuse "container_image: the image is the environment;" \
+        "build it with what setup_command and harness_package would add"
+    if [[ "$image" =~ ^[0-9]+\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com ]]; then
+        aws ecr get-login-password --region "${BASH_REMATCH[1]}" |
+            docker login --username AWS --password-stdin "${image%%/*}" || warn "container_image: no login at ECR"
+    fi
+    docker pull --quiet "$image" || docker image inspect "$image" >/dev/null ||
+        fail "container_image: cannot pull $image"
+    python="$(docker run --rm --entrypoint sh --volume "$sources:$sources" --workdir "$current" "$image" \
+        -c "$probe" "${HARNESS_PYTHON:-python}")" ||
+        refuse "container_image: no python in $image imports the harness: install it there"
+}
+
+# --------------------------------------------------------------------------------------------------------------- units
+
+# Units name the paths of the machine that runs them, without HARNESS_ROOT.
+prepare_units() {
+    local start=/opt/harness/bin/resume.sh cleanup=""
+    [[ -x "$root$start" ]] || refuse "$root$start is not there: user data writes it"
+    [[ -r "$local_env" ]] || refuse "$local_env is not there: prepare the environment first"
+    if [[ -n "${HARNESS_IMAGE:-}" ]]; then
+        cleanup="-$(type -P docker) rm --force harness"
+        start="$(container_command "$start")"
+    fi
+    write_unit harness-node.service <<'UNIT'
+[Unit]
+Description=What the harness's run needs of this instance
+Wants=network-online.target
+After=network-online.target docker.service dlami-nvme.service
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/opt/harness/bin/bootstrap-node.sh
+TimeoutStartSec=2h
+[Install]
+WantedBy=multi-user.target
+UNIT
+    # 180 s: a spot instance's 120, and the time to tell of it. What resume.sh exits with is meant, the program's own code
+    # too, and is not repeated: it is started again only where it died. The list says so to whoever changes Restart=.
+    write_unit harness.service <<UNIT
+[Unit]
+Description=The harness's run
+Requires=harness-node.service
+After=harness-node.service network-online.target docker.service mnt-harness.mount
+StartLimitIntervalSec=1h
+StartLimitBurst=5
+[Service]
+EnvironmentFile=/etc/harness/node.env
+EnvironmentFile=/etc/harness/local.env
+WorkingDirectory=/opt/harness/source/current
+ExecStartPre=$cleanup
+ExecStart=$start
+ExecStopPost=$cleanup
+KillMode=mixed
+TimeoutStopSec=180
+OOMPolicy=continue
+Restart=on-abnormal
+RestartSec=10
+RestartPreventExitStatus=0 64 70 73 74 75 130
+LimitNOFILE=1048576
+LimitMEMLOCK=infinity
+StandardOutput=append:/var/log/harness/harness.log
+StandardError=inherit
+[Install]
+WantedBy=multi-user.target
+UNIT
+    keep_logs
+    if systemd_runs; then
+        systemctl daemon-reload
+        systemctl --quiet enable harness-node.service harness.service
+        systemctl start --no-block harness.service # it waits for harness-node.service, and that for our lock
+    fi
+}
+
+write_unit() {
+    local unit="$root/etc/systemd/system/$1"
+    mkdir -p "${unit%/*}"
+    cat >"$unit.new"
+    mv "$unit.new" "$unit"
+}
+
+# Values pass by name: docker takes them from the environment that systemd has made.
+container_command() {
+    local names flags=(--rm --init --name harness --entrypoint "$1" --workdir /opt/harness/source/current --network host
+        --ipc host --stop-timeout 180 --ulimit memlock=-1 --ulimit nofile=1048576 --volume /etc/harness:/etc/harness:ro
+        --volume /opt/harness:/opt/harness)
+    # shellcheck source=/dev/null
+    source "$local_env"
+    flags+=(--volume "$HARNESS_LOCAL:$HARNESS_LOCAL")
+    [[ ! -e /dev/nvidia0 ]] || flags+=(--gpus all)
+    mapfile -t names < <(grep -hoE '^[A-Za-z0-9_]+' "$settings" "$local_env" | sort -u)
+    echo "$(type -P docker) run ${flags[*]} ${names[*]/#/--env } $HARNESS_IMAGE"
+}
+
+# Rotated by copying, since systemd keeps the file open; and shipped where the AMI has an agent for that.
+keep_logs() {
+    local agent="$root/opt/aws/amazon-cloudwatch-agent" file list
+    mkdir -p "$root/etc/logrotate.d"
+    printf '%s\n' '/var/log/harness/*.log {' daily 'maxsize 200M' 'rotate 5' compress copytruncate missingok \
+        notifempty '}' >"$root/etc/logrotate.d/harness"
+    file="$agent/etc/harness.json"
+    list="{\"file_path\": \"/var/log/harness/*.log\", \"publish_multi_logs\": true,
+        \"log_group_name\": \"${HARNESS_LOG_GROUP:-}\", \"log_stream_name\": \"{instance_id}\"}"
+    if [[ -z "${HARNESS_LOG_GROUP:-}" || ! -x "$agent/bin/amazon-cloudwatch-agent-ctl" ]]; then
+        say "logs stay in $logs: HARNESS_LOG_GROUP is empty, or the AMI has no CloudWatch agent"
+        return
+    fi
+    mkdir -p "${file%/*}"
+    printf '{"logs": {"logs_collected": {"files": {"collect_list": [%s]}}}}\n' "$list" >"$file"
+    "$agent/bin/amazon-cloudwatch-agent-ctl" -a append-config -m ec2 -s -c "file:$file" 9>&- ||
+        warn "the CloudWatch agent refuses $file: logs stay in $logs"
+}
+
+# stop_the_fleet TEXT — tells the owner first: the rest ends this instance.
+stop_the_fleet() {
+    local python
+    [[ -n "${HARNESS_GROUP:-}" ]] || return 0
+    python="$(python_that "$HAS_BOTO3")" || return 1
+    "$python" -c "$STOP_THE_FLEET" "$1"
+}
+
+read -r -d '' STOP_THE_FLEET <<'PYTHON' || true
+import os, sys, boto3
+run, group, topic = (os.environ.get("HARNESS_" + name, "") for name in ("RUN", "GROUP", "TOPIC"))
+if topic:
+    boto3.client("sns").publish(TopicArn=topic, Subject=f"{run}: no instance can be prepared"[:99], Message=sys.argv[1])
+boto3.client("autoscaling").update_auto_scaling_group(AutoScalingGroupName=group, MinSize=0, DesiredCapacity=0)
+PYTHON
+
+main "$@"
