@@ -1,4 +1,4 @@
-"""The command line: run · doctor · status · drill · ls · verify · export · rm · metadata-sim.
+"""The command line: run · resume · doctor · status · drill · ls · verify · export · rm · metadata-sim.
 
 Owns words on the screen and exit codes; every command parses, calls, prints. Human text goes to stderr, data to stdout,
 `--json` is for machines. Errors say what, where and what to do, without a traceback.
@@ -117,6 +117,67 @@ def run(
 
 @app.command(
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+    epilog="Example: harness resume --store s3://bucket/prefix --run gpt-small -- python train.py --lr 3e-4",
+)
+def resume(
+    context: typer.Context,
+    store: Store = None,
+    run: Run = None,
+    local: Local = None,
+    every_s: EveryS = None,
+    durable_every_s: DurableEveryS = None,
+    every_steps: EverySteps = None,
+    keep_last: KeepLast = None,
+    keep_every: KeepEvery = None,
+    keep_local: KeepLocal = None,
+    slots: Slots = None,
+    grace_s: GraceS = None,
+    drain_file: DrainFile = None,
+    max_crashes: MaxCrashes = None,
+    handover_s: HandoverS = None,
+    upload_bytes_s: UploadBytesS = None,
+    s3_endpoint: S3Endpoint = None,
+    s3_sse: S3Sse = None,
+    s3_kms_key_id: S3KmsKeyId = None,
+    metadata: Metadata = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start at step 0 although the run has snapshots")] = False,
+    line: Annotated[
+        str | None, typer.Option("--command", help="The program as one line, instead of what is behind --")
+    ] = None,
+    self_test: Annotated[
+        str | None,
+        typer.Option(
+            help='To succeed before the first start; "" for none. Default: nvidia-smi -L where there is a GPU'
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be resumed and run, and change nothing")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document on stdout")] = False,
+) -> None:
+    """`harness run` as often as it takes: on a spot instance of a fleet, in a Slurm or Kubernetes job, on a laptop.
+
+    Settings and program come from options, then the environment (HARNESS_RUN, HARNESS_STORE, HARNESS_COMMAND, …), then
+    the instance's tags (harness-run, harness-store, harness-command).
+
+    Exits with the last `harness run`'s code; in a fleet, after doing what follows from it.
+    """
+    from harness.node import main as node
+
+    own = ("line", "self_test", "dry_run", "as_json")
+    flags = {name: value for name, value in context.params.items() if name not in own} | {"fresh": fresh or None}
+    if dry_run:
+        with _patience(store):
+            found = node.dry_run(flags, context.args, line, os.environ, Path.cwd())
+        _print_json(found.to_json()) if as_json else typer.echo("\n".join(found.lines()))
+        raise typer.Exit(found.code)
+    if as_json:
+        raise ConfigError("--json goes with --dry-run")
+    raise typer.Exit(node.resume(flags, context.args, line, self_test, os.environ, Path.cwd()))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
     epilog="Example: harness doctor --store s3://bucket/prefix --run gpt-small --state-gb 13.4 -- python train.py",
 )
 def doctor(
@@ -179,13 +240,16 @@ def doctor(
 def status(store: Store = None, run: Run = None, s3_endpoint: S3Endpoint = None, as_json: Json = False) -> None:
     """What a run is doing now, or how it ended: step, local step, durable step, bytes pending."""
     from harness.agent import report
+    from harness.node.place import describe_fleet, fleet_words
 
     with _patience(store):
-        found = report.status(_settings(store, run, None, s3_endpoint))
+        settings = _settings(store, run, None, s3_endpoint)
+        found = report.status(settings)
+        fleet = describe_fleet(settings.metadata, os.environ)
     if as_json:
-        _print_json(found)
+        _print_json(found | {"fleet": fleet})
     else:
-        _print_fields(found)
+        _print_fields(found | {"fleet": fleet_words(fleet)})
 
 
 @app.command(epilog="Example: harness drill --run gpt-small --in 120")

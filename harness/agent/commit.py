@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -294,7 +294,17 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
 
 
 def finish_complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline) -> list[SnapshotId]:
-    """Commit what somebody died over: snapshots above Latest whose parts are all there. Returns what it committed.
+    """Commit what somebody died over: snapshots above Latest whose parts are all there. Returns what it committed."""
+    done = []
+    for manifest in complete(store, keys, run_id, deadline):
+        with contextlib.suppress(SnapshotCorrupt):  # it stays invisible
+            commit(store, keys, manifest, deadline)
+            done.append(manifest.id)
+    return done
+
+
+def complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline) -> Iterator[Manifest]:
+    """What is not committed and could be: manifests of snapshots above Latest whose parts are all there.
 
     A part is written only after its shards are durable, so complete parts are a complete snapshot.
     """
@@ -311,20 +321,16 @@ def finish_complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: De
             and named[0] not in quarantined
         ):
             parts.setdefault(named[1], []).append(info.key)
-    done = []
     for part_keys in parts.values():
         try:
             found = [
                 parse_part(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key) for key in part_keys
             ]
             manifest = combine_parts(found)
-            if manifest.run_id != run_id or not _all_there(store, keys, manifest, deadline):
-                continue
-            commit(store, keys, manifest, deadline)
         except SnapshotCorrupt:
-            continue  # incomplete, or not ours: it stays invisible
-        done.append(manifest.id)
-    return done
+            continue  # incomplete: it stays invisible
+        if manifest.run_id == run_id and _all_there(store, keys, manifest, deadline):
+            yield manifest
 
 
 def read_manifest(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> Manifest:

@@ -257,6 +257,8 @@ class Agent:
             "bytes_pending": left or 0,
             "estimate_s": round(left / rate, 1) if left and rate else None,
             "deadline_s": None if math.isinf(left_s) else round(left_s, 1),
+            "finished_step": self._life.finished_step,
+            "everything_durable": self._saves.everything_durable,
             "restarts": self._restarts,
             "blind": self._poller.blind,
             "agent_pid": os.getpid(),

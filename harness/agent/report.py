@@ -35,7 +35,7 @@ def status(settings: Settings) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such run.
     """
-    live = _ask_agent(settings)
+    live = ask_agent(settings)
     if live is not None:
         return live
     store, keys = open_existing_store(settings.store, settings), RunKeys(settings.run)
@@ -143,7 +143,7 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
     Raises:
         ConfigError: there is no such snapshot, or the run is being trained here.
     """
-    if _ask_agent(settings) is not None:
+    if ask_agent(settings) is not None:
         raise ConfigError(f"run {settings.run!r} is being trained on this host: stop it first")
     keys, found = RunKeys(settings.run), False
     for tier, store in _tiers(settings):
@@ -230,8 +230,9 @@ def drill(settings: Settings, in_s: float, *, end: bool, told: Callable[[str], N
     return dict(message.fields)
 
 
-def _ask_agent(settings: Settings) -> dict[str, Any] | None:
-    channel = _connect(settings)
+def ask_agent(settings: Settings, timeout_s: float | None = None) -> dict[str, Any] | None:
+    """The answer of this host's agent of the run; `None` if none listens, or none answers in time."""
+    channel = _connect(settings, timeout_s)
     if channel is None:
         return None
     with contextlib.closing(channel), contextlib.suppress(ChannelClosed):
@@ -241,10 +242,10 @@ def _ask_agent(settings: Settings) -> dict[str, Any] | None:
     return None
 
 
-def _connect(settings: Settings) -> Channel | None:
+def _connect(settings: Settings, timeout_s: float | None = None) -> Channel | None:
     """The run's agent on this host; `None` if there is none."""
     place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
     try:
-        return ipc.connect(place.socket)
+        return ipc.connect(place.socket, timeout_s)
     except OSError:
         return None  # where nobody can listen, nobody does

@@ -27,16 +27,20 @@ PROBE_S = 10.0
 
 
 def open_existing_store(location: str, settings: Settings | None = None) -> ObjectStore:
-    """The store at `location`, to look at: a directory that is not there is an empty store, and is not made.
+    """The store at `location`, to look at, or to delete from. Looking changes nothing.
+
+    A directory that is not there is an empty store, and is not made.
 
     Raises:
         ConfigError: it cannot be used.
     """
     if location.startswith("s3://"):
         return RetryingStore(open_bucket(location, settings))
-    if "://" not in location and not Path(location).exists():
+    if "://" in location:
+        return open_store(location, settings)
+    if not Path(location).exists():
         return MemoryStore()
-    return open_store(location, settings)
+    return _open_directory(location)
 
 
 def open_store(
@@ -58,9 +62,14 @@ def open_store(
         return RetryingStore(_Guarded(store, prefix, say))
     if "://" in location:
         raise ConfigError(f"{location}: a store is a directory or s3://bucket/prefix")
+    return _open_directory(location, sweep=True)
+
+
+def _open_directory(location: str, *, sweep: bool = False) -> ObjectStore:
     try:
         directory = DirectoryStore(Path(location))
-        directory.sweep()  # what writers that were killed left half-written
+        if sweep:
+            directory.sweep()  # what writers that were killed left half-written
         return RetryingStore(directory)
     except (CloudError, OSError) as err:
         raise ConfigError(f"the store {location} cannot be used: {err}") from err

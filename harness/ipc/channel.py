@@ -185,9 +185,15 @@ def listen(path: Path) -> socket.socket:
     return sock
 
 
-def connect(path: Path) -> Channel | None:
-    """Connect to the agent at `path`; `None` if nobody listens there."""
+def connect(path: Path, timeout_s: float | None = None) -> Channel | None:
+    """Connect to the agent at `path`; `None` if nobody listens there.
+
+    Args:
+        path: its address.
+        timeout_s: for this and for each later call of the channel; `None` for as long as it takes.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout_s)
     try:
         sock.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):

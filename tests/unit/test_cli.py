@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from harness.agent import commit, report
 from harness.agent.stores import open_store
 from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import SnapshotId
+from harness.node.signals import PASSED_ON
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
 from tests.support.stores import FaultyStore
 
@@ -312,6 +314,41 @@ def test_status_is_data_on_stdout(harness: Run, store: Path) -> None:
 
     assert (found["durable_step"], found["generation"], found["state"]) == (20, 1, "not running here")
     assert "durable step" in harness("status", "--run", "run").out
+
+
+def test_status_says_whether_there_is_a_fleet(harness: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_METADATA", "off")
+
+    found = json.loads(harness("status", "--run", "run", "--json").out)
+
+    why = "the metadata service is turned off"
+    assert found["fleet"] == {"group": None, "desired": None, "instances": None, "why": why}
+    assert f"none ({why})" in harness("status", "--run", "run").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--run", "run"), "nothing to run"),
+        (("--run", "run", "--json", "--", "true"), "--json goes with --dry-run"),
+        (("--dry-run", "--", "true"), "no name: pass --run"),
+        (("--run", "run", "--command", "x", "--", "true"), "given twice"),
+        (("--run", "run", "--self-test", "'", "--", "true"), "self-test cannot be read"),
+    ],
+)
+def test_a_resume_that_cannot_be_is_refused_before_anything_starts(
+    harness: Run, arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    before = {signum: signal.getsignal(signum) for signum in PASSED_ON}
+    try:
+        done = harness("resume", "--metadata", "off", *arguments)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+    assert (done.code, done.out) == (64, "")
+    assert message in done.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_verify_exits_70_if_one_byte_differs(harness: Run, store: Path) -> None:

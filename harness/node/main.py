@@ -1,0 +1,211 @@
+"""`harness resume`: composition root.
+
+Owns which parts there are and how they are put together; where a run cannot even be started, the place hears of it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloud.ec2 import Ec2Source
+from cloud.instance import Instance, tag
+from cloud.metadata import MetadataSession
+from cloud.notice import Deadline, NoticeSource
+from cloud.signals import DrainFileSource
+from harness.agent import preview
+from harness.config import Settings
+from harness.core.policy import count
+from harness.errors import ConfigError, ExitCode
+from harness.node.acts import Acts
+from harness.node.announcements import Announcements
+from harness.node.ending import Where, consequence, ending_of
+from harness.node.fitness import choose_test, run_test
+from harness.node.lives import adopt_orphans
+from harness.node.orders import Orders, give_orders, metadata_url
+from harness.node.place import GROUP_VARIABLE, METADATA_S, Place, find_instance, find_place, open_metadata
+from harness.node.runs import RunsHere
+from harness.node.signals import Signals
+from harness.node.supervisor import Limits, Supervisor
+from harness.node.watch import Watch
+
+_LOOKS, _LOOK_AGAIN_S = 3, 4.0
+
+
+def resume(
+    flags: Mapping[str, Any],
+    words: Sequence[str],
+    line: str | None,
+    self_test: str | None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    limits: Limits = Limits(),  # noqa: B008  frozen
+) -> int:
+    """Start the run or resume it, as often as it takes; the exit code of the last `harness run`.
+
+    Args:
+        flags: options of `harness run`, by the names of settings; `None` values count as not given.
+        words: the program, as it stood behind `--`.
+        line: the program as one line, of --command.
+        self_test: a command to try the machine with; `None` for the usual one.
+        environ: the environment.
+        cwd: where harness.toml is looked up.
+        limits: how long things take (tests).
+
+    Raises:
+        ConfigError: nothing could be started; a fleet is stopped before.
+    """
+    metadata = open_metadata(metadata_url(flags, environ, cwd))
+    instance = find_instance(metadata, environ)
+    signals = Signals()
+    signals.install()
+    try:
+        orders = _orders(flags, words, line, environ, cwd, metadata if instance else None)
+        test = choose_test(self_test, environ)
+    except ConfigError as err:
+        run = str(flags.get("run") or environ.get("HARNESS_RUN") or "")
+        with _opened(find_place(metadata, instance, environ, run)) as place:
+            Watch(place.fleet, Announcements(()), lambda: None, _say).ended(failed=True)
+            acts = Acts(run, place, signals, _say, limits.let_go_s)
+            acts.do(consequence(ending_of(err.exit_code), place.where).acts, str(err))
+        raise
+    run = orders.settings.run
+    with _opened(_patiently(metadata, instance, orders.environ, run, signals)) as place:
+        _say(f"{place.where.value}: {place.words}")
+        announcements = Announcements(_sources(orders.settings, metadata))
+        runs = RunsHere(orders, lambda: watch.generation)
+        watch = Watch(place.fleet, announcements, runs.ask, _say)
+        acts = Acts(run, place, signals, _say, limits.let_go_s)
+        signals.heard = lambda: (runs.ask() or {}).get("state") in ("draining", "done")
+        if test and (why := run_test(test)) is not None:
+            _say(f"the self-test failed: {why}")
+            watch.ended(failed=True)
+            acts.replace(f"the self-test failed: {why}")
+            return int(ExitCode.BUG)
+        adopt_orphans()
+        supervisor = Supervisor(
+            run,
+            place.where,
+            acts,
+            runs,
+            announcements,
+            watch,
+            signals,
+            _say,
+            max_crashes=orders.settings.max_crashes,
+            fresh=orders.settings.fresh,
+            limits=limits,
+        )
+        try:
+            return supervisor.run()
+        finally:
+            announcements.close()
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What `resume` would begin with, here."""
+
+    run: str
+    store: str
+    place: str
+    command: tuple[str, ...]
+    found: preview.Preview
+
+    @property
+    def code(self) -> int:
+        """0, or the exit code with which it would not start."""
+        return int(self.found.refused or ExitCode.FINISHED)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        about = {"run": self.run, "store": self.store, "place": self.place, "command": list(self.command)}
+        return about | self.found.to_json()
+
+    def lines(self) -> list[str]:
+        """For people."""
+        used, why = self.found.used, self.found.why
+        snapshot = f"{used.snapshot}, step {count(used.step)}, {used.tier} tier" if used is not None else "none"
+        lines = [("run", f"{self.run}, store {self.store}"), ("place", self.place), ("snapshot", f"{snapshot}: {why}")]
+        lines += [("rejected", f"{row.snapshot}, {row.tier} tier: {row.reason}") for row in self.found.rejected]
+        lines += [("note", note) for note in self.found.notes]
+        lines.append(("command", shlex.join(self.command)))
+        return [f"{name:<9} {text}" for name, text in lines]
+
+
+def dry_run(
+    flags: Mapping[str, Any], words: Sequence[str], line: str | None, environ: Mapping[str, str], cwd: Path
+) -> DryRun:
+    """What `resume` would begin with. Changes nothing anywhere.
+
+    Raises:
+        ConfigError: it would not even begin.
+        SnapshotCorrupt: the run's newest claim cannot be read.
+        CloudError: the store cannot be asked.
+    """
+    metadata = open_metadata(metadata_url(flags, environ, cwd))
+    instance = find_instance(metadata, environ)
+    orders = _orders(flags, words, line, environ, cwd, metadata if instance else None)
+    settings = orders.settings
+    with _opened(find_place(metadata, instance, orders.environ, settings.run)) as place:
+        where = f"{place.where.value}: {place.words}"
+    return DryRun(settings.run, settings.store, where, orders.command, preview.preview(settings))
+
+
+def _orders(
+    flags: Mapping[str, Any],
+    words: Sequence[str],
+    line: str | None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    metadata: MetadataSession | None,
+) -> Orders:
+    deadline = Deadline.after(METADATA_S)  # for all tags together: a laptop has none
+    return give_orders(flags, words, line, environ, cwd, lambda key: tag(metadata, key, deadline))
+
+
+def _sources(settings: Settings, metadata: MetadataSession | None) -> list[NoticeSource]:
+    sources: list[NoticeSource] = []
+    if metadata is not None:
+        sources.append(Ec2Source(metadata))
+    if settings.drain_file:
+        sources.append(DrainFileSource(Path(settings.drain_file), settings.grace_s))
+    return sources
+
+
+def _patiently(
+    metadata: MetadataSession | None,
+    instance: Instance | None,
+    environ: Mapping[str, str],
+    run: str,
+    signals: Signals,
+) -> Place:
+    """The place. Just after a boot the credentials of a fleet's instance may not be there yet, so it is asked again."""
+    place = find_place(metadata, instance, environ, run)
+    for _ in range(_LOOKS if instance is not None and environ.get(GROUP_VARIABLE) else 0):
+        if place.where is not Where.ELSEWHERE or signals.asked is not None:
+            break
+        _say(f"{place.words}: asking again in {_LOOK_AGAIN_S:g} s")
+        signals.pause(_LOOK_AGAIN_S)
+        place = find_place(metadata, instance, environ, run)
+    return place
+
+
+@contextlib.contextmanager
+def _opened(place: Place) -> Generator[Place]:
+    try:
+        yield place
+    finally:
+        if place.fleet is not None:
+            place.fleet.close()
+
+
+def _say(text: str) -> None:
+    """A word to the user."""
+    with contextlib.suppress(OSError):  # the terminal is gone
+        os.write(2, f"harness: {text}\n".encode())

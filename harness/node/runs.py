@@ -1,0 +1,92 @@
+"""One run, as far as it is on this host and in its store: found, started, and asked what came of it.
+
+Owns what has to be known of a run to supervise it; decides nothing. Nothing is written here: agents do that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloud.errors import CloudError
+from cloud.notice import Deadline
+from harness.agent import commit, report
+from harness.agent.stores import open_existing_store
+from harness.core.snapshot import RunKeys
+from harness.errors import ConfigError, ExitCode, SnapshotCorrupt
+from harness.ipc.channel import RunPlace
+from harness.node.ending import code_of
+from harness.node.lives import FoundLife, Life, StartedLife, left_behind
+from harness.node.orders import Orders
+
+ANSWER_S = 5.0  # an agent that allocates slots is busy for a while
+STORE_S = 20.0
+
+
+class RunsHere:
+    """See `harness.node.supervisor.Runs`.
+
+    Args:
+        orders: what to run.
+        generation: which one was seen last, where nobody answers any more.
+    """
+
+    def __init__(self, orders: Orders, generation: Callable[[], int | None]) -> None:
+        self._orders, self._generation = orders, generation
+        self._strangers = frozenset(left_behind())  # an entrypoint's daemons, say: whoever started us had them
+
+    def ask(self) -> dict[str, Any] | None:
+        """See `harness.node.lives.Ask`."""
+        return report.ask_agent(self._orders.settings, ANSWER_S)
+
+    def find(self) -> Life | None:
+        """See `Runs`."""
+        answer, pids = self.ask(), [pid for pid in left_behind() if pid not in self._strangers]
+        return FoundLife(self.ask, self._outcome, pids, answer) if answer is not None or pids else None
+
+    def start(self, *, fresh: bool) -> Life:
+        """See `Runs`."""
+        return StartedLife(self._orders.arguments(fresh=fresh), self._orders.environ)
+
+    def durable_step(self) -> int | None:
+        """See `Runs`."""
+        known = self._survey()
+        return known.commits[-1].step if known is not None and known.commits else None
+
+    def finished(self) -> bool:
+        """See `Runs`."""
+        known = self._survey()
+        return known is not None and known.finished_at is not None
+
+    def _outcome(self, generation: int | None) -> int | None:
+        """What a life that was found came to, as an exit code; `None` if nothing says, or it is to be started again."""
+        number, known = generation or self._generation(), self._survey()
+        if known is None or known.last_claim is None or number is None:
+            return None
+        newest = known.last_claim
+        if newest.generation > number and newest.place and newest.place != self._place():
+            return int(ExitCode.SUPERSEDED)
+        return code_of(known.done.outcome if known.done is not None and newest.generation >= number else None)
+
+    def _place(self) -> str:
+        """The lock that claims of this host's agents name."""
+        settings = self._orders.settings
+        place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        try:
+            lock = os.open(place.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return ""
+        try:
+            return place.identity(lock)
+        finally:
+            os.close(lock)
+
+    def _survey(self) -> commit.Survey | None:
+        settings = self._orders.settings
+        try:
+            store = open_existing_store(settings.store, settings)
+            return commit.survey(store, RunKeys(settings.run), Deadline.after(STORE_S))
+        except (CloudError, SnapshotCorrupt, ConfigError):
+            return None

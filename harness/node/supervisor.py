@@ -1,0 +1,258 @@
+"""Start the run, watch over it, and go on by how it ended: the loop of `harness resume`.
+
+Owns the loop and every wait in it. What follows from what is `ending.py`, what is done about the place is `acts.py`,
+what the fleet is told meanwhile is `watch.py`.
+
+    ┌─▶ is one here already? ──no──▶ start `harness run` ──▶ watch until it ends ──▶ consequence ──▶ exit
+    │        └──yes: wait for it ──────────────────────────────────▲                    │
+    └────────── wait: until a minute past the deadline, or for the back-off ────────────┘
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cloud.notice import Clock
+from harness.core.policy import GiveUp, Restart, after_crash
+from harness.errors import ExitCode
+from harness.node.acts import Acts
+from harness.node.announcements import Announcements
+from harness.node.ending import Act, Ending, Then, Where, consequence, counts_as_failed, ending_of
+from harness.node.lives import Ended, Life
+from harness.node.signals import Signals
+from harness.node.watch import Watch
+
+
+class Runs(Protocol):
+    """The run, as far as it is on this host and in its store."""
+
+    def find(self) -> Life | None:
+        """A run that is under way here already, whoever started it."""
+        ...
+
+    def start(self, *, fresh: bool) -> Life:
+        """Start `harness run`. Raises ConfigError."""
+        ...
+
+    def durable_step(self) -> int | None:
+        """The newest step in the store; `None` if there is none, or the store does not say."""
+        ...
+
+    def finished(self) -> bool:
+        """Whether the store says that the run has been finished."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things take, in seconds.
+
+    Attributes:
+        margin_s: past a deadline, before an instance that lives on counts as spared; and where no deadline is known.
+        let_go_s: see `Acts`.
+        tick_s: between two looks.
+        back_off_s: before the first new start after an agent has died; doubled for each one without progress.
+    """
+
+    margin_s: float = 60.0
+    let_go_s: float = 90.0
+    tick_s: float = 1.0
+    back_off_s: float = 1.0
+
+
+class Supervisor:
+    """One run on one node, over as many starts as it takes. Main thread.
+
+    Args:
+        run: the run's name.
+        where: which kind of place this is.
+        acts: upon it.
+        runs: the run.
+        announcements: about this instance.
+        watch: tells the fleet while the run is under way.
+        signals: to us.
+        say: a word to the user.
+        max_crashes: deaths of the agent in a row, without progress, that are answered by a new start.
+        fresh: begin at step 0, once.
+        limits: how long things take.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        where: Where,
+        acts: Acts,
+        runs: Runs,
+        announcements: Announcements,
+        watch: Watch,
+        signals: Signals,
+        say: Callable[[str], None],
+        *,
+        max_crashes: int,
+        fresh: bool = False,
+        limits: Limits = Limits(),
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._run, self._where, self._acts, self._runs, self._watch = run, where, acts, runs, watch
+        self._announcements, self._signals, self._say, self._clock = announcements, signals, say, clock
+        self._max_crashes, self._fresh, self._limits = max_crashes, fresh, limits
+        self._crashes = 0
+        self._furthest: int | None = None
+        self._code: int | None = None
+
+    def run(self) -> int:
+        """Until there is nothing more to do here; the exit code: that of the last `harness run`."""
+        while self._signals.asked is None:
+            if not self._goes_on(self._live()):
+                break
+        if self._code is not None:
+            return self._code
+        # Told to leave before anything was started: nothing is lost.
+        return int(ExitCode.CTRL_C if self._signals.asked == signal.SIGINT else ExitCode.INTERRUPTED)
+
+    # ---- one life ---------------------------------------------------------------------------------------------------
+
+    def _live(self) -> Ended:
+        """One life of the run, from its start, or from where it was found, to its end."""
+        self._announcements.forget()
+        self._signals.forget()
+        life = self._runs.find()
+        if life is not None:
+            self._say(f"run {self._run!r} is being trained on this host already: waiting for its end")
+        else:
+            self._watch.started()
+            life = self._runs.start(fresh=self._fresh)
+        try:
+            while (ended := life.ended()) is None:
+                self._signals.pass_on(life)
+                if not life.ours and self._signals.asked == signal.SIGINT:
+                    return Ended(int(ExitCode.CTRL_C))  # whoever presses Ctrl-C here has started that one elsewhere
+                self._tick()
+                self._signals.pause(self._limits.tick_s, life.pidfd)
+        finally:
+            life.close()
+        if ended.code is not None:
+            self._code = ended.code
+        self._fresh = self._fresh and not self._watch.claimed and counts_as_failed(ended.code)
+        self._watch.ended(failed=counts_as_failed(ended.code))
+        return ended
+
+    def _tick(self) -> None:
+        try:
+            self._watch.tick()
+        except Exception:  # noqa: BLE001  what only looks on must never end what trains; it is said, and tried again
+            self._say(traceback.format_exc())
+
+    # ---- what follows -----------------------------------------------------------------------------------------------
+
+    def _goes_on(self, ended: Ended) -> bool:
+        """Do what follows from an end. Whether the run is to be started again."""
+        ending, in_s = self._understand(ended)
+        if ending is None:
+            return True
+        by_group = self._where is Where.FLEET and self._announcements.look().by_group
+        asked = self._signals.asked is not None
+        following = consequence(ending, self._where, asked=asked, group_ends=by_group)
+        self._acts.do(following.acts, f"harness run ended with {cause(ended)}")
+        if following.then is Then.WAIT:
+            return self._wait_for_the_end()
+        if following.then is Then.AGAIN:
+            self._say(f"the agent died ({cause(ended)}): starting again in {in_s:g} s")
+            return self._wait(in_s)
+        return False
+
+    def _understand(self, ended: Ended) -> tuple[Ending | None, float]:
+        """What an end means, and after how long to start again; no ending where somebody else trains on here."""
+        ending = ending_of(ended.code, ended.signum)
+        if ending is not Ending.AGENT_DIED:
+            self._crashes = 0
+        if ended.code == ExitCode.USAGE and self._is_here():
+            return None, 0.0  # started twice at one moment; now it is waited for
+        if ended.code == ExitCode.USAGE and self._where is Where.FLEET and self._runs.finished():
+            self._say(f"run {self._run!r} is finished")  # by somebody who could not end the job any more
+            return Ending.FINISHED, 0.0
+        if ending is Ending.AGENT_DIED:
+            if self._is_here():
+                self._say("the agent died; its program lives on, and with it another agent")
+                return None, 0.0
+            decision = self._after_death()
+            if isinstance(decision, GiveUp):
+                self._say(f"the agent died {decision.crashes} times without progress")
+                return Ending.FAILED, 0.0
+            return ending, decision.in_s
+        return ending, 0.0
+
+    def _after_death(self) -> GiveUp | Restart:
+        durable = self._runs.durable_step()
+        progressed = self._furthest is not None and durable is not None and durable > self._furthest
+        self._furthest = max((step for step in (durable, self._furthest) if step is not None), default=None)
+        decision = after_crash(
+            crashes=self._crashes,
+            progressed=progressed,
+            connected=True,
+            max_crashes=self._max_crashes,
+            first_delay_s=self._limits.back_off_s,
+        )
+        self._crashes = decision.crashes
+        return decision
+
+    def _is_here(self) -> bool:
+        life = self._runs.find()
+        if life is not None:
+            life.close()
+        return life is not None
+
+    # ---- waiting ----------------------------------------------------------------------------------------------------
+
+    def _wait_for_the_end(self) -> bool:
+        """Wait for the announced end of the instance. Whether it is to train again: spared, or the notice withdrawn."""
+        margin_s = self._limits.margin_s
+        until = self._clock() + margin_s
+        self._say(f"waiting for the end of this instance; it trains on if it outlives its notice by {margin_s:g} s")
+        while self._signals.asked is None:
+            outlook = self._announcements.look()
+            if outlook.by_group:
+                self._acts.do((Act.COMPLETE,), "the group ends this instance")
+                return False
+            if outlook.ends_at is not None:
+                until = outlook.ends_at + margin_s
+            elif self._announcements.seen:
+                self._say("the notice was withdrawn: starting again")
+                return True
+            if self._clock() >= until:
+                self._say("this instance lives on: starting again")
+                return True
+            self._tick()
+            self._signals.pause(self._limits.tick_s)
+        return False
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether nobody asked us to leave meanwhile."""
+        until = self._clock() + seconds
+        while self._signals.asked is None and (left_s := until - self._clock()) > 0:
+            self._tick()
+            self._signals.pause(min(left_s, self._limits.tick_s))
+        return self._signals.asked is None
+
+
+def cause(ended: Ended) -> str:
+    """An end, for people."""
+    if ended.signum is not None:
+        return f"signal {ended.signum}"
+    return "no recorded outcome" if ended.code is None else f"exit code {ended.code}{_MEANING.get(ended.code, '')}"
+
+
+_MEANING: Mapping[int, str] = {
+    ExitCode.FINISHED: " (finished)",
+    ExitCode.USAGE: " (usage or configuration)",
+    ExitCode.BUG: " (a bug, or snapshots that cannot be used)",
+    ExitCode.SUPERSEDED: " (superseded)",
+    ExitCode.INTERRUPTED_LOCAL: " (interrupted, only local)",
+    ExitCode.INTERRUPTED: " (interrupted)",
+}

@@ -1,0 +1,30 @@
+"""`python` for scripts/resume.sh: the real one, but that `harness resume` waits for less long than a test.
+
+python -m tests.support.resume_run -P -m harness resume …       what the script starts
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import harness.node.acts
+import harness.node.main
+import harness.node.watch
+from harness.cli import main
+from harness.node.supervisor import Limits
+
+LIMITS = Limits(margin_s=0.3, let_go_s=0.3, tick_s=0.05, back_off_s=0.1)
+
+
+def as_python(arguments: list[str]) -> None:
+    """`python -P -m harness …`, with other limits."""
+    assert arguments[:3] == ["-P", "-m", "harness"]
+    harness.node.main.resume = functools.partial(harness.node.main.resume, limits=LIMITS)  # type: ignore[assignment]
+    harness.node.watch.LOOK_S = harness.node.watch.ASK_S = harness.node.acts.LOOK_AGAIN_S = 0.1
+    sys.argv = ["harness", *arguments[3:]]
+    main()
+
+
+if __name__ == "__main__":
+    as_python(sys.argv[1:])

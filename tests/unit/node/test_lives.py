@@ -1,0 +1,139 @@
+"""Real processes of a few lines: whose end is waited for, and who is nobody's to wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.node.lives import Ended, FoundLife, Life, StartedLife
+from tests.support.node import RUNNING
+
+ROOT = Path(__file__).parents[3]
+
+
+def wait_for(life: Life) -> Ended:
+    give_up_at = time.monotonic() + 20.0
+    while (ended := life.ended()) is None:
+        assert time.monotonic() < give_up_at, "it never ended"
+        threading.Event().wait(0.01)
+    return ended
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of somebody else's: it is reaped by its own parent."""
+    outer = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE)
+    yield outer
+    outer.kill()
+    assert outer.stdout is not None
+    outer.stdout.close()
+    outer.wait()
+
+
+@pytest.fixture
+def pid(sleeper: subprocess.Popen[bytes]) -> Iterator[int]:
+    assert sleeper.stdout is not None
+    number = int(sleeper.stdout.readline())
+    yield number
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("script", "ended"),
+    [("exit 75", Ended(75)), ("exit 137", Ended(137)), ("kill -9 $$", Ended(137, 9))],
+)
+def test_a_code_is_told_from_a_signal(script: str, ended: Ended) -> None:
+    life = StartedLife(["sh", "-c", script], os.environ)
+
+    assert wait_for(life) == ended
+    life.close()
+
+
+def test_a_started_run_hears_signals() -> None:
+    life = StartedLife(["sleep", "60"], os.environ)
+    life.signal(signal.SIGTERM)
+
+    assert wait_for(life) == Ended(143, 15)
+    life.signal(signal.SIGTERM)
+    life.close()
+
+
+def test_what_cannot_be_started_is_said() -> None:
+    with pytest.raises(ConfigError, match="/no/such: No such file"):
+        StartedLife(["/no/such"], os.environ)
+
+
+def test_a_found_run_is_over_once_nobody_is_left_and_nobody_answers(pid: int) -> None:
+    answers: list[dict[str, Any] | None] = [{**RUNNING, "generation": 7, "agent_pid": pid, "trainer_pid": None}]
+    asked: list[int | None] = []
+    life = FoundLife(lambda: answers[0], lambda generation: asked.append(generation) or 75)
+    assert life.ended() is None
+
+    answers[0] = None
+    assert life.ended() is None, "its agent lives"
+
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for(life) == Ended(75)
+    assert asked == [7]
+
+
+def test_a_found_run_whose_agent_still_answers_is_not_over() -> None:
+    life = FoundLife(lambda: {**RUNNING, "agent_pid": 2**22 + 1, "trainer_pid": None}, lambda generation: 0)
+
+    assert life.ended() is None
+
+
+def test_a_found_run_hears_only_what_ends_a_service(pid: int) -> None:
+    life = FoundLife(lambda: None, lambda generation: None, [pid])
+    life.signal(signal.SIGINT)
+    life.signal(signal.SIGUSR1)
+    assert life.ended() is None
+
+    life.signal(signal.SIGTERM)
+    assert wait_for(life) == Ended(None)
+
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+from harness.node.lives import adopt_orphans, left_behind, reap_strangers
+adopt_orphans()
+agent = subprocess.Popen(["sh", "-c", "sleep 60 & setsid sleep 60 & kill -9 $$"])
+agent.wait()
+left = left_behind()
+for pid in left:
+    print(open(f"/proc/{pid}/cmdline").read().replace(chr(0), " "), len(left), os.getpgid(pid) == os.getpgrp())
+    os.kill(pid, signal.SIGKILL)
+while left_behind():
+    time.sleep(0.01)
+reap_strangers()
+try:
+    os.waitpid(left[0], os.WNOHANG)
+except ChildProcessError:
+    print("reaped")
+os.system("pkill -KILL -P %d" % os.getpid())
+"""
+
+
+def test_the_trainer_of_a_dead_agent_is_found_and_reaped_and_its_daemons_are_not_waited_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAMILY],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        start_new_session=True,
+    )
+
+    assert done.stdout.splitlines() == ["sleep 60  1 True", "reaped"], done.stderr

@@ -1,0 +1,137 @@
+"""What came of a run that was found here, read off its store; and how often a fleet is looked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud.store import ObjectStore
+from harness.agent import commit
+from harness.agent.stores import open_store
+from harness.core.manifest import FORMAT, Claim
+from harness.core.snapshot import SnapshotId
+from harness.ipc.channel import RunPlace
+from harness.node import main
+from harness.node.ending import Where
+from harness.node.orders import Orders, give_orders
+from harness.node.place import Place
+from harness.node.runs import RunsHere
+from tests.support.clock import FakeClock
+from tests.support.node import INSTANCE, FakeSignals
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    environ = {"HARNESS_STORE": str(tmp_path / "store"), "HARNESS_RUNTIME_DIR": str(tmp_path / "runtime")}
+    return give_orders({"run": "run"}, ("true",), None, environ, tmp_path, lambda key: None)
+
+
+@pytest.fixture
+def store(orders: Orders) -> ObjectStore:
+    return open_store(orders.settings.store)
+
+
+def claim(store: ObjectStore, generation: int, outcome: str | None, place: str = "") -> None:
+    made = Claim(format=FORMAT, run_id=RUN_ID, generation=generation, nonce="a" * 16, claimed_at="", host="h",
+                 pid=1, fresh=False, parent=None, command=(), named=True, place=place)  # fmt: skip
+    commit.claim(store, KEYS, made, FOREVER)
+    if outcome is not None:
+        commit.end(store, KEYS, generation, "a" * 16, outcome, 20, FOREVER)
+
+
+def here(orders: Orders) -> str:
+    settings = orders.settings
+    place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+    place.prepare()
+    lock = place.try_lock()
+    assert lock is not None
+    try:
+        return place.identity(lock)
+    finally:
+        os.close(lock)
+
+
+def outcome(orders: Orders, generation: int | None, seen: int | None = None) -> int | None:
+    return RunsHere(orders, lambda: seen)._outcome(generation)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "code"), [("finished", 0), ("interrupted", 75), ("superseded", 73), ("failed", None), (None, None)]
+)
+def test_the_recorded_outcome_of_what_was_found_counts(
+    orders: Orders, store: ObjectStore, recorded: str | None, code: int | None
+) -> None:
+    claim(store, 3, recorded)
+
+    assert outcome(orders, 3) == code
+
+
+def test_where_nobody_answered_the_generation_that_was_seen_before_counts(orders: Orders, store: ObjectStore) -> None:
+    claim(store, 3, "interrupted")
+
+    assert outcome(orders, None, seen=3) == 75
+    assert outcome(orders, None) is None
+
+
+def test_a_newer_start_on_another_host_has_superseded_what_was_found(orders: Orders, store: ObjectStore) -> None:
+    claim(store, 3, None, here(orders))
+    claim(store, 4, None, "another host's lock")
+
+    assert outcome(orders, 3) == 73
+
+
+def test_a_restart_in_place_is_no_other_host(orders: Orders, store: ObjectStore) -> None:
+    claim(store, 3, "failed", here(orders))
+    claim(store, 4, "interrupted", here(orders))
+
+    assert outcome(orders, 3) == 75
+
+
+def test_an_end_before_the_one_that_was_found_says_nothing_of_it(orders: Orders, store: ObjectStore) -> None:
+    claim(store, 2, "interrupted")
+
+    assert outcome(orders, 3) is None
+
+
+def test_a_store_that_cannot_be_read_says_nothing(orders: Orders, store: ObjectStore) -> None:
+    claim(store, 3, "finished")
+    (Path(orders.settings.store) / KEYS.claim(3)).write_bytes(b"{")
+    runs = RunsHere(orders, lambda: None)
+
+    assert (runs._outcome(3), runs.durable_step(), runs.finished()) == (None, None, False)
+
+
+def test_progress_is_the_newest_step_in_the_store(orders: Orders, store: ObjectStore) -> None:
+    runs = RunsHere(orders, lambda: None)
+    assert runs.durable_step() is None
+
+    commit.publish(store, KEYS, Content(SnapshotId(1, 20)).staged(), "remote", FOREVER, lambda event: None)
+    assert runs.durable_step() == 20
+
+
+def test_nothing_is_found_where_nobody_trains(orders: Orders) -> None:
+    assert RunsHere(orders, lambda: None).find() is None
+
+
+# ---- just after a boot ----------------------------------------------------------------------------------------------
+
+
+def look(monkeypatch: pytest.MonkeyPatch, places: list[Place], environ: dict[str, str]) -> tuple[Place, float]:
+    clock = FakeClock()
+    signals: Any = FakeSignals(clock)
+    monkeypatch.setattr(main, "find_place", lambda *given: places.pop(0))
+    began = clock()
+    return main._patiently(None, INSTANCE, environ, "a", signals), clock() - began
+
+
+def test_a_named_fleet_is_looked_for_again_and_then_trained_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere, fleet = Place(Where.ELSEWHERE, "no credentials"), Place(Where.FLEET, "g")
+    named = {"HARNESS_GROUP": "g"}
+
+    assert look(monkeypatch, [nowhere, nowhere, fleet], named) == (fleet, 8.0)
+    assert look(monkeypatch, [nowhere] * 4, named) == (nowhere, 12.0)
+    assert look(monkeypatch, [nowhere], {}) == (nowhere, 0.0)
