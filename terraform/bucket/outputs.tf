@@ -1,0 +1,5 @@
+output "name" {
+  description = "The bucket's name, once nobody can write to it without its rules."
+  value       = aws_s3_bucket.this.id
+  depends_on  = [aws_s3_bucket_policy.this, aws_s3_bucket_public_access_block.this]
+}

@@ -1,0 +1,79 @@
+# What an instance is: image, disk, network, role, metadata service, and the script that makes a node of it.
+
+data "aws_ssm_parameter" "ami" {
+  count = var.ami_id == null ? 1 : 0
+  name  = var.ami_ssm_parameter
+}
+
+data "aws_ami" "node" {
+  filter {
+    name   = "image-id"
+    values = [var.ami_id == null ? data.aws_ssm_parameter.ami[0].insecure_value : var.ami_id]
+  }
+}
+
+resource "aws_launch_template" "node" {
+  #checkov:skip=CKV_AWS_341: two hops, so that the metadata service, with its notices, is heard in a container with a network of its own
+  name        = local.name
+  description = "Nodes of the run ${var.run}"
+
+  image_id  = data.aws_ami.node.id
+  user_data = local.user_data_gzip
+
+  # A node that shuts itself down is gone, and not kept stopped on the bill of its volume.
+  instance_initiated_shutdown_behavior = "terminate"
+  update_default_version               = true
+  vpc_security_group_ids               = var.efa ? null : [aws_security_group.node.id]
+
+  iam_instance_profile {
+    arn = aws_iam_instance_profile.node.arn
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required" # IMDSv2
+    http_put_response_hop_limit = 2
+    instance_metadata_tags      = "enabled" # resume.sh reads run, store and command there
+  }
+
+  block_device_mappings {
+    device_name = data.aws_ami.node.root_device_name
+
+    ebs {
+      volume_type           = "gp3"
+      volume_size           = var.root_volume_gb
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+
+  dynamic "network_interfaces" {
+    for_each = var.efa ? [1] : []
+    content {
+      interface_type        = "efa"
+      device_index          = 0
+      security_groups       = [aws_security_group.node.id]
+      delete_on_termination = true
+    }
+  }
+
+  monitoring {
+    enabled = false # the run measures itself; EC2's own metrics each minute cost extra
+  }
+
+  dynamic "tag_specifications" {
+    for_each = ["volume", "network-interface"] # the group tags the instances
+    content {
+      resource_type = tag_specifications.value
+      tags          = merge(local.tags, { Name = local.name })
+    }
+  }
+
+  lifecycle {
+    precondition {
+      # EC2 counts the bytes before they are base64.
+      condition     = length(local.user_data_gzip) / 4 * 3 <= 16384
+      error_message = "command, settings, setup_command: together with the node's scripts they are more than the 16 KB that EC2 takes as user data. Move setup_command into a script in the archive."
+    }
+  }
+}

@@ -1,0 +1,28 @@
+# Names, ARNs and tags that several files share; nothing here is made.
+
+data "aws_caller_identity" "current" {}
+data "aws_partition" "current" {}
+data "aws_region" "current" {}
+
+locals {
+  partition = data.aws_partition.current.partition
+  account   = data.aws_caller_identity.current.account_id
+  region    = data.aws_region.current.name
+
+  name        = "harness-${var.run}"
+  store       = "s3://${local.bucket}/${var.bucket_prefix}"
+  hook        = "${local.name}-drain"
+  metrics     = "Harness" # CloudWatch's namespace; the dimension is the run
+  group_arn   = "arn:${local.partition}:autoscaling:${local.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${local.name}"
+  bucket_arn  = "arn:${local.partition}:s3:::${local.bucket}"
+  run_objects = "${local.bucket_arn}/${var.bucket_prefix}/${var.run}"
+
+  tags = merge(var.tags, { harness-run = var.run })
+
+  # What `scripts/resume.sh` finds through the metadata service, where flags and environment say nothing.
+  instance_tags = merge(
+    local.tags,
+    { Name = local.name, harness-store = local.store },
+    length(var.command) <= 256 ? { harness-command = var.command } : {}, # EC2 takes no longer value
+  )
+}

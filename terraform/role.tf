@@ -1,0 +1,177 @@
+# What a node may do. The S3 part is the table "IAM actions" of docs/operations.md, and nothing else.
+
+resource "aws_iam_role" "node" {
+  name        = local.name
+  description = "Nodes of the run ${var.run}"
+
+  assume_role_policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Action    = "sts:AssumeRole"
+      Principal = { Service = "ec2.${data.aws_partition.current.dns_suffix}" }
+    }]
+  })
+}
+
+resource "aws_iam_instance_profile" "node" {
+  name = local.name
+  role = aws_iam_role.node.name
+}
+
+resource "aws_iam_role_policy" "node" {
+  name = "run"
+  role = aws_iam_role.node.id
+
+  policy = jsonencode({
+    Version   = "2012-10-17"
+    Statement = concat(local.may_checkpoint, local.may_read, local.may_encrypt, local.may_steer_the_group, local.may_tell, local.may_pull)
+  })
+}
+
+# A shell without an inbound port: Session Manager.
+resource "aws_iam_role_policy_attachment" "session_manager" {
+  role       = aws_iam_role.node.name
+  policy_arn = "arn:${local.partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"
+}
+
+locals {
+  may_checkpoint = [
+    {
+      Sid      = "WriteAndRead"
+      Effect   = "Allow"
+      Action   = ["s3:PutObject", "s3:GetObject"]
+      Resource = "${local.run_objects}/*"
+    },
+    {
+      Sid       = "List"
+      Effect    = "Allow"
+      Action    = "s3:ListBucket"
+      Resource  = local.bucket_arn
+      Condition = { StringLike = { "s3:prefix" = "${var.bucket_prefix}/${var.run}/*" } }
+    },
+    {
+      # Never generations/ and events/: who started when, and what happened, outlives every node.
+      Sid      = "Retire"
+      Effect   = "Allow"
+      Action   = "s3:DeleteObject"
+      Resource = [for folder in ["snapshots", "commits", "quarantine"] : "${local.run_objects}/${folder}/*"]
+    },
+    {
+      Sid      = "GoOnWithUploads"
+      Effect   = "Allow"
+      Action   = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
+      Resource = "${local.run_objects}/snapshots/*"
+    },
+    {
+      # The last two are asked by `harness doctor`.
+      Sid      = "FindUploadsAndRules"
+      Effect   = "Allow"
+      Action   = ["s3:ListBucketMultipartUploads", "s3:GetLifecycleConfiguration", "s3:GetEncryptionConfiguration"]
+      Resource = local.bucket_arn
+    },
+  ]
+
+  readable = concat(
+    local.source_is_local ? ["${local.bucket_arn}/sources/${var.run}/*"] : [],
+    [for address in local.s3_addresses : "arn:${local.partition}:s3:::${address[0]}/${address[1]}"],
+    [for arn in var.data_bucket_arns : "${arn}/*"],
+  )
+
+  may_read = concat(
+    length(local.readable) == 0 ? [] : [{
+      Sid      = "ReadCodeAndData"
+      Effect   = "Allow"
+      Action   = "s3:GetObject"
+      Resource = local.readable
+    }],
+    length(var.data_bucket_arns) == 0 ? [] : [{
+      Sid      = "ListData"
+      Effect   = "Allow"
+      Action   = "s3:ListBucket"
+      Resource = var.data_bucket_arns
+    }],
+  )
+
+  may_encrypt = var.kms_key_arn == null ? [] : [{
+    Sid      = "Encrypt"
+    Effect   = "Allow"
+    Action   = ["kms:GenerateDataKey", "kms:Decrypt"]
+    Resource = var.kms_key_arn
+  }]
+
+  may_steer_the_group = [
+    {
+      Sid    = "SteerOwnGroup"
+      Effect = "Allow"
+      Action = [
+        "autoscaling:CompleteLifecycleAction",
+        "autoscaling:RecordLifecycleActionHeartbeat",
+        "autoscaling:SetDesiredCapacity",
+        "autoscaling:SetInstanceHealth",
+        "autoscaling:SetInstanceProtection",
+        "autoscaling:TerminateInstanceInAutoScalingGroup",
+      ]
+      Resource = local.group_arn
+    },
+    {
+      # To end the run the minimum has to go down. A node that is no longer ours cannot make the group larger by it.
+      Sid      = "ShrinkOwnGroup"
+      Effect   = "Allow"
+      Action   = "autoscaling:UpdateAutoScalingGroup"
+      Resource = local.group_arn
+      Condition = {
+        NumericLessThanEqualsIfExists = {
+          "autoscaling:MinSize" = tostring(var.min_size)
+          "autoscaling:MaxSize" = tostring(var.max_size)
+        }
+      }
+    },
+    {
+      Sid      = "SeeGroups" # AWS knows no narrower resource for this action
+      Effect   = "Allow"
+      Action   = "autoscaling:DescribeAutoScalingGroups"
+      Resource = "*"
+    },
+  ]
+
+  may_tell = [
+    {
+      Sid      = "Notify"
+      Effect   = "Allow"
+      Action   = "sns:Publish"
+      Resource = aws_sns_topic.this.arn
+    },
+    {
+      Sid       = "Measure" # nor for this one: the namespace is the limit
+      Effect    = "Allow"
+      Action    = "cloudwatch:PutMetricData"
+      Resource  = "*"
+      Condition = { StringEquals = { "cloudwatch:namespace" = local.metrics } }
+    },
+    {
+      Sid      = "Log"
+      Effect   = "Allow"
+      Action   = ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
+      Resource = "${aws_cloudwatch_log_group.this.arn}:*"
+    },
+  ]
+
+  # container_image in ECR: account, region, and repository without tag and digest
+  ecr = try([regex("^([0-9]{12})\\.dkr\\.ecr\\.([a-z0-9-]+)\\.amazonaws\\.com[a-z.]*/([^:@]+)", var.container_image)], [])
+
+  may_pull = flatten([for image in local.ecr : [
+    {
+      Sid      = "LogInToEcr"
+      Effect   = "Allow"
+      Action   = "ecr:GetAuthorizationToken"
+      Resource = "*"
+    },
+    {
+      Sid      = "PullImage"
+      Effect   = "Allow"
+      Action   = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
+      Resource = "arn:${local.partition}:ecr:${image[1]}:${image[0]}:repository/${image[2]}"
+    },
+  ]])
+}

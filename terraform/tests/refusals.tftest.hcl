@@ -1,0 +1,122 @@
+# What is refused before anything is made. Each run gives many variables a value that cannot be; all that are listed have to fail.
+
+mock_provider "aws" {
+  source = "./tests/account"
+}
+
+variables {
+  run     = "gpt"
+  command = "python train.py"
+}
+
+run "names_and_numbers_that_cannot_be" {
+  command = plan
+  variables {
+    run                  = "gpt 1.3b"
+    command              = " "
+    source_archive       = "tests/nowhere.tar.gz"
+    harness_package      = "s3://wheels/harness.tar.gz"
+    setup_command        = "make\nHARNESS_RUN=other"
+    python               = "python3"
+    container_image      = "two words"
+    settings             = { every_s = "30\nHARNESS_RUN=other" }
+    bucket               = "s3://bucket/path"
+    bucket_prefix        = "/checkpoints/"
+    kms_key_arn          = "alias/mine"
+    data_bucket_arns     = ["arn:aws:s3:::corpus/*"]
+    instance_types       = [] # zero types
+    on_demand_percentage = 101
+    allocation_strategy  = "lowest-price"
+    min_size             = 4 # above what is desired
+    desired_capacity     = 3
+    max_size             = 2 # below what is desired
+    ami_id               = "ubuntu"
+    ami_ssm_parameter    = "dlami"
+    root_volume_gb       = 1
+    hook_timeout_s       = 60
+    placement_group      = true # without a subnet
+    notify_email         = "team"
+    budget_usd           = 0
+    durable_age_alarm_s  = 10
+    crash_loop_starts    = 0
+    tags                 = { harness-run = "other" }
+  }
+  expect_failures = [
+    var.run, var.command, var.source_archive, var.harness_package, var.setup_command, var.python, var.container_image, var.settings,
+    var.bucket, var.bucket_prefix, var.kms_key_arn, var.data_bucket_arns,
+    var.instance_types, var.on_demand_percentage, var.allocation_strategy, var.min_size, var.max_size, var.ami_id, var.ami_ssm_parameter,
+    var.root_volume_gb, var.hook_timeout_s, var.placement_group,
+    var.notify_email, var.budget_usd, var.durable_age_alarm_s, var.crash_loop_starts, var.tags,
+  ]
+}
+
+run "two_answers_to_one_question" {
+  command = plan
+  variables {
+    run                   = "a23456789b123456789c123456789d123456789e1" # one character too many
+    source_archive        = "s3://code/gpt.rar"
+    settings              = { store = "s3://elsewhere" } # it is made here
+    instance_types        = ["g5.xlarge"]
+    instance_requirements = { gpu_count = 1, gpu_memory_gib = 24 }
+    allocation_strategy   = "capacity-optimized-prioritized" # requirements have no order
+    bucket_prefix         = "sources"
+  }
+  expect_failures = [
+    var.run, var.source_archive, var.settings, var.instance_types, var.allocation_strategy, var.bucket_prefix,
+  ]
+}
+
+run "a_git_address_without_a_ref_and_no_gpu_at_all" {
+  command = plan
+  variables {
+    instance_requirements = { gpu_count = 0, gpu_memory_gib = 24 }
+    source_archive        = "git+https://example.com/team/gpt"
+    settings              = { EVERY = "30" }
+  }
+  expect_failures = [var.source_archive, var.settings, var.instance_requirements]
+}
+
+run "what_the_region_does_not_have" {
+  command = plan
+  variables {
+    bucket         = "far-away"
+    subnet_ids     = ["subnet-9"]
+    instance_types = ["g5.xlarge", "p9.huge"]
+  }
+  override_data {
+    target = data.aws_s3_bucket.given[0]
+    values = { id = "far-away", region = "eu-west-1" }
+  }
+  expect_failures = [data.aws_s3_bucket.given, data.aws_subnets.all, data.aws_ec2_instance_types.offered]
+}
+
+run "a_type_without_nvme" {
+  command = plan
+  variables {
+    instance_types = ["m5.large"]
+  }
+  override_data {
+    target = data.aws_ec2_instance_type.each
+    values = { instance_storage_supported = false, efa_supported = true, supported_architectures = ["x86_64"] }
+  }
+  expect_failures = [data.aws_ec2_instance_type.each]
+}
+
+run "a_type_that_the_ami_does_not_boot_on" {
+  command = plan
+  variables {
+    instance_types = ["g5g.xlarge"]
+  }
+  override_data {
+    target = data.aws_ec2_instance_type.each
+    values = { instance_storage_supported = true, efa_supported = true, supported_architectures = ["arm64"] }
+  }
+  expect_failures = [data.aws_ec2_instance_type.each]
+}
+
+run "user_data_that_ec2_would_not_take" { # its length is known when the topic and the bucket have their names
+  variables {
+    setup_command = join("", [for number in range(400) : sha256(tostring(number))]) # digests do not compress
+  }
+  expect_failures = [aws_launch_template.node]
+}

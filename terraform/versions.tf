@@ -1,0 +1,20 @@
+# Which Terraform, which provider, and where: the profile and the region of the AWS command line, unless -var region=… says otherwise.
+
+terraform {
+  required_version = ">= 1.9" # a validation that looks at other variables
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = "~> 5.100"
+    }
+  }
+}
+
+provider "aws" {
+  region = var.region
+
+  default_tags {
+    tags = local.tags
+  }
+}

@@ -1,0 +1,78 @@
+"""moto, where it differs from AWS in what the module's apply and the tests of it rest on.
+
+Owns each difference, and why it matters. Imported by a server's own process: it changes moto for all of it.
+
+1. moto honours bucket policies, but none of their conditions: a deny without TLS would deny everything. Here
+   `tests.support.iam` judges, with the condition keys that AWS would take from the request. Plain HTTP on this machine
+   stands for TLS.
+2. moto puts the tags of a launch template itself into the template's data: every second plan would change it.
+3. moto drops the mixed instances policy of a group at every update that does not name it: the provider makes a group
+   with hooks empty, and then updates its size.
+4. moto loads AWS's own policies only where it is told to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from flask import request
+from moto.autoscaling.models import FakeAutoScalingGroup
+from moto.ec2.models.launch_templates import LaunchTemplateVersion
+from moto.iam.access_control import PermissionResult
+from moto.s3.models import FakeBucket
+
+from tests.support import iam
+from tests.support.s3_bucket import Settings
+from tests.support.s3_operations import Service
+from tests.support.s3_wire import Request
+
+CREATES = {"PutObject": "true", "CopyObject": "true", "CompleteMultipartUpload": "true"}
+BEGINS = {"CreateMultipartUpload": "false", "UploadPart": "false"}
+PERMISSIONS = {
+    iam.Verdict.ALLOWED: PermissionResult.PERMITTED,
+    iam.Verdict.NOT_ALLOWED: PermissionResult.NEUTRAL,
+    iam.Verdict.DENIED: PermissionResult.DENIED,
+}
+
+
+def mend() -> None:
+    """Change moto as this module says; before anything is asked of it."""
+    os.environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = "true"
+    FakeBucket.get_permission = _permission
+    FakeAutoScalingGroup.update = _keeping_its_policy(FakeAutoScalingGroup.update)
+    LaunchTemplateVersion.__init__ = _without_its_own_tags(LaunchTemplateVersion.__init__)
+
+
+def _permission(bucket: FakeBucket, action: str, resource: str) -> PermissionResult:
+    """What the bucket's policy says of the request that is being answered."""
+    if bucket.policy is None:
+        return PermissionResult.NEUTRAL
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    asked = Service(bucket.name, Settings()).target(Request(request.method, request.path, dict(request.args), headers))
+    context = {
+        "aws:SecureTransport": "true",
+        "s3:if-none-match": headers.get("if-none-match"),
+        "s3:ObjectCreationOperation": (CREATES | BEGINS).get(asked.operation),
+    }
+    judged = iam.Request(asked.action or action, resource, "arn:aws:iam::123456789012:user/tests", context)
+    return PERMISSIONS[iam.judge(judged, [], [json.loads(bucket.policy)])]
+
+
+def _keeping_its_policy(update: Any) -> Any:
+    def updated(self: Any, *, mixed_instances_policy: Any = None, **changes: Any) -> None:
+        before = self.mixed_instances_policy
+        update(self, mixed_instances_policy=mixed_instances_policy, **changes)
+        if not (mixed_instances_policy or changes["launch_template"] or changes["launch_config_name"]):
+            self.mixed_instances_policy = before
+
+    return updated
+
+
+def _without_its_own_tags(make: Any) -> Any:
+    def made(self: Any, template: Any, number: Any, data: dict[str, Any], description: Any) -> None:
+        tags = [tagged for tagged in data.get("TagSpecifications", []) if tagged["ResourceType"] != "launch-template"]
+        make(self, template, number, {**data, "TagSpecifications": tags}, description)
+
+    return made

@@ -1,0 +1,132 @@
+"""The module, really applied: `terraform` in a copy of it, against an account of the tests' own.
+
+Owns the copy, the override that leads the provider to the account, and what terraform said. The folder of one of these
+can be copied together with its account: then both are as they were, and go on apart.
+
+The provider comes from the folder that the environment's TF_PLUGIN_DIR names, laid out as `terraform init -plugin-dir`
+wants it; without it `terraform init` fetches it from where it is set up to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.aws_account import REGION, ROOT, Account
+
+TIMEOUT_S = 240.0
+PLUGINS = "TF_PLUGIN_DIR"
+VARIABLES = "tests.auto.tfvars.json"
+OVERRIDE = 'provider "aws" {\n  s3_use_path_style = true\n}\n'  # the rest is said by the environment
+NOT_THE_MODULE = shutil.ignore_patterns(".terraform", ".terraform.lock.hcl", "*.tfstate*", "*.tfvars", "tests")
+NO_PROVIDER = ("Failed to query available provider packages", "Failed to install provider")
+
+
+class Unavailable(Exception):
+    """There is no terraform here, or it has no provider."""
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def words(self) -> str:
+        """All of it as one line, without the frame and the line breaks that terraform puts into its messages."""
+        return " ".join(f"{self.output}\n{self.errors}".replace("│", " ").split())
+
+
+class TerraformFailed(Exception):
+    """It ended with another code than it should have."""
+
+
+class Terraform:
+    """The module in `folder`/terraform, applied to `account` with the variables that it was made with."""
+
+    def __init__(self, folder: Path, account: Account) -> None:
+        self.account = account
+        self.module = folder / "terraform"
+        self._folder = folder
+
+    @classmethod
+    def prepare(cls, folder: Path, account: Account, variables: Mapping[str, object]) -> Terraform:
+        """Copy the module, with the scripts that it embeds, and initialise it. Raises Unavailable."""
+        if shutil.which("terraform") is None:
+            raise Unavailable("terraform is not installed")
+        made = cls(folder, account)
+        shutil.copytree(ROOT / "terraform", made.module, ignore=NOT_THE_MODULE)
+        shutil.copytree(ROOT / "scripts", folder / "scripts")
+        (made.module / "tests_override.tf").write_text(OVERRIDE)
+        made.set(**variables)
+        made.init()
+        return made
+
+    def copy(self, folder: Path) -> Terraform:
+        """The same state, variables and account; what is done to the one is not done to the other."""
+        shutil.copytree(self._folder, folder, symlinks=True)
+        return Terraform(folder, self.account.copy())
+
+    def init(self) -> None:
+        plugins = os.environ.get(PLUGINS)
+        said = self.run("init", *([f"-plugin-dir={plugins}"] if plugins else []), codes=(0, 1))
+        if said.code and not plugins and any(problem in said.words for problem in NO_PROVIDER):
+            raise Unavailable(f"no provider, and {PLUGINS} is not set: {said.words}")
+        if said.code:
+            raise TerraformFailed(said.words)
+
+    def set(self, **variables: object) -> None:
+        """Give these variables another value, for everything that follows."""
+        path = self.module / VARIABLES
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(known | variables, indent=2))
+
+    def apply(self, *options: str) -> None:
+        self.run("apply", "-auto-approve", *options)
+
+    def plan(self, *options: str, codes: tuple[int, ...] = (0, 2)) -> Said:
+        """0: there is nothing to do; 2: there is; 1: it cannot be done."""
+        return self.run("plan", "-detailed-exitcode", *options, codes=codes)
+
+    def destroy(self, *options: str, codes: tuple[int, ...] = (0,)) -> Said:
+        return self.run("destroy", "-auto-approve", *options, codes=codes)
+
+    def outputs(self) -> dict[str, Any]:
+        return {name: said["value"] for name, said in json.loads(self.run("output", "-json").output).items()}
+
+    def run(self, command: str, *options: str, codes: tuple[int, ...] = (0,)) -> Said:
+        """Run it to its end. Raises TerraformFailed where it ends with none of `codes`, or not in time."""
+        process = subprocess.Popen(
+            ["terraform", command, *options],
+            cwd=self.module,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with process:
+            try:
+                output, errors = process.communicate(timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise TerraformFailed(f"terraform {command} takes more than {TIMEOUT_S:.0f} s") from None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # its providers too
+        if process.returncode not in codes:
+            raise TerraformFailed(f"terraform {command} ended with {process.returncode}:\n{output}\n{errors}")
+        return Said(process.returncode, output, errors)
+
+    def _environment(self) -> dict[str, str]:
+        theirs = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TF_VAR_"))}
+        ours = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "TF_CLI_ARGS": "-no-color", "CHECKPOINT_DISABLE": "1"}
+        return {**theirs, **ours, **self.account.environment(REGION)}

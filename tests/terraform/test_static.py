@@ -1,0 +1,196 @@
+"""The module looked at without an account: form, types, its own tests, and the script that it renders for a node."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.terraform import NO_PROVIDER, PLUGINS
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_BEHIND = shutil.ignore_patterns(".terraform", ".terraform.lock.hcl", "*.tfstate*", "*.tfplan", "*.tfvars")
+TIMEOUT_S = 240
+USER_DATA_BYTES = 16384  # EC2's limit, before base64
+ROOM_FOR_A_USER_BYTES = 1500  # of command, settings and setup_command, compressed
+HOSTILE = "what_a_node_is_told_ends_no_quote_and_begins_no_command"  # of tests/choices.tftest.hcl
+COMMAND = "echo \"$HOME\" `id` \\ 'x'"  # what it gives
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(2 * TIMEOUT_S),
+    pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed"),
+]
+
+
+def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_VAR_")}
+    return subprocess.run(
+        ["terraform", *arguments],
+        cwd=folder,
+        env=environment | {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What `terraform validate` and `terraform test` said of a copy of the module.
+
+    Attributes:
+        valid: the first one's words.
+        errors: the second one's, of all its runs.
+        code: the second one's exit code.
+        packed: the user data that the launch template of the run `HOSTILE` has, in base64.
+    """
+
+    valid: str
+    errors: list[str]
+    code: int
+    packed: str
+
+    @property
+    def user_data_gzip(self) -> bytes:
+        return base64.b64decode(self.packed)
+
+    @property
+    def user_data(self) -> str:
+        return gzip.decompress(self.user_data_gzip).decode()
+
+
+def examine(folder: Path) -> dict[str, Any]:
+    """Initialise a copy of terraform/ beside a copy of scripts/, and ask; nothing is written to the clone."""
+    shutil.copytree(ROOT / "terraform", folder / "terraform", ignore=LEFT_BEHIND)
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    module, plugins = folder / "terraform", os.environ.get(PLUGINS)
+    begun = terraform(module, "init", "-input=false", "-no-color", *([f"-plugin-dir={plugins}"] if plugins else []))
+    if begun.returncode and not plugins and any(problem in begun.stdout for problem in NO_PROVIDER):
+        return {"skip": f"terraform init finds no provider, and {PLUGINS} is not set: {begun.stdout[-500:]}"}
+    assert begun.returncode == 0, begun.stdout
+    tested = terraform(module, "test", "-json", "-verbose")  # each state comes with the provider's schema: megabytes
+    messages = tested.stdout.splitlines()
+    found = [re.search(r'"user_data":"([^"]+)"', line) for line in messages if is_state_of(HOSTILE, line)]
+    return {
+        "valid": terraform(module, "validate", "-no-color").stdout,
+        "errors": [line for line in messages if '"@level":"error"' in line],
+        "code": tested.returncode,
+        "packed": found[0][1] if found and found[0] else "",
+    }
+
+
+def is_state_of(run: str, message: str) -> bool:
+    return f'"@testrun":"{run}"' in message and '"type":"test_state"' in message
+
+
+@pytest.fixture(scope="session")
+def examined(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Examined:
+    """Once for all workers: about 20 s, for whoever asks first."""
+    own = tmp_path_factory.getbasetemp()
+    shared = (own if worker_id == "master" else own.parent) / "static"
+    shared.mkdir(exist_ok=True)
+    result = shared / "examined.json"
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not result.exists():
+            result.write_text(json.dumps(examine(tmp_path_factory.mktemp("clone"))))
+    said = json.loads(result.read_text())
+    if "skip" in said:
+        pytest.skip(said["skip"])
+    return Examined(**said)
+
+
+@pytest.fixture
+def node(examined: Examined, tmp_path: Path) -> Path:
+    """A root folder in which the user data has run, with an argument that makes bootstrap-node.sh do nothing."""
+    script = tmp_path / "user-data.sh"
+    script.write_text(examined.user_data)
+    root = tmp_path / "root"
+    subprocess.run(
+        ["bash", str(script), "--help"],
+        env=os.environ | {"HARNESS_ROOT": str(root)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=60,
+    )
+    return root
+
+
+def test_every_file_has_terraforms_own_form() -> None:
+    done = terraform(ROOT / "terraform", "fmt", "-check", "-recursive", "-diff", "-no-color")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_module_is_valid(examined: Examined) -> None:
+    assert examined.valid.rstrip().endswith("Success! The configuration is valid."), examined.valid
+
+
+def test_what_each_variable_changes_and_what_is_refused(examined: Examined) -> None:
+    assert not examined.errors, "\n".join(examined.errors)
+    assert examined.code == 0
+
+
+def test_ec2_takes_the_user_data_with_room_for_a_users_own_words(examined: Examined) -> None:
+    assert 0 < len(examined.user_data_gzip) <= USER_DATA_BYTES - ROOM_FOR_A_USER_BYTES
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_the_rendered_user_data_is_clean_shell(examined: Examined, tmp_path: Path) -> None:
+    script = tmp_path / "user-data.sh"
+    script.write_text(examined.user_data)
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_user_data_writes_the_scripts_of_this_clone(node: Path) -> None:
+    for name in ("bootstrap-node.sh", "resume.sh"):
+        written = node / "opt/harness/bin" / name
+        assert written.read_bytes() == (ROOT / "scripts" / name).read_bytes()
+        assert written.stat().st_mode & 0o777 == 0o755
+    assert sorted(path.name for path in node.rglob("*") if path.is_file()) == [
+        "bootstrap-node.sh",
+        "node.env",
+        "resume.sh",
+    ]
+
+
+def test_bash_and_systemd_read_in_node_env_what_the_user_wrote(node: Path) -> None:
+    path = node / "etc/harness/node.env"
+    read = subprocess.run(
+        ["bash", "-c", 'set -eu; source "$1"; printf %s "$HARNESS_COMMAND"', "-", str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert read.stdout == COMMAND
+    # systemd.exec(5), EnvironmentFile=: in double quotes a backslash stands before \ " $ and `.
+    assert 'HARNESS_COMMAND="echo \\"\\$HOME\\" \\`id\\` \\\\ \'x\'"' in path.read_text().splitlines()
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_user_data_run_again_leaves_the_same(node: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in node.rglob("*") if path.is_file()}
+    subprocess.run(
+        ["bash", str(tmp_path / "user-data.sh"), "--help"],
+        env=os.environ | {"HARNESS_ROOT": str(node)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=60,
+    )
+    assert {path: path.read_bytes() for path in node.rglob("*") if path.is_file()} == before
