@@ -56,6 +56,7 @@ from harness.ipc.slots import NO_SLOT, Ask, ControlPage, Request, Slot, Word
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
 _END_S, _END_AT_ONCE_S = 5.0, 1.0
+_FINISH_S = 60.0  # nothing urges: a finished run should be known as such, or it is resumed once more
 _KILL_AFTER_S = 3.0
 _TAKE_OVER_S = 30.0
 _ATTACH_S = 10.0
@@ -327,12 +328,13 @@ class Agent:
     def _shut(self) -> None:
         """Nothing may publish any more when the end is recorded (I5); nobody may write when the stores close."""
         wait_s = _END_AT_ONCE_S if self._signals_seen > 1 else _END_S
+        patient = self._outcome is not None and self._outcome[0] == "finished" and not self._signals_seen
         self._origin.close()
         self._poller.close()
-        quiet = self._saves.close(wait_s)
+        quiet = self._saves.close(_FINISH_S if patient else wait_s)
         self._run_posts()  # a commit that was made a moment ago counts
         if self._outcome is not None:
-            self._record_end(*self._outcome, quiet=quiet)
+            self._record_end(*self._outcome, quiet=quiet, in_s=_FINISH_S if patient else _END_S)
         self._journal.close(max(1.0, 2 * wait_s))
         self._saves.close_stores()
         for channel in self._clients:
@@ -344,7 +346,7 @@ class Agent:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
 
-    def _record_end(self, outcome: str, code: int, *, quiet: bool) -> None:
+    def _record_end(self, outcome: str, code: int, *, quiet: bool, in_s: float) -> None:
         if code == ExitCode.INTERRUPTED_LOCAL and self._saves.everything_durable:
             code = int(ExitCode.INTERRUPTED)
             self._outcome = (outcome, code)
@@ -357,9 +359,11 @@ class Agent:
                 drills.tell(self._drilled_for, self._drain.drilled(drained))
         if quiet:
             try:
-                self._origin.end(outcome, Deadline.after(_END_S))
+                self._origin.end(outcome, Deadline.after(in_s))
             except CloudError as err:
                 _say(f"the outcome could not be recorded in the store: {err}")
+        else:
+            _say("the outcome is not recorded in the store: a call to a store has not ended yet")
         self._journal.emit(
             events.Ended(outcome=outcome, exit_code=code, local_step=steps.local, durable_step=steps.durable)
         )

@@ -768,8 +768,7 @@ class Checkpointer:
         trained = self._restored and self.step_count > 0 and not self.interrupted and not self._finished
         if trained and not failed and not self._link.gone:
             self._finish(self._place.kind)
-        self._link.send("bye", exception=failed)
-        self._link.close()
+        self._link.part(exception=failed)
 
     def _word_step(self, word: Word) -> int | None:
         value = self._words[word]

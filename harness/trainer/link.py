@@ -26,6 +26,7 @@ from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
 from harness.ipc.slots import ControlPage, Request, Slot, SlotRecord, Word
 
 WAIT_NOTE_S = 3.0
+_PART_S = 10.0  # at the very end, for an agent that is just being replaced
 _START_S = 45.0  # until an agent listens: a host under load takes its time to import Python modules
 _MAX_REPLACEMENTS = 5  # in one life; an agent that dies again and again is a bug, and is reported
 
@@ -79,6 +80,8 @@ class Link:
         self._closing = False
         self._begun = False
         self._repeat: dict[str, dict[str, Any]] = {}
+        self._in_touch = threading.Event()  # not while an agent that died is being replaced
+        self._in_touch.set()
         self._poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.detached = False
         self.gone = False
@@ -171,6 +174,15 @@ class Link:
         """Why there are no slots, if that is so."""
         return self._slot_error
 
+    def part(self, *, exception: bool) -> None:
+        """The last word: the process ends, by an `exception` or without. Blocks while a dead agent is being replaced.
+
+        What is to be repeated to the new one would be lost with this process, and a finished run not known as such.
+        """
+        self._in_touch.wait(_PART_S)
+        self.send("bye", exception=exception)
+        self.close()
+
     def close(self) -> None:
         """Stop listening. The agent sees the process end."""
         self._closing = True
@@ -196,7 +208,10 @@ class Link:
                 try:
                     self._on_message(self._channel.receive())
                 except ChannelClosed:
-                    if not self._replace():
+                    self._in_touch.clear()
+                    replaced = self._replace()
+                    self._in_touch.set()
+                    if not replaced:
                         return
 
     def _on_message(self, message: Message) -> None:

@@ -210,7 +210,7 @@ def test_the_agent_that_replaced_a_dead_one_may_die_as_well(world: World, local:
         world.wait_gone()
 
     assert "the agent died; another one goes on" in process.stderr
-    assert world.survey().finished_at == STEPS
+    assert world.survey().finished_at == STEPS, f"{process.stderr}\nThe agents:\n{log.text}"
     world.check_tiny(STEPS)
     assert sorted(world.steps_of_curve()) == list(range(1, STEPS + 1)), "no step was made twice: the trainer never died"
 
@@ -283,6 +283,12 @@ class Heard:
             found = re.search(pattern, self._text)
             assert found is not None
             return found
+
+    @property
+    def text(self) -> str:
+        """All that was heard."""
+        with self._changed:
+            return self._text
 
     def close(self) -> None:
         os.write(self._fd, b"\0")

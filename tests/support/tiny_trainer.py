@@ -232,8 +232,7 @@ def main() -> int:
     code = trainer.train(options)
     if code == 0:
         options.final.write_text(digest(trainer.state))
-    trainer.link.send("bye", exception=False)
-    trainer.link.close()
+    trainer.link.part(exception=False)
     return code
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Agents:
         self.greeted: list[Channel] = []
         self.pages: list[ControlPage] = []
         self.hellos: list[Message] = []
+        self._links: list[Link] = []
+        self._threads: list[threading.Thread] = []
 
     def greet(self, sequence: int = 0) -> None:
         """Answer the next trainer's hello; `sequence` is the last seal that this agent knows of."""
@@ -42,12 +44,13 @@ class Agents:
 
     def connect(self, sequence: int = 0) -> Link:
         """A trainer's link to the first of them."""
-        threading.Thread(target=self.greet, args=[sequence], daemon=True).start()
-        return Link(None, ["train.py"], {SOCKET_VARIABLE: str(self.path)})
+        self._greet_soon(sequence)
+        self._links.append(Link(None, ["train.py"], {SOCKET_VARIABLE: str(self.path)}))
+        return self._links[-1]
 
     def start(self, *_: Any, wait_s: float) -> Channel:
         """What a trainer does whose agent is dead."""
-        threading.Thread(target=self.greet, daemon=True).start()
+        self._greet_soon()
         channel = ipc.connect(self.path)
         assert channel is not None
         return channel
@@ -56,20 +59,30 @@ class Agents:
         """The newest agent tells that there is nothing to resume."""
         self.greeted[-1].send("resume-none", life={"number": len(self.hellos)})
 
-    def close(self, link: Link) -> None:
-        link.close()
-        link._thread.join(WAIT_S)
-        link.close_in_child()  # its descriptors are this process's
+    def close(self) -> None:
+        """Whatever a test has left open."""
+        for link in self._links:
+            link.close()
+            link._thread.join(WAIT_S)
+            link.close_in_child()  # its descriptors are this process's
+        for thread in self._threads:
+            thread.join(WAIT_S)
         for channel in self.greeted:
             channel.close()
         self._listener.close()
         for page in self.pages:
             page.close()
 
+    def _greet_soon(self, sequence: int = 0) -> None:
+        self._threads.append(threading.Thread(target=self.greet, args=[sequence], daemon=True))
+        self._threads[-1].start()
+
 
 @pytest.fixture
-def agents(tmp_path: Path) -> Agents:
-    return Agents(tmp_path / "socket")
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    agents = Agents(tmp_path / "socket")
+    yield agents
+    agents.close()
 
 
 @pytest.fixture
@@ -106,7 +119,6 @@ def test_an_agent_that_could_not_be_started_is_not_the_last_word(
     assert not link.gone
     assert len(patience) == 3
     assert min(patience) >= 45.0
-    agents.close(link)
 
 
 def test_an_agent_that_dies_before_it_has_found_anything_is_forgotten(
@@ -125,7 +137,6 @@ def test_an_agent_that_dies_before_it_has_found_anything_is_forgotten(
     assert link.sequence == 0
     agents.pages[1].words[Word.DURABLE_STEP] = 7
     assert link.page.words[Word.DURABLE_STEP] == 7
-    agents.close(link)
 
 
 def test_from_the_resume_point_on_another_agent_goes_on_with_what_the_dead_one_had(
@@ -144,4 +155,29 @@ def test_from_the_resume_point_on_another_agent_goes_on_with_what_the_dead_one_h
     assert agents.hellos[1]["life"] == {"number": 1}
     assert link.page is page
     assert link.sequence == 5
-    agents.close(link)
+
+
+def test_the_last_word_waits_for_the_agent_that_is_just_taken_on_and_hears_what_the_dead_one_did_not(
+    monkeypatch: pytest.MonkeyPatch, agents: Agents
+) -> None:
+    """Its work may be durable by then, so that nothing else keeps the process: a finished run was not known as such."""
+    starting, go_on = threading.Event(), threading.Event()
+
+    def start_agent(*arguments: Any, wait_s: float) -> Channel:
+        starting.set()
+        assert go_on.wait(WAIT_S)
+        return agents.start(*arguments, wait_s=wait_s)
+
+    monkeypatch.setattr("harness.trainer.link.ipc.start_agent", start_agent)
+    link = agents.connect()
+    agents.find_nothing()
+    link.wait_ready()
+    agents.greeted[0].close()
+    assert starting.wait(WAIT_S)
+    link.send("finished", repeat=True, step=9)
+
+    threading.Timer(0.2, go_on.set).start()
+    link.part(exception=False)
+
+    said = [agents.greeted[1].receive() for _ in range(2)]
+    assert [message.type for message in said] == ["finished", "bye"]
