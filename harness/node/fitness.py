@@ -5,6 +5,7 @@ Owns which command that is, and what it came to. What follows is `acts.py`.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from harness.errors import ConfigError
 
 VARIABLE = "HARNESS_SELF_TEST"
 TIMEOUT_S = 60.0  # nvidia-smi hangs where a GPU has fallen off the bus
+KILLED_S = 1.0
 _GPU = Path("/dev/nvidia0")
 
 
@@ -37,19 +39,18 @@ def run_test(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str | None
     """Run it; what is wrong, or `None`."""
     shown = " ".join(command)
     try:
-        done = subprocess.run(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout_s,
-            check=False,
+        test = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-    except subprocess.TimeoutExpired:
-        return f"{shown} has not ended in {timeout_s:g} s"
     except OSError as err:
         return f"{shown}: {err.strerror}"
-    if done.returncode == 0:
-        return None
-    said = done.stdout.decode(errors="replace").strip()[-1000:]
-    return f"{shown} ended with {done.returncode}{f': {said}' if said else ''}"
+    try:
+        said = test.communicate(timeout=timeout_s)[0].decode(errors="replace").strip()[-1000:]
+    except subprocess.TimeoutExpired:
+        test.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what hangs in a driver cannot be killed
+            test.wait(KILLED_S)
+        if test.stdout is not None:
+            test.stdout.close()
+        return f"{shown} has not ended in {timeout_s:g} s"
+    return f"{shown} ended with {test.returncode}{f': {said}' if said else ''}" if test.returncode else None

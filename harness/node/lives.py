@@ -173,8 +173,9 @@ def left_behind(proc: Path = Path("/proc")) -> list[int]:
     for entry in proc.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                state, parent, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-                if state not in "ZX" and int(parent) == ours and int(pgrp) == group:
+                # Bytes: the kernel cuts a program's name off at 15 of them, be it in the middle of a character.
+                state, parent, pgrp = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+                if state not in b"ZX" and int(parent) == ours and int(pgrp) == group:
                     found.append(int(entry.name))
     return found
 

@@ -28,13 +28,13 @@ from harness.node.ending import Where, consequence, ending_of
 from harness.node.fitness import choose_test, run_test
 from harness.node.lives import adopt_orphans
 from harness.node.orders import Orders, give_orders, metadata_url
-from harness.node.place import GROUP_VARIABLE, METADATA_S, Place, find_instance, find_place, open_metadata
+from harness.node.place import GROUP_VARIABLE, PATIENT_S, Place, find_instance, find_place, open_metadata
 from harness.node.runs import RunsHere
 from harness.node.signals import Signals
 from harness.node.supervisor import Limits, Supervisor
 from harness.node.watch import Watch
 
-_LOOKS, _LOOK_AGAIN_S = 3, 4.0
+_LOOKS, _LOOK_AGAIN_S = 15, 4.0
 
 
 def resume(
@@ -60,19 +60,18 @@ def resume(
     Raises:
         ConfigError: nothing could be started; a fleet is stopped before.
     """
-    metadata = open_metadata(metadata_url(flags, environ, cwd))
-    instance = find_instance(metadata, environ)
     signals = Signals()
     signals.install()
+    metadata = open_metadata(metadata_url(flags, environ, cwd))
+    instance = find_instance(metadata, environ)
     try:
         orders = _orders(flags, words, line, environ, cwd, metadata if instance else None)
         test = choose_test(self_test, environ)
     except ConfigError as err:
         run = str(flags.get("run") or environ.get("HARNESS_RUN") or "")
-        with _opened(find_place(metadata, instance, environ, run)) as place:
-            Watch(place.fleet, Announcements(()), lambda: None, _say).ended(failed=True)
-            acts = Acts(run, place, signals, _say, limits.let_go_s)
-            acts.do(consequence(ending_of(err.exit_code), place.where).acts, str(err))
+        with _opened(_patiently(metadata, instance, environ, run, signals)) as place:
+            watch = Watch(place.fleet, Announcements(()), lambda: None, _say)
+            _cannot_start(err, place.where, watch, Acts(run, place, signals, _say, limits.let_go_s))
         raise
     run = orders.settings.run
     with _opened(_patiently(metadata, instance, orders.environ, run, signals)) as place:
@@ -82,7 +81,8 @@ def resume(
         watch = Watch(place.fleet, announcements, runs.ask, _say)
         acts = Acts(run, place, signals, _say, limits.let_go_s)
         signals.heard = lambda: (runs.ask() or {}).get("state") in ("draining", "done")
-        if test and (why := run_test(test)) is not None:
+        # A terminal's Ctrl-C ends the test as well, and says nothing about the machine.
+        if test and (why := run_test(test)) is not None and signals.asked is None:
             _say(f"the self-test failed: {why}")
             watch.ended(failed=True)
             acts.replace(f"the self-test failed: {why}")
@@ -103,6 +103,9 @@ def resume(
         )
         try:
             return supervisor.run()
+        except ConfigError as err:
+            _cannot_start(err, place.where, watch, acts)
+            raise
         finally:
             announcements.close()
 
@@ -157,6 +160,11 @@ def dry_run(
     return DryRun(settings.run, settings.store, where, orders.command, preview.preview(settings))
 
 
+def _cannot_start(err: ConfigError, where: Where, watch: Watch, acts: Acts) -> None:
+    watch.ended(failed=True)
+    acts.do(consequence(ending_of(err.exit_code), where).acts, str(err))
+
+
 def _orders(
     flags: Mapping[str, Any],
     words: Sequence[str],
@@ -165,7 +173,7 @@ def _orders(
     cwd: Path,
     metadata: MetadataSession | None,
 ) -> Orders:
-    deadline = Deadline.after(METADATA_S)  # for all tags together: a laptop has none
+    deadline = Deadline.after(PATIENT_S)  # for all tags together; a laptop is not asked
     return give_orders(flags, words, line, environ, cwd, lambda key: tag(metadata, key, deadline))
 
 
@@ -185,13 +193,17 @@ def _patiently(
     run: str,
     signals: Signals,
 ) -> Place:
-    """The place. Just after a boot the credentials of a fleet's instance may not be there yet, so it is asked again."""
+    """The place. Where a group is named, it is asked for again: an instance that does not know its group never ends.
+
+    Just after a boot the metadata service may hang, or have no credentials yet. A run would not get any either.
+    """
     place = find_place(metadata, instance, environ, run)
-    for _ in range(_LOOKS if instance is not None and environ.get(GROUP_VARIABLE) else 0):
+    for _ in range(_LOOKS if environ.get(GROUP_VARIABLE) and metadata is not None else 0):
         if place.where is not Where.ELSEWHERE or signals.asked is not None:
             break
         _say(f"{place.words}: asking again in {_LOOK_AGAIN_S:g} s")
         signals.pause(_LOOK_AGAIN_S)
+        instance = instance or find_instance(metadata, environ)
         place = find_place(metadata, instance, environ, run)
     return place
 
@@ -208,4 +220,4 @@ def _opened(place: Place) -> Generator[Place]:
 def _say(text: str) -> None:
     """A word to the user."""
     with contextlib.suppress(OSError):  # the terminal is gone
-        os.write(2, f"harness: {text}\n".encode())
+        os.write(2, f"harness: {text}\n".encode(errors="backslashreplace"))

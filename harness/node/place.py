@@ -79,7 +79,7 @@ def find_place(metadata: Metadata | None, instance: Instance | None, environ: Ma
     if instance is None:
         why = "not on EC2" if metadata is not None else "the metadata service is turned off"
         return Place(Where.ELSEWHERE, f"{why}, although there is a group: {group}" if group else why)
-    made_for = tag(metadata, RUN_TAG, Deadline.after(METADATA_S))
+    made_for = tag(metadata, RUN_TAG, Deadline.after(PATIENT_S))
     if made_for and run and made_for != run:
         return Place(Where.ELSEWHERE, f"this instance was started for run {made_for!r}: its fleet is left alone")
     if not group and not made_for:

@@ -45,8 +45,11 @@ class Signals:
             signal.signal(signum, self._note)
 
     def forget(self) -> None:
-        """Another run begins: what was meant for the last program is not for this one."""
+        """Another run begins: what was meant for the last program is not for this one, but for leaving."""
         self._waiting = [(came_at, signum) for came_at, signum in self._waiting if signum in LEAVE]
+        if self.asked is not None and not self._waiting:  # the agent that was told has died, its program has not
+            self._waiting.append((self._clock(), self.asked))
+            self._first = True
 
     def pass_on(self, life: Life) -> None:
         """Give `life` the signals that have come, the first only if it does not know."""

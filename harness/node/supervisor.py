@@ -108,26 +108,42 @@ class Supervisor:
 
     def run(self) -> int:
         """Until there is nothing more to do here; the exit code: that of the last `harness run`."""
-        while self._signals.asked is None:
-            if not self._goes_on(self._live()):
-                break
+        while (life := self._next()) is not None:
+            if not self._goes_on(self._live(life)):
+                return self._exit_code
+        # Told to leave while nothing was being trained: nothing is lost.
+        self._acts.do(consequence(ending_of(self._told_to_leave), self._where, asked=True).acts, "told to leave")
+        return self._exit_code
+
+    @property
+    def _exit_code(self) -> int:
         if self._code is not None:
             return self._code
-        # Told to leave before anything was started: nothing is lost.
+        if self._signals.asked is None:
+            return int(ExitCode.BUG)  # given up on a run that was found, and nothing says how it ended
+        return self._told_to_leave
+
+    @property
+    def _told_to_leave(self) -> int:
+        """What that comes to where no agent says it. Ctrl-C is for good."""
         return int(ExitCode.CTRL_C if self._signals.asked == signal.SIGINT else ExitCode.INTERRUPTED)
 
     # ---- one life ---------------------------------------------------------------------------------------------------
 
-    def _live(self) -> Ended:
-        """One life of the run, from its start, or from where it was found, to its end."""
+    def _next(self) -> Life | None:
+        """What is here already, else a new start; `None` where we were told to leave."""
         self._announcements.forget()
         self._signals.forget()
         life = self._runs.find()
         if life is not None:
             self._say(f"run {self._run!r} is being trained on this host already: waiting for its end")
-        else:
+        elif self._signals.asked is None:
             self._watch.started()
             life = self._runs.start(fresh=self._fresh)
+        return life
+
+    def _live(self, life: Life) -> Ended:
+        """One life of the run, to its end."""
         try:
             while (ended := life.ended()) is None:
                 self._signals.pass_on(life)
@@ -137,6 +153,8 @@ class Supervisor:
                 self._signals.pause(self._limits.tick_s, life.pidfd)
         finally:
             life.close()
+        if ended.signum is not None and ended.signum == self._signals.asked:
+            ended = Ended(self._told_to_leave)  # before it could listen, or when it had nothing left to do
         if ended.code is not None:
             self._code = ended.code
         self._fresh = self._fresh and not self._watch.claimed and counts_as_failed(ended.code)
@@ -164,7 +182,8 @@ class Supervisor:
             return self._wait_for_the_end()
         if following.then is Then.AGAIN:
             self._say(f"the agent died ({cause(ended)}): starting again in {in_s:g} s")
-            return self._wait(in_s)
+            self._wait(in_s)
+            return True
         return False
 
     def _understand(self, ended: Ended) -> tuple[Ending | None, float]:
@@ -181,6 +200,8 @@ class Supervisor:
             if self._is_here():
                 self._say("the agent died; its program lives on, and with it another agent")
                 return None, 0.0
+            if self._signals.asked is not None:
+                return ending_of(self._told_to_leave), 0.0  # by now it would have, whatever it died of
             decision = self._after_death()
             if isinstance(decision, GiveUp):
                 self._say(f"the agent died {decision.crashes} times without progress")
@@ -232,13 +253,12 @@ class Supervisor:
             self._signals.pause(self._limits.tick_s)
         return False
 
-    def _wait(self, seconds: float) -> bool:
-        """Whether nobody asked us to leave meanwhile."""
+    def _wait(self, seconds: float) -> None:
+        """Less long where we are told to leave meanwhile."""
         until = self._clock() + seconds
         while self._signals.asked is None and (left_s := until - self._clock()) > 0:
             self._tick()
             self._signals.pause(min(left_s, self._limits.tick_s))
-        return self._signals.asked is None
 
 
 def cause(ended: Ended) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud.metadata_sim import MetadataSimulator
+from cloud.metadata_sim import Fault, MetadataSimulator
 from harness.core.snapshot import RunKeys
 from tests.support.fleet_server import FleetServer
 from tests.support.processes import ROOT, Process, World
@@ -203,6 +203,17 @@ def test_a_killed_agent_s_program_lives_on_and_is_waited_for(world: World) -> No
     assert world.steps_of_curve() == list(range(1, 21)), "one life, and no second one beside it"
 
 
+def test_a_program_whose_agent_is_killed_while_it_leaves_is_told_again_and_waited_for(world: World) -> None:
+    process = resume(world, *world.options(), command=world.tiny(*HOLD))
+    agent = started(process)
+    os.kill(agent, signal.SIGSTOP)
+    process.signal(signal.SIGTERM)
+    os.kill(agent, signal.SIGKILL)
+
+    assert process.wait() == 75, process.stderr
+    assert world.survey().commits[-1].step == world.steps_of_curve()[-1]
+
+
 def test_a_killed_agent_and_program_are_started_again(world: World) -> None:
     process = resume(world, *world.options(), command=world.tiny(*HOLD))
     agent = started(process)
@@ -267,18 +278,56 @@ def test_a_signal_to_the_whole_job_is_one_signal(world: World, signum: int) -> N
     assert world.survey().commits[-1].step == world.steps_of_curve()[-1]
 
 
-def test_an_interrupted_slurm_job_is_requeued_and_says_so_by_its_code(world: World) -> None:
+@pytest.fixture
+def slurm(world: World) -> dict[str, str]:
+    """The environment of a job; what scontrol is asked is in the file "asked"."""
     tools = world.root / "tools"
     tools.mkdir()
     (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >>{world.root}/asked\n')
     (tools / "scontrol").chmod(0o755)
-    env = {"SLURM_JOB_ID": "4711", "PATH": f"{tools}:{os.environ['PATH']}"}
-    process = resume(world, *world.options(), command=world.tiny(*HOLD), env=env)
+    return {"SLURM_JOB_ID": "4711", "PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+def test_an_interrupted_slurm_job_is_requeued_and_says_so_by_its_code(world: World, slurm: dict[str, str]) -> None:
+    process = resume(world, *world.options(), command=world.tiny(*HOLD), env=slurm)
     started(process)
     process.signal(signal.SIGTERM)
 
     assert process.wait() == 75, process.stderr
     assert (world.root / "asked").read_text() == "requeue 4711\n"
+
+
+def test_a_job_that_is_told_to_leave_before_its_agent_can_listen_is_requeued_as_well(
+    world: World, slurm: dict[str, str]
+) -> None:
+    process = resume(world, *world.options(), command=world.tiny(*HOLD), env=slurm)
+    world.wait_until(lambda: any("harness run" in line for line in world.running().values()), "harness run")
+    process.signal_group(signal.SIGTERM)
+
+    assert process.wait() == 75, process.stderr
+    assert (world.root / "asked").read_text() == "requeue 4711\n"
+
+
+def test_a_signal_while_it_is_found_out_where_this_is_is_75(world: World) -> None:
+    with MetadataSimulator() as metadata:
+        metadata.fault(Fault.HANG)
+        process = resume(world, *world.named(), "--metadata", metadata.url, command=world.tiny())
+        world.wait_until(lambda: bool(metadata.state()["requests"]), "a question")
+        process.signal(signal.SIGTERM)
+
+        assert process.wait() == 75, process.stderr
+    assert "AgentStarted" not in process.stderr
+
+
+def test_ctrl_c_during_the_self_test_says_nothing_about_the_machine(world: World) -> None:
+    begun = world.root / "begun"
+    test = f"sh -c 'touch {begun}; exec sleep 60'"
+    process = resume(world, *world.options(), "--self-test", test, command=world.tiny())
+    world.wait_until(begun.exists, "the self-test")
+    process.signal_group(signal.SIGINT)
+
+    assert process.wait() == 130, process.stderr
+    assert "AgentStarted" not in process.stderr
 
 
 def test_no_interpreter_is_said_with_what_was_tried(world: World) -> None:

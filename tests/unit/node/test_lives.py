@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.node.lives import Ended, FoundLife, Life, StartedLife
+from harness.node.lives import Ended, FoundLife, Life, StartedLife, left_behind
 from tests.support.node import RUNNING
 
 ROOT = Path(__file__).parents[3]
@@ -124,6 +124,17 @@ except ChildProcessError:
     print("reaped")
 os.system("pkill -KILL -P %d" % os.getpid())
 """
+
+
+def test_a_program_of_any_name_is_no_hindrance(tmp_path: Path) -> None:
+    """The kernel cuts names off at 15 bytes: here in the middle of a character."""
+    for pid, pgrp in ((11, os.getpgrp()), (12, 1)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(
+            b"%d (%b) S %d %d 0" % (pid, "обучение) S 1 1".encode()[:15], os.getpid(), pgrp)
+        )
+
+    assert left_behind(tmp_path) == [11]
 
 
 def test_the_trainer_of_a_dead_agent_is_found_and_reaped_and_its_daemons_are_not_waited_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from harness.config import resolve
 from harness.errors import ConfigError
+from harness.node import fitness
 from harness.node.fitness import choose_test, run_test
 from harness.node.orders import Orders, give_orders, metadata_url
 
@@ -196,3 +198,16 @@ def test_a_self_test_says_what_is_wrong(command: list[str], why: str | None) -> 
 
 def test_a_self_test_that_hangs_has_failed() -> None:
     assert "has not ended in 0.05 s" in str(run_test(["sleep", "60"], 0.05))
+
+
+def test_a_self_test_that_cannot_even_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is with what hangs in a driver."""
+    alive: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(fitness, "KILLED_S", 0.01)
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "kill", lambda test: alive.append(test))
+        assert "has not ended" in str(run_test(["sleep", "60"], 0.01))
+
+    assert alive[0].poll() is None
+    alive[0].kill()
+    alive[0].wait()

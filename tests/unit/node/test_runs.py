@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cloud.metadata import MetadataSession
 from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.agent.stores import open_store
@@ -124,8 +125,9 @@ def look(monkeypatch: pytest.MonkeyPatch, places: list[Place], environ: dict[str
     clock = FakeClock()
     signals: Any = FakeSignals(clock)
     monkeypatch.setattr(main, "find_place", lambda *given: places.pop(0))
+    metadata = MetadataSession("http://nobody.invalid")
     began = clock()
-    return main._patiently(None, INSTANCE, environ, "a", signals), clock() - began
+    return main._patiently(metadata, INSTANCE, environ, "a", signals), clock() - began
 
 
 def test_a_named_fleet_is_looked_for_again_and_then_trained_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,5 +135,20 @@ def test_a_named_fleet_is_looked_for_again_and_then_trained_without(monkeypatch:
     named = {"HARNESS_GROUP": "g"}
 
     assert look(monkeypatch, [nowhere, nowhere, fleet], named) == (fleet, 8.0)
-    assert look(monkeypatch, [nowhere] * 4, named) == (nowhere, 12.0)
+    assert look(monkeypatch, [nowhere] * 16, named) == (nowhere, 60.0)
     assert look(monkeypatch, [nowhere], {}) == (nowhere, 0.0)
+
+
+def test_a_metadata_service_that_hangs_at_the_boot_makes_no_laptop_of_a_fleet_s_instance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would train, and then stand idle for ever."""
+    signals: Any = FakeSignals(FakeClock())
+    instances = [None, INSTANCE]
+    monkeypatch.setattr(main, "find_instance", lambda *given: instances.pop(0))
+    monkeypatch.setattr(
+        main, "find_place", lambda metadata, instance, *given: Place(Where.FLEET if instance else Where.ELSEWHERE, "")
+    )
+    metadata = MetadataSession("http://nobody.invalid")
+
+    assert main._patiently(metadata, None, {"HARNESS_GROUP": "g"}, "a", signals).where is Where.FLEET

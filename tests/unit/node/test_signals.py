@@ -93,6 +93,21 @@ def test_what_was_meant_for_one_program_is_not_for_the_next(signals: Signals, cl
     assert life.heard == [signal.SIGTERM]
 
 
+def test_a_program_that_outlives_the_agent_that_was_told_to_leave_is_told_too(
+    signals: Signals, clock: FakeClock
+) -> None:
+    told, lives_on = HearingLife(), HearingLife()
+    os.kill(os.getpid(), signal.SIGTERM)
+    for life in (told, lives_on):
+        signals.forget()
+        clock.advance(HEARD_AFTER_S)
+        signals.pass_on(life)
+        clock.advance(HEARD_AFTER_S)
+        signals.pass_on(life)
+
+    assert (told.heard, lives_on.heard) == ([signal.SIGTERM], [signal.SIGTERM])
+
+
 def test_a_signal_ends_a_pause(signals: Signals) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 

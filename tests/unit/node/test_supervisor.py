@@ -240,6 +240,44 @@ def test_who_is_told_to_leave_before_anything_was_started_starts_nothing(node: N
     assert runs.starts == []
 
 
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)])
+def test_who_dies_of_the_signal_itself_could_not_listen_yet_and_has_trained_nothing(
+    node: Node, signum: int, code: int
+) -> None:
+    node.signals.asked_at[node.clock() + 1.0] = signum
+
+    assert node.supervise(FakeRuns(Ended(128 + signum, signum)), Where.SLURM) == code
+    assert node.requeues == ([] if signum == signal.SIGINT else [None])
+
+
+@pytest.mark.parametrize(("at", "code"), [(0.0, 75), (2.5, 137)])
+def test_a_slurm_job_that_is_told_to_leave_between_two_starts_is_requeued(node: Node, at: float, code: int) -> None:
+    node.signals.asked_at[node.clock() + at] = signal.SIGTERM
+    if not at:
+        node.signals.asked = signal.SIGTERM
+    runs = FakeRuns(KILLED)
+
+    assert node.supervise(runs, Where.SLURM) == code
+    assert node.requeues == [None]
+
+
+def test_an_agent_that_dies_while_it_leaves_gives_no_reason_not_to_requeue(node: Node) -> None:
+    node.signals.asked_at[node.clock() + 1.0] = signal.SIGTERM
+
+    assert node.supervise(FakeRuns(KILLED), Where.SLURM) == 137
+    assert node.requeues == [None]
+
+
+def test_a_program_whose_agent_dies_while_it_leaves_is_not_abandoned(node: Node) -> None:
+    node.signals.asked_at[node.clock() + 1.0] = signal.SIGTERM
+    runs = FakeRuns(KILLED)
+    seen, lives_on = FakeLife(KILLED), FakeLife(Ended(75), ours=False)
+    runs.found = [None, seen, lives_on]
+
+    assert node.supervise(runs) == 75
+    assert (len(runs.starts), lives_on.closed) == (1, True)
+
+
 # ---- agents that die ------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +335,14 @@ def test_a_run_that_was_left_behind_here_is_waited_for_not_run_into(node: Node) 
 
     assert node.supervise(runs) == 0
     assert runs.starts == [False]
+
+
+def test_a_run_that_was_found_and_given_up_on_is_no_interruption(node: Node) -> None:
+    runs = FakeRuns()
+    runs.found = [FakeLife(Ended(None), ours=False)]
+
+    assert node.supervise(runs, max_crashes=0) == 70
+    assert node.acts() == ["stop", "notify", "complete"]
 
 
 def test_a_run_that_was_started_here_at_the_same_moment_stops_no_fleet(node: Node) -> None:
