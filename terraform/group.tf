@@ -95,7 +95,6 @@ resource "aws_autoscaling_group" "this" {
   # What a node needs to drain outlives the group.
   depends_on = [
     aws_iam_role_policy.node,
-    aws_iam_role_policy_attachment.session_manager,
     aws_vpc_security_group_egress_rule.anywhere,
     aws_vpc_security_group_egress_rule.between_nodes,
     aws_vpc_security_group_ingress_rule.between_nodes,

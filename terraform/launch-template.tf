@@ -6,6 +6,8 @@ data "aws_ssm_parameter" "ami" {
 }
 
 data "aws_ami" "node" {
+  include_deprecated = true # one that was pinned is still there when it is no longer the newest
+
   filter {
     name   = "image-id"
     values = [var.ami_id == null ? data.aws_ssm_parameter.ami[0].insecure_value : var.ami_id]
@@ -70,6 +72,17 @@ resource "aws_launch_template" "node" {
   }
 
   lifecycle {
+    precondition {
+      condition = alltrue([
+        for disk in data.aws_ami.node.block_device_mappings : var.root_volume_gb >= tonumber(disk.ebs.volume_size)
+        if disk.device_name == data.aws_ami.node.root_device_name
+      ])
+      error_message = "root_volume_gb: ${var.root_volume_gb} GB is less than the root volume of the AMI ${data.aws_ami.node.id}, and no instance would start."
+    }
+    precondition {
+      condition     = var.kms_key_arn == null ? true : split(":", var.kms_key_arn)[3] == local.region
+      error_message = "kms_key_arn: a key of another region than ${local.region}, where the fleet and its bucket are. S3 cannot use it."
+    }
     precondition {
       # EC2 counts the bytes before they are base64.
       condition     = length(local.user_data_gzip) / 4 * 3 <= 16384

@@ -25,14 +25,8 @@ resource "aws_iam_role_policy" "node" {
 
   policy = jsonencode({
     Version   = "2012-10-17"
-    Statement = concat(local.may_checkpoint, local.may_read, local.may_encrypt, local.may_steer_the_group, local.may_tell, local.may_pull)
+    Statement = concat(local.may_checkpoint, local.may_read, local.may_encrypt, local.may_steer_the_group, local.may_tell, local.may_open_a_shell, local.may_pull)
   })
-}
-
-# A shell without an inbound port: Session Manager.
-resource "aws_iam_role_policy_attachment" "session_manager" {
-  role       = aws_iam_role.node.name
-  policy_arn = "arn:${local.partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"
 }
 
 locals {
@@ -115,7 +109,8 @@ locals {
       Resource = local.group_arn
     },
     {
-      # To end the run the minimum has to go down. A node that is no longer ours cannot make the group larger by it.
+      # To end the run the minimum has to go down. A node that is no longer ours cannot make the group larger by it, and
+      # cannot have it start something else.
       Sid      = "ShrinkOwnGroup"
       Effect   = "Allow"
       Action   = "autoscaling:UpdateAutoScalingGroup"
@@ -124,6 +119,10 @@ locals {
         NumericLessThanEqualsIfExists = {
           "autoscaling:MinSize" = tostring(var.min_size)
           "autoscaling:MaxSize" = tostring(var.max_size)
+        }
+        Null = {
+          "autoscaling:LaunchConfigurationName" = "true"
+          "autoscaling:VPCZoneIdentifiers"      = "true"
         }
       }
     },
@@ -156,6 +155,21 @@ locals {
       Resource = "${aws_cloudwatch_log_group.this.arn}:*"
     },
   ]
+
+  # A shell without an inbound port: what Session Manager's agent needs. AWS's own policy for it, AmazonSSMManagedInstanceCore,
+  # would let a node read every parameter of the account, secrets too.
+  may_open_a_shell = [{
+    Sid    = "SessionManager" # AWS knows no narrower resource for these actions
+    Effect = "Allow"
+    Action = [
+      "ssm:UpdateInstanceInformation",
+      "ssmmessages:CreateControlChannel",
+      "ssmmessages:CreateDataChannel",
+      "ssmmessages:OpenControlChannel",
+      "ssmmessages:OpenDataChannel",
+    ]
+    Resource = "*"
+  }]
 
   # container_image in ECR: account, region, and repository without tag and digest
   ecr = try([regex("^([0-9]{12})\\.dkr\\.ecr\\.([a-z0-9-]+)\\.amazonaws\\.com[a-z.]*/([^:@]+)", var.container_image)], [])

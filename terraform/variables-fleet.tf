@@ -139,7 +139,7 @@ variable "root_volume_gb" {
 }
 
 variable "hook_timeout_s" {
-  description = "How long the group waits for a heartbeat of an instance that it ends. The node sends one each minute until its snapshot is durable. A reclaimed spot instance ends after two minutes all the same."
+  description = "How long the group waits for a heartbeat of an instance that it ends. The node sends one each minute until its snapshot is durable. A reclaimed spot instance ends after two minutes all the same. A new value replaces the group."
   type        = number
   default     = 300
 

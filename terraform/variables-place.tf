@@ -23,7 +23,7 @@ variable "bucket_prefix" {
   default     = "checkpoints"
 
   validation {
-    condition     = can(regex("^[A-Za-z0-9_][A-Za-z0-9_.=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.=+-]*)*$", var.bucket_prefix)) && var.bucket_prefix != "sources"
+    condition     = can(regex("^[A-Za-z0-9_][A-Za-z0-9_.=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.=+-]*)*$", var.bucket_prefix)) && !can(regex("^sources(/|$)", var.bucket_prefix))
     error_message = "bucket_prefix: folders of letters, digits and _.=+-, without a slash at either end; \"sources\" is taken by the code."
   }
 }
@@ -35,7 +35,7 @@ variable "delete_checkpoints" {
 }
 
 variable "kms_key_arn" {
-  description = "A KMS key that encrypts the new bucket, or encrypts the given one already. The nodes may use it. Null: keys of S3's own (SSE-S3)."
+  description = "A KMS key of the same region that encrypts the new bucket, or encrypts the given one already. The nodes' role may use it, where the key's own policy leaves that to IAM. Null: keys of S3's own (SSE-S3)."
   type        = string
   default     = null
 

@@ -27,8 +27,8 @@ variable "source_archive" {
   default     = ""
 
   validation {
-    condition     = var.source_archive == "" || can(regex("^git\\+https://[^[:space:]]+@[^[:space:]@]+$", var.source_archive)) || can(regex("^[^[:cntrl:]]+\\.(tar\\.gz|tgz|zip)$", var.source_archive))
-    error_message = "source_archive: a path or s3:// address that ends in .tar.gz, .tgz or .zip, or git+https://host/repository@ref with a branch, tag or commit."
+    condition     = var.source_archive == "" || can(regex("^git\\+https://[^[:space:]/@]+/[^[:space:]@]+@[^[:space:]@]+$", var.source_archive)) || can(regex("^[^[:cntrl:]]+\\.(tar\\.gz|tgz|zip)$", var.source_archive))
+    error_message = "source_archive: a path or s3:// address that ends in .tar.gz, .tgz or .zip, or git+https://host/repository@ref with a branch, tag or commit, and without a user or a token: it would stand in the user data."
   }
 
   validation {

@@ -59,4 +59,15 @@ variable "tags" {
     condition     = length(setintersection(keys(var.tags), ["Name", "harness-run", "harness-store", "harness-command"])) == 0
     error_message = "tags: Name and harness-… are set here."
   }
+
+  validation {
+    # Instances show their tags in the metadata service, and EC2 starts none with another key. S3 takes ten tags on an object.
+    condition     = length(var.tags) <= 9 && alltrue([for key in keys(var.tags) : can(regex("^[0-9A-Za-z_+=,.@:-]{1,127}$", key)) && !can(regex("^(aws:.*|[.]{1,2}|_index)$", key))])
+    error_message = "tags: at most 9, with keys of letters, digits and _+=,.@:- (EC2 would start no instance with a space or a slash in one)."
+  }
+
+  validation {
+    condition     = alltrue([for value in values(var.tags) : can(regex("^[\\p{L}\\p{N} _.:/=+@-]{0,256}$", value))])
+    error_message = "tags: values of letters, digits, spaces and _.:/=+@-, at most 256 characters. AWS's services take no others."
+  }
 }

@@ -72,8 +72,35 @@ run "a_git_address_without_a_ref_and_no_gpu_at_all" {
     instance_requirements = { gpu_count = 0, gpu_memory_gib = 24 }
     source_archive        = "git+https://example.com/team/gpt"
     settings              = { EVERY = "30" }
+    bucket_prefix         = "sources/below"
+    tags                  = { "cost center" = "7" } # EC2 would start no instance
   }
-  expect_failures = [var.source_archive, var.settings, var.instance_requirements]
+  expect_failures = [var.source_archive, var.settings, var.instance_requirements, var.bucket_prefix, var.tags]
+}
+
+run "a_secret_in_an_address_and_a_value_that_no_service_takes" {
+  command = plan
+  variables {
+    source_archive = "git+https://token@example.com/team/gpt@main"
+    tags           = { team = "research & development" }
+  }
+  expect_failures = [var.source_archive, var.tags]
+}
+
+run "a_root_volume_smaller_than_the_amis" {
+  command = plan
+  variables {
+    root_volume_gb = 64
+  }
+  expect_failures = [aws_launch_template.node]
+}
+
+run "a_key_of_another_region" {
+  command = plan
+  variables {
+    kms_key_arn = "arn:aws:kms:eu-west-1:123456789012:key/11111111-2222-3333-4444-555555555555"
+  }
+  expect_failures = [aws_launch_template.node]
 }
 
 run "what_the_region_does_not_have" {
@@ -119,4 +146,27 @@ run "user_data_that_ec2_would_not_take" { # its length is known when the topic a
     setup_command = join("", [for number in range(400) : sha256(tostring(number))]) # digests do not compress
   }
   expect_failures = [aws_launch_template.node]
+}
+
+run "a_fleet_is_made" {
+  variables {
+    tags = { team = "Forschung: Köln", cost-center = "7" }
+  }
+}
+
+run "another_run_in_its_state" {
+  command = plan
+  variables {
+    run = "other"
+  }
+  expect_failures = [terraform_data.one_run]
+}
+
+run "another_region_in_its_state" {
+  command = plan
+  override_data {
+    target = data.aws_region.current
+    values = { name = "eu-west-1" }
+  }
+  expect_failures = [terraform_data.one_run]
 }

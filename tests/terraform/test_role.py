@@ -21,7 +21,6 @@ from tests.support.iam import Request, Verdict, judge, statements
 pytestmark = pytest.mark.slow
 ALLOWED, NOT_ALLOWED, DENIED = Verdict.ALLOWED, Verdict.NOT_ALLOWED, Verdict.DENIED
 OBJECTS = f"checkpoints/{RUN}"
-SESSION_MANAGER = "AmazonSSMManagedInstanceCore"
 NOT_SENT = dict.fromkeys(
     (
         "s3:if-none-match",
@@ -30,6 +29,8 @@ NOT_SENT = dict.fromkeys(
         "cloudwatch:namespace",
         "autoscaling:MinSize",
         "autoscaling:MaxSize",
+        "autoscaling:LaunchConfigurationName",
+        "autoscaling:VPCZoneIdentifiers",
     )
 )
 PUT = {"s3:ObjectCreationOperation": "true", "s3:if-none-match": "*"}
@@ -100,6 +101,9 @@ def documented(heading: str) -> dict[str, str]:
 S3_ACTIONS = documented("### IAM actions")
 FLEET_ACTIONS = documented("## A fleet")
 LOG_ACTIONS = {"logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"}
+SHELL_ACTIONS = {"ssm:UpdateInstanceInformation"} | {
+    f"ssmmessages:{verb}{channel}" for verb in ("Create", "Open") for channel in ("ControlChannel", "DataChannel")
+}
 
 
 def needed() -> list[tuple[str, str, dict[str, str]]]:
@@ -218,6 +222,12 @@ def test_a_node_cannot_make_its_group_larger(role: Role, applied: Applied) -> No
     assert update(MinSize="0", MaxSize="100") is NOT_ALLOWED
 
 
+@pytest.mark.parametrize("what", ["LaunchConfigurationName", "VPCZoneIdentifiers"])
+def test_a_node_cannot_have_its_group_start_something_else(role: Role, applied: Applied, what: str) -> None:
+    sent = {"autoscaling:MinSize": "0", f"autoscaling:{what}": "another"}
+    assert role.verdict("autoscaling:UpdateAutoScalingGroup", group_arn(applied.group), **sent) is NOT_ALLOWED
+
+
 def test_a_node_measures_in_its_own_namespace(role: Role) -> None:
     assert role.verdict("cloudwatch:PutMetricData", "*", **{"cloudwatch:namespace": "Harness"}) is ALLOWED
     assert role.verdict("cloudwatch:PutMetricData", "*", **{"cloudwatch:namespace": "AWS/AutoScaling"}) is NOT_ALLOWED
@@ -233,7 +243,7 @@ def test_a_node_writes_its_own_log(role: Role, applied: Applied) -> None:
 
 def test_a_node_may_do_nothing_that_no_call_of_the_harness_needs(role: Role) -> None:
     calls = {f"{service}:{call}" for call, service in SERVICES.items()}
-    assert role.actions() - set(S3_ACTIONS) - LOG_ACTIONS == set(FLEET_ACTIONS) == calls
+    assert role.actions() - set(S3_ACTIONS) - LOG_ACTIONS - SHELL_ACTIONS == set(FLEET_ACTIONS) == calls
 
 
 @pytest.mark.parametrize(
@@ -249,6 +259,8 @@ def test_a_node_may_do_nothing_that_no_call_of_the_harness_needs(role: Role) -> 
         ("autoscaling:CreateAutoScalingGroup", group_arn("other")),
         ("autoscaling:DeleteAutoScalingGroup", group_arn(f"harness-{RUN}")),
         ("autoscaling:AttachInstances", group_arn(f"harness-{RUN}")),
+        ("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{NUMBER}:parameter/secret"),
+        ("ssm:SendCommand", "*"),
         ("s3:DeleteBucket", ""),
         ("s3:PutBucketPolicy", ""),
         ("s3:DeleteBucketPolicy", ""),
@@ -265,9 +277,14 @@ def test_what_would_hurt_is_not_allowed(role: Role, action: str, resource: str) 
     assert role.verdict(action, resource or bucket_arn(role.bucket)) is NOT_ALLOWED
 
 
-def test_of_awss_own_policies_only_session_managers_is_attached(applied: Applied) -> None:
-    attached = applied.client("iam").list_attached_role_policies(RoleName=applied.role)["AttachedPolicies"]
-    assert [policy["PolicyName"] for policy in attached] == [SESSION_MANAGER]
+def test_none_of_awss_own_policies_is_attached(applied: Applied) -> None:
+    """The one for Session Manager lets a node read every parameter of the account."""
+    assert applied.client("iam").list_attached_role_policies(RoleName=applied.role)["AttachedPolicies"] == []
+
+
+@pytest.mark.parametrize("action", sorted(SHELL_ACTIONS))
+def test_a_shell_needs_no_inbound_port(role: Role, action: str) -> None:
+    assert role.verdict(action, "*") is ALLOWED
 
 
 # ---- what variables add ---------------------------------------------------------------------------------------------

@@ -37,7 +37,15 @@ mock_data "aws_ssm_parameter" {
 }
 
 mock_data "aws_ami" {
-  defaults = { id = "ami-00000000000000001", architecture = "x86_64", root_device_name = "/dev/sda1" }
+  defaults = {
+    id               = "ami-00000000000000001"
+    architecture     = "x86_64"
+    root_device_name = "/dev/sda1"
+    block_device_mappings = [
+      { device_name = "/dev/sda1", ebs = { volume_size = "65" } },
+      { device_name = "/dev/sdb", virtual_name = "ephemeral0" },
+    ]
+  }
 }
 
 mock_data "aws_s3_bucket" {
