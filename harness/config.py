@@ -110,6 +110,13 @@ class Settings:
         """Tells stores apart on one host: a URL of S3 at another endpoint is another store."""
         return self.store if self.s3_endpoint is None else f"{self.s3_endpoint} {self.store}"
 
+    @property
+    def slot_disk(self) -> Path | None:
+        """Where a slot is kept that memory has no room for: the local tier's disk, or the store's if that is one."""
+        if self.local is not None:
+            return Path(self.local)
+        return None if "://" in self.store else Path(self.store)
+
     def to_json(self) -> str:
         """For another process of the harness."""
         return json.dumps(dataclasses.asdict(self))

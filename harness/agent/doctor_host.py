@@ -23,7 +23,6 @@ from cloud.notice import Clock, Deadline
 from harness.agent import memory
 from harness.agent.doctor_finding import Finding, failure, ok, one_line, warning
 from harness.config import Settings
-from harness.errors import NoSpace
 from harness.ipc.channel import open_pidfd
 from harness.ipc.slots import Slot
 
@@ -168,10 +167,21 @@ def check_memory(host: Host, settings: Settings, state_bytes: int | None) -> Fin
     if state_bytes is None:
         fits = max(0, free - memory.RESERVED_BYTES) / count
         return ok("memory", f"{free / 1e9:.1f} GB {limit}: room for {slots} of up to {fits / 1e9:.1f} GB")
-    try:
-        memory.check_room(state_bytes, count, free)
-    except NoSpace as err:
-        return failure("memory", f"{free / 1e9:.1f} GB {limit}, too little for {slots}", one_line(err))
+    fit = memory.how_many_fit(state_bytes, count, free)
+    if fit == 0:
+        what = f"{free / 1e9:.1f} GB {limit}, too little for a slot of {state_bytes / 1e9:.1f} GB"
+        if settings.slot_disk is None:
+            return failure("memory", what, "a host or a cgroup limit with more memory, or --local DIR on a fast disk")
+        return warning(
+            "memory",
+            f"{what}: snapshots go through a window to {settings.slot_disk}, and training waits for that disk",
+            "a host or a cgroup limit with more memory; else a disk as fast as can be had for --local",
+        )
+    if fit < count:
+        what = f"{free / 1e9:.1f} GB {limit}, enough for {fit} of {slots} of {state_bytes / 1e9:.1f} GB"
+        return warning(
+            "memory", what, f"--slots {fit}: it is what you get; or a host or a cgroup limit with more memory"
+        )
     left = free - count * state_bytes
     return ok(
         "memory",

@@ -611,7 +611,15 @@ class Agent:
         self._revoke()  # what was granted before was a slot of the old layout
         fds = [pool[index].fd for index in indexes]
         trainer.channel.send("slots", fds, indexes=indexes, number=message["number"])
-        self._journal.emit(events.SlotsReady(slots=len(indexes), bytes=size))
+        on_disk = pool[indexes[0]].on_disk
+        self._journal.emit(events.SlotsReady(slots=len(indexes), bytes=size, on_disk=on_disk))
+        if on_disk:
+            _say(
+                f"there is no memory for a snapshot of {size / 1e9:.2f} GB: each one goes through a window to "
+                f"{self.settings.slot_disk}, and training waits for that disk meanwhile"
+            )
+        elif len(indexes) < count:
+            _say(f"there is memory for {len(indexes)} of {count} slots of {size / 1e9:.2f} GB")
 
     def _on_sealed(self, message: Message) -> None:
         if message["index"] not in self._saves.pool:

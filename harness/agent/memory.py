@@ -57,20 +57,53 @@ def total_bytes() -> int:
     return _meminfo("MemTotal")
 
 
-def check_room(size: int, count: int, available: int) -> None:
-    """Raise NoSpace unless `count` slots of `size` bytes fit into `available` bytes."""
-    if size * count + RESERVED_BYTES > available:
+def how_many_fit(size: int, count: int, available: int) -> int:
+    """How many of `count` slots of `size` bytes there is room for in `available` bytes, with something left over."""
+    return max(0, min(count, (available - RESERVED_BYTES) // max(size, 1)))
+
+
+def make_slots(size: int, count: int, disk: Path | None, *, beside: int = 0) -> list[Slot]:
+    """Make up to `count` slots of `size` bytes in memory, as many as there is room for, else one on the disk.
+
+    Blocks for half a second per GiB of memory.
+
+    Args:
+        size: of each.
+        count: at most, at least 1.
+        disk: see `Settings.slot_disk`.
+        beside: bytes of memory that somebody else is going to need.
+
+    Raises:
+        NoSpace: not even one fits anywhere.
+    """
+    available = available_bytes()
+    made: list[Slot] = []
+    refused = ""
+    try:
+        for _ in range(how_many_fit(size, count, available - beside)):
+            made.append(Slot.create(size))  # noqa: PERF401  what was made counts if the next one fails
+    except OSError as err:
+        refused = f" ({err.strerror})"
+    if made:
+        return made
+    words = f"a snapshot needs {size / 1e9:.2f} GB of memory, {available / 1e9:.2f} GB are free here{refused}"
+    if disk is None:
         raise NoSpace(
-            f"a snapshot needs {size / 1e9:.2f} GB of shared memory in each of {count} slots, "
-            f"{available / 1e9:.2f} GB of memory are free here; use a host (or a cgroup limit) with more memory"
-            + (", or --slots 1" if count > 1 else "")
+            f"{words}; use a host (or a cgroup limit) with more memory, or --local DIR with a fast disk, "
+            "which then takes it instead"
         )
+    try:
+        return [Slot.create(size, disk)]
+    except OSError as err:
+        raise NoSpace(f"{words}, and the disk at {disk} has no room for it either: {err.strerror}") from err
 
 
 class SlotPool:
     """Slots by index. A slot is *busy* while a tier reads it; the newest sealed one is kept until a newer one is."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: Path | None = None) -> None:
+        """Empty. `disk` is a directory for a slot that memory has no room for."""
+        self._disk = disk
         self._slots: dict[int, Slot] = {}
         self._busy: dict[int, set[str]] = {}
         self._retired: set[int] = set()
@@ -104,28 +137,31 @@ class SlotPool:
         self._busy[index] = set()
 
     def allocate(self, size: int, count: int) -> list[int]:
-        """Make `count` slots of `size` bytes for a new layout; slots of the old one go as soon as nobody needs them.
+        """Make slots of `size` bytes for a new layout; slots of the old one go as soon as nobody needs them.
 
         Slots that are large enough already are kept: a resume's slot becomes the first snapshot's.
 
+        Args:
+            size: of each.
+            count: how many there should be. See `make_slots` for how many there are.
+
         Raises:
-            NoSpace: they do not fit into memory.
+            NoSpace: there is room for none.
         """
-        kept = [index for index in self.usable if self._slots[index].size >= size][:count]
+        large = [index for index in self.usable if self._slots[index].size >= size]
+        kept = [index for index in large if not self._slots[index].on_disk][:count]
+        self._retired |= set(self._slots) - set(large)
+        self.collect()
+        if missing := count - len(kept):
+            instead = kept or large[:1]  # a resume may have been by way of the disk, when there was no telling
+            try:
+                kept += [self.add(slot) for slot in make_slots(size, missing, None if instead else self._disk)]
+            except NoSpace:
+                if not instead:
+                    raise
+                kept = instead
         self._retired |= set(self._slots) - set(kept)
         self.collect()
-        missing = count - len(kept)
-        if missing:
-            check_room(size, missing, available_bytes())
-            made: list[Slot] = []
-            try:
-                for _ in range(missing):
-                    made.append(Slot.create(size))  # noqa: PERF401  what was made is closed if a later one fails
-                kept += [self.add(slot) for slot in made]
-            except OSError as err:
-                for slot in made:
-                    slot.close()
-                raise NoSpace(f"cannot allocate {missing} slots of {size / 1e9:.2f} GB: {err.strerror}") from err
         return kept
 
     def hold(self, index: int, tier: str) -> None:

@@ -354,7 +354,7 @@ class Origin:
             if known.commits == self._tried:
                 return
             self._tried = known.commits
-            finder = Finder(self._keys, generation.run_id, self._host, self._journal.emit)
+            finder = self._finder(generation)
             copies = stored_copies(store, "remote", known.commits)
             self._prefetched = finder.find(copies, lambda copy, record: None)
 
@@ -450,6 +450,9 @@ class Origin:
         generation.number = max(known.next_generation, generation.number)
         self._claim_later(generation, "the store had not answered", fresh=False)
 
+    def _finder(self, generation: Generation) -> Finder:
+        return Finder(self._keys, generation.run_id, self._host, self._journal.emit, self._settings.slot_disk)
+
     def _search(
         self, survey: commit.Survey | None, memory: Sequence[MemoryCopy], generation: Generation, number: int
     ) -> ResumePoint | None:
@@ -475,7 +478,7 @@ class Origin:
             if prefetched.id == max((copy.id for copy in copies), default=None):
                 return prefetched
             prefetched.slot.close()  # there is a newer one now, and memory for one of them
-        point = Finder(self._keys, generation.run_id, self._host, self._journal.emit).find(copies, head)
+        point = self._finder(generation).find(copies, head)
         if point is None and survey is not None:
             self._check_nothing_is_lost(survey, generation.run_id)
         return point

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from pathlib import Path
 
 from cloud.digest import combine, crc64nvme, format_crc
 from cloud.errors import CloudError, NotFound, Truncated
@@ -19,7 +20,7 @@ from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent import commit
-from harness.agent.memory import available_bytes, check_room
+from harness.agent.memory import make_slots
 from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest, Part, ShardEntry
 from harness.core.policy import patience_s
@@ -95,9 +96,17 @@ class _Foreign(Exception):
 class Finder:
     """Tries copies in order until one is in a slot and verified. Blocks on disk and network; one thread."""
 
-    def __init__(self, keys: RunKeys, run_id: str, host: str, emit: commit.Emit) -> None:
-        """`run_id` is the identity that a copy must have to count."""
-        self._keys, self._run_id, self._host, self._emit = keys, run_id, host, emit
+    def __init__(self, keys: RunKeys, run_id: str, host: str, emit: commit.Emit, slot_disk: Path | None = None) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            keys: of the run.
+            run_id: the identity that a copy must have to count.
+            host: for quarantine records.
+            emit: the journal.
+            slot_disk: see `Settings.slot_disk`.
+        """
+        self._keys, self._run_id, self._host, self._emit, self._slot_disk = keys, run_id, host, emit, slot_disk
 
     def find(self, copies: Sequence[Copy], head: Callable[[Copy, SlotRecord], None]) -> ResumePoint | None:
         """The newest usable copy in a slot; `None` if the run has no snapshot at all.
@@ -109,7 +118,7 @@ class Finder:
 
         Raises:
             SnapshotCorrupt: there are snapshots of this run, and none of them can be used.
-            NoSpace: the newest one does not fit into memory.
+            NoSpace: the newest one fits neither into memory nor onto the disk.
             CloudError: a store failed; nothing was concluded.
         """
         refused: dict[SnapshotId, str] = {}
@@ -186,8 +195,8 @@ class Finder:
     def _from_store(self, copy: StoredCopy, manifest: Manifest, record: SlotRecord) -> ResumePoint:
         started = time.monotonic()
         size = slot_bytes(record.shards, len(record.encode()))
-        check_room(size, 1, available_bytes())
-        slot = Slot.create(size)
+        # A trainer on the CPU, or one that builds its state there, is going to need as much again.
+        (slot,) = make_slots(size, 1, self._slot_disk, beside=size if self._slot_disk is not None else 0)
         try:
             try:
                 self._fill(slot, copy.store, manifest, record)

@@ -69,7 +69,7 @@ class Saves:
         """
         self._settings, self._keys, self._on_commit = settings, keys, on_commit
         self._began_at = time.monotonic()
-        self.pool = SlotPool()
+        self.pool = SlotPool(settings.slot_disk)
         self.steps = Steps()
         self.sealed_step: int | None = None
         self.sealed_at: float | None = None

@@ -111,10 +111,17 @@ class FirstStep(Event, frozen=True):
 
 
 class SlotsReady(Event, frozen=True):
-    """Shared memory for snapshots is allocated."""
+    """Room for snapshots is allocated.
+
+    Attributes:
+        slots: how many.
+        bytes: of each.
+        on_disk: memory has no room for one: the training loop waits for the disk at each snapshot.
+    """
 
     slots: int
     bytes: int
+    on_disk: bool = False
 
 
 class Due(Event, frozen=True):

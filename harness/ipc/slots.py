@@ -1,6 +1,7 @@
 """Slots and the control page: shared memory between one trainer and its agent.
 
-Owns the memory layout of both; knows neither tensors nor stores. A slot is a memfd:
+Owns the memory layout of both; knows neither tensors nor stores. A slot is a memfd, or where memory has no room for one
+a file without a name, which `window.py` fills:
 
     0      header page: magic, state, sequence, step, payload bytes, where the record is
     4096   shards, each a whole safetensors file, each at a multiple of 4096
@@ -18,13 +19,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import fcntl
 import json
 import mmap
 import os
 import struct
+import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 PAGE = 4096
@@ -116,18 +120,27 @@ class Slot:
     """One mapped slot. Created by the agent, filled by the trainer, read by the agent between seal and release."""
 
     def __init__(self, fd: int) -> None:
-        """Map the memfd `fd`, which the slot owns from now on."""
+        """Map the memfd or file `fd`, which the slot owns from now on."""
         self.fd = fd
         self.size = os.fstat(fd).st_size
+        self.on_disk = not _is_memory(fd)
         self._map = mmap.mmap(fd, self.size)
         # A forked DataLoader worker must neither see the slot nor pay for copying its page tables.
         self._map.madvise(mmap.MADV_DONTFORK)
         self.buffer = memoryview(self._map)
 
     @classmethod
-    def create(cls, size: int) -> Slot:
-        """Make a new, empty slot with every page allocated. Blocks about 0.5 s per GiB; raises OSError (ENOMEM)."""
-        fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC)
+    def create(cls, size: int, directory: Path | None = None) -> Slot:
+        """Make a new, empty slot with every page or block allocated. Blocks about 0.5 s per GiB in memory.
+
+        Args:
+            size: bytes.
+            directory: where on a disk; `None` for memory.
+
+        Raises:
+            OSError: there is not so much room (ENOMEM, ENOSPC).
+        """
+        fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC) if directory is None else _unnamed_file(directory)
         try:
             os.posix_fallocate(fd, 0, size)
             slot = cls(fd)
@@ -138,7 +151,12 @@ class Slot:
         return slot
 
     def populate(self) -> None:
-        """Map every page now, in small pieces through ctypes, so that neither the first copy nor the GIL waits."""
+        """Map every page now, in small pieces through ctypes, so that neither the first copy nor the GIL waits.
+
+        A slot on a disk is none that is filled through its mapping.
+        """
+        if self.on_disk:
+            return
         libc = ctypes.CDLL(None, use_errno=True)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         for offset in range(0, self.size, _POPULATE_PIECE):
@@ -299,6 +317,21 @@ class ControlPage:
         self.words.release()
         with contextlib.suppress(BufferError):
             self._map.close()
+
+
+def _unnamed_file(directory: Path) -> int:
+    """A file that vanishes with its last descriptor. Raises OSError."""
+    with tempfile.TemporaryFile(dir=directory) as file:  # O_TMPFILE, or made and unlinked at once
+        return os.dup(file.fileno())
+
+
+def _is_memory(fd: int) -> bool:
+    """Whether a descriptor is a memfd. Whoever is sent one has nothing else to tell by: only memory has seals."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return True
 
 
 def _align(offset: int) -> int:

@@ -1,7 +1,8 @@
 """Device to slot: tensors as views into shared memory, and the one copy that a snapshot costs the training loop.
 
 Owns the table of torch dtypes that a shard can hold, and every byte that moves between a slot and a tensor. Knows
-neither state_dicts nor what a slot is made of: a slot is a writable buffer, and where its shards begin.
+neither state_dicts nor what a slot is made of: a slot is a writable buffer, or a window to pass through, and where its
+shards begin.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from harness.core.shard import ShardLayout
+from harness.core.shard import Placed, ShardLayout
 from harness.errors import StateError
+from harness.ipc.slots import PAGE
+from harness.ipc.window import Window
 
 TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {
@@ -80,17 +83,67 @@ def copy_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> N
     Raises:
         StateError: a tensor came, went, or changed its shape or dtype since the layout was planned. Nothing was copied.
     """
-    if targets.keys() != tensors.keys():
-        odd = sorted(targets.keys() ^ tensors.keys())
+    _check(targets, tensors)
+    _copy(list(targets.values()), [tensors[name] for name in targets])
+
+
+def copy_through(
+    window: Window, layouts: Sequence[ShardLayout], offsets: Sequence[int], tensors: Mapping[str, Tensor]
+) -> None:
+    """Copy live tensors into a slot on a disk, a window at a time. Blocks the training step for as long as that takes.
+
+    A source that is not contiguous takes its size in memory once more while it passes.
+
+    Args:
+        window: of the slot.
+        layouts: the shards in it.
+        offsets: where each shard's file begins in the slot; multiples of 4096.
+        tensors: the live tensors, by the layouts' names.
+
+    Raises:
+        StateError: as `copy_into`.
+        OSError: the disk failed; the slot is void.
+    """
+    _check({placed.name: placed for layout in layouts for placed in layout.tensors}, tensors)
+    data = torch.frombuffer(window.buffer, dtype=torch.uint8)
+    into: list[Tensor] = []
+    sources: list[Tensor] = []
+    start = end = 0  # what the window holds, as a part of the slot
+    for layout, base in zip(layouts, offsets, strict=True):
+        for placed in layout.tensors:
+            at, stop = base + placed.offset, base + placed.offset + placed.size
+            flat = tensors[placed.name].reshape(-1)
+            size = flat.element_size()
+            while at < stop:
+                if at != end or end - _page(start) == window.size:
+                    _copy(into, sources)
+                    window.write(start, end)
+                    into, sources, start = [], [], at
+                until = min(stop, _page(start) + window.size)
+                first = (at - base - placed.offset) // size
+                target = data[at - _page(start) : until - _page(start)].view(flat.dtype)
+                into.append(target)
+                sources.append(flat[first : first + target.numel()])
+                at = end = until
+    _copy(into, sources)
+    window.write(start, end)
+
+
+def _check(planned: Mapping[str, Tensor | Placed], tensors: Mapping[str, Tensor]) -> None:
+    """Raise StateError unless the live tensors are what was planned: a foreach copy casts and broadcasts silently."""
+    if planned.keys() != tensors.keys():
+        odd = sorted(planned.keys() ^ tensors.keys())
         raise StateError(f"{odd[0]} and {len(odd) - 1} more tensors came or went since the layout was planned")
-    into, sources = [], []
-    for name, target in targets.items():
+    for name, plan in planned.items():
         source = tensors[name]
-        # Checked here because a foreach copy casts and broadcasts without a word.
-        if source.shape != target.shape or source.dtype != target.dtype:
-            raise StateError(f"{name} is now {describe(source)}; the layout was planned for {describe(target)}")
-        into.append(target)
-        sources.append(source)
+        dtype = plan.dtype if isinstance(plan, Tensor) else TORCH_DTYPES[plan.dtype]
+        if tuple(source.shape) != tuple(plan.shape) or source.dtype != dtype:
+            raise StateError(
+                f"{name} is now {describe(source)}; the layout was planned for {_describe(dtype, plan.shape)}"
+            )
+
+
+def _copy(into: list[Tensor], sources: list[Tensor]) -> None:
     if not into:
         return
     with torch.no_grad():
@@ -99,6 +152,14 @@ def copy_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> N
         torch.get_device_module(device).synchronize(device)  # a non-blocking copy is over only after this
 
 
+def _page(offset: int) -> int:
+    return offset // PAGE * PAGE
+
+
 def describe(tensor: Tensor) -> str:
     """A tensor's dtype and shape for people: "float32 [3, 4]"."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return _describe(tensor.dtype, tensor.shape)
+
+
+def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -21,8 +21,9 @@ from torch import Tensor
 from harness.core import tree
 from harness.core.shard import ShardLayout, TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
-from harness.errors import StateError
+from harness.errors import NoSpace, StateError
 from harness.ipc.slots import ShardSpan, Slot, SlotFull, SlotRecord, place_shards, slot_bytes
+from harness.ipc.window import Window
 from harness.trainer import copy, state
 from harness.trainer.link import Link
 
@@ -83,18 +84,17 @@ class Stager:
     def stage(self, step: int) -> bool:
         """Copy the live state into the granted slot and seal it. Blocks the training step; nothing else does.
 
-        A step is sealed once: (generation, step) names one snapshot, and never two.
+            A step is sealed once: (generation, step) names one snapshot, and never two.
 
         Args:
-            step: completed optimizer steps.
+                step: completed optimizer steps.
 
         Returns:
-            Whether `step` is sealed. False, at once, while there is no slot to fill, and where the layout had to be
-            planned again, because tensors came, went or changed their shape.
+                Whether `step` is sealed. False, at once, while there is no slot to fill, and where the layout had to be
+                planned again, because tensors came, went or changed their shape.
 
         Raises:
-            NoSpace: the slots do not fit into memory.
-            StateError: something in the states cannot be stored.
+        XX in the states cannot be stored.
         """
         if self.sealed_step == step:
             return True
@@ -113,7 +113,10 @@ class Stager:
         record = self._record(step, captured, layout)
         self._used_grant = grant
         slot.begin()
-        copy.copy_into(self._views_of(slot, layout), captured.tensors)
+        if slot.on_disk:
+            self._pass_through(slot, layout, captured)
+        else:
+            copy.copy_into(self._views_of(slot, layout), captured.tensors)
         try:
             slot.seal(record, self._sequence + 1)
         except SlotFull:
@@ -145,11 +148,21 @@ class Stager:
         known = self._views.get(slot)
         if known is not None and known[0] is layout:
             return known[1]
-        for shard, span in zip(layout.shards, layout.spans, strict=True):
-            slot.buffer[span.offset : span.offset + len(shard.header)] = shard.header
+        _write_headers(slot, layout)
         found = copy.views(slot.buffer, layout.shards, [span.offset for span in layout.spans])
         self._views[slot] = (layout, found)
         return found
+
+    def _pass_through(self, slot: Slot, layout: _Layout, captured: state.Captured) -> None:
+        """Memory has no room for a slot: the loop waits for the disk that has it."""
+        _write_headers(slot, layout)
+        window = Window(slot)
+        try:
+            copy.copy_through(window, layout.shards, [span.offset for span in layout.spans], captured.tensors)
+        except OSError as err:
+            raise NoSpace(
+                f"there is no memory for a snapshot, and the disk that takes it instead has failed: {err.strerror}"
+            ) from err
 
     def _record(self, step: int, captured: state.Captured, layout: _Layout) -> SlotRecord:
         return SlotRecord(
@@ -162,6 +175,11 @@ class Stager:
             environment=layout.environment,
             sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
+
+
+def _write_headers(slot: Slot, layout: _Layout) -> None:
+    for shard, span in zip(layout.shards, layout.spans, strict=True):
+        slot.buffer[span.offset : span.offset + len(shard.header)] = shard.header
 
 
 def read_tensors(slot: Slot, record: SlotRecord) -> dict[str, Tensor]:

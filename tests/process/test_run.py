@@ -289,12 +289,37 @@ def test_a_store_that_becomes_full_is_told_and_training_goes_on_until_there_is_r
         assert "--keep-last" in told[2]
 
 
-def test_too_little_memory_for_a_snapshot_is_a_clear_error(world: World) -> None:
-    process = world.run_rigged(*FAST, "--max-crashes", "1", "--memory", "100000000", command=world.tiny())
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "both-tiers"])
+@pytest.mark.parametrize("who", ["trainer", "agent", "both"])
+def test_where_memory_has_no_room_for_a_snapshot_the_disk_takes_it(world: World, who: str, local: bool) -> None:
+    world.has_local = local
+    small = ("--memory", "100000000", *FAST)
+    hold = ("--hold-at", "12")
+    process = world.run_rigged(*small, "--at", f"Published:2:kill-{who}", command=world.tiny(*hold))
+    process.wait()
+    world.wait_gone()
+    said = process.stderr
+    if not world.final.exists():
+        again = world.run_rigged(*small, command=world.tiny(*hold))
+        assert again.wait() == 0, again.stderr
+        said += again.stderr
 
-    assert process.wait() == 1, process.stderr
+    assert "training waits for that disk meanwhile" in said
+    assert finish(world)
+    world.check_tiny(STEPS)
+
+
+def test_too_little_memory_and_no_disk_for_a_snapshot_is_a_clear_error(world: World) -> None:
+    (world.root / "disk").mkdir()
+    with mounted(world.root / "disk", "-t", "tmpfs", "-o", "size=256k"):
+        world.store = world.root / "disk" / "store"
+        process = world.run_rigged(*FAST, "--max-crashes", "1", "--memory", "100000000", command=world.tiny())
+
+        assert process.wait() == 1, process.stderr
     assert re.search(
-        r"NoSpace: a snapshot needs [\d.]+ GB of shared memory .*0\.10 GB of memory are free", process.stderr
+        r"NoSpace: a snapshot needs [\d.]+ GB of memory, 0\.10 GB are free here, and the disk at .* has no room for it "
+        r"either: No space left on device",
+        process.stderr,
     )
     assert not world.final.exists()
 

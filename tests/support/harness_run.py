@@ -43,7 +43,6 @@ import harness.agent.main
 import harness.agent.memory
 import harness.agent.origin
 import harness.agent.poller
-import harness.agent.resume
 from cloud.errors import Unavailable, call_with_retry
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
@@ -150,8 +149,7 @@ def rig(options: dict[str, str]) -> None:
     if seconds := options.pop("clock-offset-s", None):
         set_clock_ahead(float(seconds))
     if count := options.pop("memory", None):
-        for module in (harness.agent.memory, harness.agent.resume):
-            module.available_bytes = lambda: int(count)  # type: ignore[attr-defined]
+        harness.agent.memory.available_bytes = lambda: int(count)
 
 
 def _default(function: Callable[..., Any], **values: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.agent import memory
-from harness.agent.memory import RESERVED_BYTES, SlotPool, available_bytes, check_room, total_bytes
+from harness.agent.memory import RESERVED_BYTES, SlotPool, available_bytes, how_many_fit, make_slots, total_bytes
 from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace
 from harness.ipc.slots import Slot, SlotState
@@ -116,27 +116,70 @@ def test_the_tightest_cgroup_above_us_is_the_limit(tmp_path: Path, files: dict[s
     assert memory.free_in_cgroup(tmp_path) == left
 
 
-def test_something_is_left_to_the_trainer(host: Path) -> None:
-    check_room(GB, 2, 2 * GB + RESERVED_BYTES)
-    with pytest.raises(NoSpace):
-        check_room(GB, 2, 2 * GB + RESERVED_BYTES - 1)
+@pytest.mark.parametrize(
+    ("available", "fit"),
+    [(0, 0), (GB + RESERVED_BYTES - 1, 0), (GB + RESERVED_BYTES, 1), (2 * GB + RESERVED_BYTES, 2), (99 * GB, 2)],
+)
+def test_something_is_left_to_the_trainer(available: int, fit: int) -> None:
+    assert how_many_fit(GB, 2, available) == fit
 
 
-def test_too_little_memory_is_said_with_numbers_and_a_remedy() -> None:
-    with pytest.raises(NoSpace, match=r"needs 5\.00 GB .* each of 2 slots, 8\.00 GB .* --slots 1"):
-        check_room(5 * GB, 2, 8 * GB)
-    with pytest.raises(NoSpace) as one:
-        check_room(5 * GB, 1, 4 * GB)
-    assert "--slots" not in str(one.value)
+@pytest.mark.parametrize(("free", "count", "on_disk"), [(3, 2, False), (1, 1, False), (0, 1, True)])
+def test_there_are_as_many_slots_as_memory_has_room_for_else_one_on_the_disk(
+    host: Path, tmp_path: Path, free: int, count: int, on_disk: bool
+) -> None:
+    left = (RESERVED_BYTES + free * SLOT_BYTES) // 1024
+    (host / "proc/meminfo").write_text(f"MemAvailable: {left} kB\n")
+    before = sorted(tmp_path.iterdir())
+    pool = SlotPool(tmp_path)
+
+    assert [pool[index].on_disk for index in pool.allocate(SLOT_BYTES, 2)] == [on_disk] * count
+
+    assert sorted(tmp_path.iterdir()) == before, "a slot on a disk has no name"
+    pool.close()
 
 
-def test_a_pool_that_does_not_fit_allocates_nothing(host: Path, pool: SlotPool) -> None:
+def test_a_resume_by_way_of_the_disk_does_not_keep_the_snapshots_there(host: Path, tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path)
+    resumed = pool.add(Slot.create(SLOT_BYTES, tmp_path))
+
+    made = pool.allocate(SLOT_BYTES, 2)
+
+    assert [pool[index].on_disk for index in made] == [False, False]
+    assert resumed not in pool
+    (host / "proc/meminfo").write_text("MemAvailable: 1 kB\n")
+    again = SlotPool(tmp_path)
+    resumed = again.add(Slot.create(SLOT_BYTES, tmp_path))
+    assert again.allocate(SLOT_BYTES, 2) == [resumed]
+    pool.close()
+    again.close()
+
+
+def test_room_that_somebody_else_will_need_is_left(host: Path, tmp_path: Path) -> None:
+    (host / "proc/meminfo").write_text(f"MemAvailable: {(RESERVED_BYTES + 2 * SLOT_BYTES) // 1024} kB\n")
+
+    for beside, on_disk in ((SLOT_BYTES, False), (SLOT_BYTES + 1024, True)):
+        (slot,) = make_slots(SLOT_BYTES, 1, tmp_path, beside=beside)
+        assert slot.on_disk == on_disk
+        slot.close()
+
+
+def test_too_little_of_everything_is_said_with_numbers_and_a_remedy(host: Path, pool: SlotPool, tmp_path: Path) -> None:
     (host / "proc/meminfo").write_text("MemAvailable: 1 kB\n")
 
-    with pytest.raises(NoSpace):
+    with pytest.raises(NoSpace, match=r"needs 0\.00 GB of memory, 0\.00 GB are free here; .* --local DIR"):
         pool.allocate(SLOT_BYTES, 2)
-
     assert len(pool) == 0
+    with pytest.raises(NoSpace, match=r"no room for it either: (File too large|No space left)"):
+        SlotPool(tmp_path).allocate(1 << 60, 1)
+
+
+def test_a_slot_that_is_there_already_is_enough(host: Path, pool: SlotPool) -> None:
+    """A resume's, for a trainer that by now has taken the memory for itself."""
+    resumed = pool.add(Slot.create(SLOT_BYTES))
+    (host / "proc/meminfo").write_text("MemAvailable: 1 kB\n")
+
+    assert pool.allocate(SLOT_BYTES, 2) == [resumed]
 
 
 def test_a_kernel_that_has_none_after_all_is_no_space(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,7 +225,8 @@ def test_a_first_fetch_that_failed_is_tried_again_only_when_there_is_something_n
 ) -> None:
     claimed(store, 1)
     published(store, 1, 10)
-    monkeypatch.setattr("harness.agent.resume.available_bytes", lambda: 0)
+    monkeypatch.setattr("harness.agent.memory.available_bytes", lambda: 0)
+    monkeypatch.setattr("harness.config.Settings.slot_disk", None)
     scene.origin.begin()
     scene.until(lambda: len(located(scene)) >= 1)
     published(store, 1, 20)

@@ -11,7 +11,7 @@ import pytest
 
 from cloud.errors import Unavailable
 from cloud.memory import MemoryStore
-from harness.agent import commit, resume
+from harness.agent import commit, memory
 from harness.agent.memory import SlotPool
 from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, StoredCopy, order, to_record
 from harness.config import Settings
@@ -302,9 +302,9 @@ def test_too_little_memory_is_said_with_numbers_and_quarantines_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.publish(scene.remote, FIRST)
-    monkeypatch.setattr(resume, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
 
-    with pytest.raises(NoSpace, match=r"0\.00 GB of memory are free"):
+    with pytest.raises(NoSpace, match=r"0\.00 GB are free"):
         scene.find(*scene.stored("remote", FIRST))
 
     assert scene.remote.keys(KEYS.quarantine) == []

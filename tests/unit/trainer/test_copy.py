@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 
 from harness.core.shard import DTYPE_BYTES, TensorSpec, plan_shards
 from harness.errors import StateError
-from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, copy_into, views
+from harness.ipc.slots import Slot, place_shards, slot_bytes
+from harness.ipc.window import Window
+from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, copy_into, copy_through, views
 
 
 def random_bits(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -51,6 +54,46 @@ def zoo() -> dict[str, Tensor]:
         "with gradient": torch.ones(3, requires_grad=True),
         "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
     }
+
+
+def pass_through(tensors: dict[str, Tensor], directory: Path, window_bytes: int, max_shard_bytes: int) -> bytes:
+    """A slot on a disk after `tensors` went through a window into it, headers aside: there are none."""
+    layouts = plan_shards(
+        [TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()],
+        max_shard_bytes,
+    )
+    spans = place_shards([(str(layout.index), layout.size) for layout in layouts])
+    slot = Slot.create(slot_bytes(spans, 0), directory)
+    try:
+        assert slot.on_disk
+        copy_through(Window(slot, window_bytes), layouts, [span.offset for span in spans], tensors)
+        return bytes(slot.buffer[4096:])
+    finally:
+        slot.close()
+
+
+@pytest.mark.parametrize("max_shard_bytes", [2**30, 700])
+@pytest.mark.parametrize("window_bytes", [4096, 8192, 2**20])
+def test_what_passes_through_a_window_of_any_size_is_what_a_copy_into_memory_is(
+    tmp_path: Path, window_bytes: int, max_shard_bytes: int
+) -> None:
+    tensors = zoo() | {"large": random_bits(torch.float32, 40, 100), "large and odd": random_bits(torch.uint8, 9001)}
+    buffer, targets = slot_for(tensors, max_shard_bytes)
+    copy_into(targets, tensors)
+
+    passed = pass_through(tensors, tmp_path, window_bytes, max_shard_bytes)
+
+    assert passed[: len(buffer)] == buffer[:]
+
+
+def test_what_does_not_match_the_plan_does_not_pass(tmp_path: Path) -> None:
+    layouts = plan_shards([TensorSpec("a", "F32", (3,))])
+    slot = Slot.create(3 * 4096, tmp_path)
+
+    for live in ({"a": torch.zeros(3, dtype=torch.float64)}, {"a": torch.zeros(3, 1)}, {"b": torch.zeros(3)}, {}):
+        with pytest.raises(StateError):
+            copy_through(Window(slot), layouts, [4096], live)
+    slot.close()
 
 
 def test_the_tables_of_dtypes_agree() -> None:

@@ -1,0 +1,69 @@
+"""Window: fills a slot on a disk from front to back, through a buffer of bounded size.
+
+Owns how bytes get into the file behind a slot where memory has no room for one; knows nothing of what they mean.
+
+Not through the slot's mapping: each page would cost a fault and be dirty for as long as the kernel likes, five times
+slower in all, in memory that there is too little of. What has passed here is on its way to the disk at once, and out of
+memory two windows later, whatever the kernel's own thresholds are. It is nothing durable: that is what commits are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+
+from harness.ipc.slots import PAGE, Slot
+
+WINDOW_BYTES = 32 * 1024 * 1024
+_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # sync_file_range(2)
+
+
+class Window:
+    """One filling of one slot. `buffer` is what is written next; its first byte stands for a multiple of a page."""
+
+    def __init__(self, slot: Slot, size: int = WINDOW_BYTES) -> None:
+        """Allocate the buffer.
+
+        Args:
+            slot: on a disk, and declared void.
+            size: of the buffer, a multiple of 4096.
+        """
+        self.size = size
+        self.buffer = mmap.mmap(-1, size)
+        self._fd = slot.fd
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._passed: list[tuple[int, int]] = []
+
+    def write(self, start: int, end: int) -> None:
+        """Write what the buffer holds of `start` to `end` in the slot. Blocks for as long as the disk takes.
+
+        Raises:
+            OSError: the disk failed (EIO); the slot stays void.
+        """
+        if start == end:
+            return
+        data = memoryview(self.buffer)[start % PAGE : start % PAGE + end - start]
+        at = start
+        with data:
+            while at < end:
+                at += os.pwrite(self._fd, data[at - start :], at)
+        self._sync(start, end, _WRITE)
+        self._passed.append((start, end))
+        if len(self._passed) > 2:
+            self._drop(*self._passed.pop(0))
+
+    def close(self) -> None:
+        """Let nothing of what passed stay in memory."""
+        while self._passed:
+            self._drop(*self._passed.pop(0))
+
+    def _drop(self, start: int, end: int) -> None:
+        self._sync(start, end, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
+        with contextlib.suppress(OSError):  # advice
+            os.posix_fadvise(self._fd, start, end - start, os.POSIX_FADV_DONTNEED)
+
+    def _sync(self, start: int, end: int, flags: int) -> None:
+        """Where a file system does not know this, the kernel writes back when it sees fit."""
+        self._libc.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), ctypes.c_uint(flags))

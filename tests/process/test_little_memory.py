@@ -1,0 +1,57 @@
+"""Less memory than a snapshot needs, by a real limit of the kernel's: the disk takes it, and nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.cgroup import memory_limit
+from tests.support.processes import Process, World, steps_said
+
+pytestmark = pytest.mark.slow
+MB, STEPS = 200, 20
+IMPORT_S = 60.0
+
+
+@pytest.fixture
+def train(world: World) -> Callable[..., Process]:
+    def start(limited: list[str], final: Path | None = None) -> Process:
+        script = ["-m", "tests.support.large_trainer", "--mb", str(MB), "--steps", str(STEPS)]
+        command = [*world.harness("run")[:1], *script, "--final", str(final or world.final)]
+        options = ["--every-s", "1000", "--every-steps", "8"]
+        return world.start(*limited, *world.harness("run", *world.options(), *options, "--", *command))
+
+    return start
+
+
+def test_a_state_of_more_than_half_the_memory_is_saved_and_resumed_by_way_of_the_disk(
+    world: World, train: Callable[..., Process]
+) -> None:
+    """Trainer and agent need about 300 MB without it: with the state there is not room for another one."""
+    world.has_local = True
+    with memory_limit(640_000_000) as limited:
+        process = train(limited)
+        process.wait_for(r" Published [^\n]* step=8 ", timeout_s=IMPORT_S)
+        process.signal(signal.SIGTERM)
+        assert process.wait(IMPORT_S) == 75, process.stderr
+        assert "training waits for that disk meanwhile" in process.stderr
+        again = train(limited)
+        assert again.wait(IMPORT_S) == 0, again.stderr
+
+    assert steps_said(again.stderr, "Restored")[0] >= 8
+    assert world.survey().finished_at == STEPS
+    world.check_commits()
+    assert world.final.read_text() == unbroken()
+
+
+def unbroken() -> str:
+    """What an unbroken run ends with."""
+    from tests.support.large_trainer import Large, digest
+
+    model = Large(MB)
+    for _ in range(STEPS):
+        model.train_once()
+    return digest(model.state_dict())

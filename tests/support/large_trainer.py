@@ -1,0 +1,61 @@
+"""A training whose state is large and whose arithmetic is cheap: what the memory of a host is to be too small for.
+
+python -m tests.support.large_trainer --mb 200 --steps 12 --final final.txt
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from harness import Checkpointer
+
+
+class Large(nn.Module):
+    """Some megabytes in tensors of odd sizes, one of them in no memory order of its own."""
+
+    def __init__(self, megabytes: int) -> None:
+        super().__init__()
+        rows = megabytes * 1_000_000 // 4 // 4
+        for number in range(3):
+            self.register_buffer(f"rows_{number}", torch.arange(rows + number, dtype=torch.int32))
+        self.register_buffer("turned", torch.arange(rows // 7 * 7, dtype=torch.int32).reshape(7, -1).t())
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def train_once(self) -> None:
+        """Every number becomes another; whole ones, so that nothing depends on how many threads do it."""
+        for tensor in self.buffers():
+            tensor.mul_(3).sub_(1).remainder_(65_521)
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """Of every tensor, by name."""
+    return "".join(
+        f"{name} {zlib.crc32(memoryview(tensor.contiguous().numpy()))}\n" for name, tensor in tensors.items()
+    )
+
+
+def main() -> None:
+    """Train; leave as the Checkpointer says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mb", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--final", type=Path, required=True)
+    told = parser.parse_args()
+    torch.set_num_threads(1)
+    model = Large(told.mb)
+    ckpt = Checkpointer(model=model)
+    for _ in ckpt.steps(told.steps):
+        model.train_once()
+        threading.Event().wait(0.05)
+    told.final.write_text(digest(model.state_dict()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
