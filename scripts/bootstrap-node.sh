@@ -19,20 +19,22 @@ logs="$root/var/log/harness"
 label=harness # of our file system and our array
 USAGE=64      # exit code: the user has to change something
 FAULT=70      # it may go well another time
+LIMIT_S=5400  # for all attempts together; TimeoutStartSec= is longer, so that the owner is told
 
 usage() {
     cat <<'HELP'
-usage: bootstrap-node.sh [disks] [source] [environment] [units]
+usage: bootstrap-node.sh [boot] [disks] [source] [environment] [units]
 
+    boot          harness-node.service: this script, at each boot from now on
     disks         the instance store, as one file system, at /mnt/harness
     source        the run's code in /opt/harness/source/<digest>, and the link `current` to it; an archive with a single
                   folder at its top is entered
     environment   an interpreter with torch, the harness and what the code needs; which, is written to local.env.
                   environment/bin/python of the archive comes before the AMI's
-    units         harness-node.service (this script) and harness.service (resume.sh), which is started
+    units         harness.service (resume.sh), which is started
 
-Each can be repeated. Without arguments all are made, in up to three attempts; if that fails, the owner is told and the
-group set to zero, since an instance that waits costs as much as one that trains. The run is described by
+Each can be repeated. Without arguments all are made, in up to three attempts and 90 minutes; if that fails, the owner is
+told and the group set to zero, since an instance that waits costs as much as one that trains. The run is described by
 /etc/harness/node.env. Exit codes: 64, something has to be changed, and the message names it; 70, anything else.
 
     HARNESS_ROOT         put before every path that is written; systemd is then left alone
@@ -49,37 +51,43 @@ systemd_runs() { [[ -z "$root" && -d /run/systemd/system ]]; }
 
 main() {
     [[ " $* " != *\ -h\ * && " $* " != *\ --help\ * ]] || { usage; exit; }
-    [[ " $* " =~ ^\ +((disks|source|environment|units)\ )*$ ]] || { usage >&2; exit "$USAGE"; }
+    [[ " $* " =~ ^\ +((boot|disks|source|environment|units)\ )*$ ]] || { usage >&2; exit "$USAGE"; }
     export HOME="${HOME:-/root}" PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+    if (($#)); then prepare "$@"; return; fi
+    mkdir -p "$logs" || warn "there is no log"
+    prepare_all 2> >(exec tee -a "$logs/bootstrap.log" >&2)
+}
+
+prepare() {
+    local part
     mkdir -p "$sources" "$logs"
     exec 9>"$sources/.lock"
     flock 9 # user data and harness-node.service may come at once
     rm -rf "$work"
     mkdir "$work"
-    if (($#)); then prepare "$@"; else prepare_all 2> >(exec tee -a "$logs/bootstrap.log" >&2 9>&-); fi
-}
-
-prepare() {
-    local part
     read_settings
     for part in "$@"; do "prepare_$part" </dev/null 1>&2; done
 }
 
+# An attempt is a process of its own: one that hangs, or finds no room for its lock, must not leave an instance idle.
 prepare_all() {
     local attempt code
     for attempt in 1 2 3; do
         say "$(date -u +%FT%TZ) attempt $attempt"
-        set +e # not `if (…)`: it would switch -e off inside
-        (set -e; prepare disks source environment units)
-        code=$?
-        set -e
+        code=0
+        timeout --kill-after=60 "$((LIMIT_S - SECONDS))" \
+            "$BASH" "${BASH_SOURCE[0]}" boot disks source environment units || code=$?
         ((code != 0)) || return 0
-        ((code != USAGE && attempt < 3)) || break
+        ((code != 124 && SECONDS < LIMIT_S)) || { say "given up after $((SECONDS / 60)) minutes: something hangs"; break; }
+        ((code != USAGE && attempt < 3 && SECONDS + 60 < LIMIT_S)) || break # the 30 below, and some
         sleep 30
     done
-    (read_settings; stop_the_fleet "$(tail -n 15 "$logs/bootstrap.log")") || warn "the group could not be set to zero"
+    (read_settings; stop_the_fleet "$(end_of_log)") || warn "the group could not be set to zero"
     exit "$code"
 }
+
+# What SNS takes, and a command line: progress bars can make megabytes of one line.
+end_of_log() { tail -n 15 "$logs/bootstrap.log" | tail -c 4000 | tr -cd '\11\12\40-\176'; }
 
 # Only what bash and systemd read alike, and nothing that bash would run.
 read_settings() {
@@ -101,16 +109,17 @@ read_settings() {
 # --------------------------------------------------------------------------------------------------------------- disks
 
 prepare_disks() {
-    local all usable=() disk device elsewhere
+    local all usable=() disk device elsewhere holds
     ! mountpoint -q "$mount_point" || { say "$mount_point is mounted"; return; }
     mapfile -t all < <(instance_disks)
     elsewhere="$(mounted_elsewhere)"
     [[ -z "$elsewhere" ]] || { say "the AMI has mounted the instance store: used at $elsewhere"; return; }
     for disk in "${all[@]}"; do
-        if is_blank "$disk" || has_our_file_system "$disk" || is_of_our_array "$disk"; then
+        holds="$(signatures "$disk")" || { warn "$disk: wipefs cannot read it: left alone"; continue; }
+        if [[ -z "$holds" ]] || has_our_file_system "$disk" || is_of_our_array "$disk"; then
             usable+=("$disk")
         else
-            warn "$disk holds $(signatures "$disk"), not ours: left alone. To give it away: wipefs --all $disk"
+            warn "$disk holds $holds, not ours: left alone. To give it away: wipefs --all $disk"
         fi
     done
     if ((${#usable[@]} == 0)); then
@@ -119,7 +128,8 @@ prepare_disks() {
         return
     fi
     device="$(one_device "${usable[@]}")"
-    [[ -z "$(signatures "$device")" ]] || try_mount "$device" ||
+    holds="$(signatures "$device")"
+    [[ -z "$holds" ]] || try_mount "$device" ||
         warn "the file system of $device cannot be mounted ($(<"$work/error")): made anew, what was on it is gone"
     mountpoint -q "$mount_point" || { make_file_system "$device" && try_mount "$device"; } ||
         fail "$device cannot be made a file system and mounted: $(cat "$work/error")"
@@ -143,7 +153,6 @@ mounted_elsewhere() {
 
 signatures() { wipefs --noheadings --output TYPE "$1" | sort -u | paste -s -d ' '; }
 property() { blkid -p -o value -s "$1" "$2" || true; }
-is_blank() { [[ -z "$(signatures "$1")" ]]; }
 has_our_file_system() { [[ "$(property USAGE "$1") $(property LABEL "$1")" == "filesystem $label" ]]; }
 is_of_our_array() { have mdadm && mdadm --examine --export "$1" 2>&1 | grep -qE "^MD_NAME=(.*:)?$label$"; }
 
@@ -259,9 +268,9 @@ prepare_source() {
 }
 
 switch_to() {
-    local target="$1" top
+    local target="$1" top # of none, the folders are the program's own
     mapfile -t top < <(ls -A "$sources/$1")
-    if ((${#top[@]} == 1)) && [[ -d "$sources/$1/${top[0]}" ]]; then target="$1/${top[0]}"; fi
+    if [[ "$1" != none ]] && ((${#top[@]} == 1)) && [[ -d "$sources/$1/${top[0]}" ]]; then target="$1/${top[0]}"; fi
     ln -sfn "$target" "$work/current"
     mv -T "$work/current" "$current"
     say "source: $target"
@@ -285,18 +294,20 @@ fetch_git() {
     path="${url#*://*/}"
     if [[ "$path" == *@* ]]; then ref="${path#*@}" url="${url%"@${path#*@}"}"; fi
     git init --quiet "$work/tree"
-    if ! GIT_TERMINAL_PROMPT=0 git -C "$work/tree" fetch --quiet --depth 1 -- "$url" "$ref"; then
+    git -C "$work/tree" remote add origin "$url" # relative addresses of submodules start there
+    if ! GIT_TERMINAL_PROMPT=0 git -C "$work/tree" fetch --quiet --depth 1 -- "$url" "$ref" ||
+        ! git -C "$work/tree" rev-parse --quiet --verify 'FETCH_HEAD^{commit}' >"$work/mark"; then
         say "source_archive: $url has no $ref, or cannot be reached or read from here"
         echo "$FAULT" >"$work/code"
         return 1
     fi
-    git -C "$work/tree" rev-parse 'FETCH_HEAD^{commit}' >"$work/mark"
 }
 
 unpack_git() {
     digest="$(<"$work/mark")"
     git -C "$work/tree" checkout --quiet "$digest"
-    git -C "$work/tree" submodule --quiet update --init --recursive --depth 1
+    git -C "$work/tree" submodule --quiet update --init --recursive --depth 1 ||
+        fail "source_archive: a submodule cannot be fetched. Archives of scripts/pack hold them"
 }
 
 # fetch VARIABLE URL FILE MARK — the object, unless its ETag is MARK; its ETag is then in $work/mark. A failure is
@@ -310,12 +321,15 @@ fetch() {
     elif have aws; then
         get=(get_by_cli)
     else
-        { python3 -m venv "$work/boto3" && "$work/boto3/bin/pip" install --quiet boto3; } ||
-            fail "$variable: $2 needs the AWS CLI or boto3, and boto3 cannot be installed: choose another AMI"
+        if ! python3 -m venv "$work/boto3" || ! "$work/boto3/bin/pip" install --quiet boto3; then
+            say "$variable: $2 needs the AWS CLI or boto3, and boto3 cannot be installed: choose another AMI"
+            echo "$FAULT" >"$work/code"
+            return 1
+        fi
         get=("$work/boto3/bin/python" -c "$GET_OBJECT")
     fi
     ! "${get[@]}" "$bucket" "$key" "$3" "$4" >"$work/mark" 2>"$work/error" || return 0
-    answer="$(tail -n 1 "$work/error")"
+    answer="$(grep -m 1 'An error occurred' "$work/error" || tail -n 1 "$work/error")" # the CLI may add details
     case "$answer" in
         *"(304)"*) echo "$4" >"$work/mark"; return 0 ;;
         *NoSuchKey* | *NoSuchBucket* | *"(404)"*) say "$variable: $2 is not there ($answer)" ;;
@@ -332,10 +346,10 @@ get_by_cli() {
     aws s3api get-object --bucket "$1" --key "$2" ${4:+--if-none-match "$4"} --query ETag --output text "$3"
 }
 
-# The first interpreter here that runs a line.
+# The first interpreter here that runs a line. An earlier boot's environment has what the harness needs, boto3 too.
 python_that() {
     local python
-    for python in ${HARNESS_PYTHON:+"$HARNESS_PYTHON"} /opt/pytorch/bin/python python3; do
+    for python in ${HARNESS_PYTHON:+"$HARNESS_PYTHON"} /opt/pytorch/bin/python python3 "$venv/bin/python"; do
         if "$python" -c "$1" 2>/dev/null; then echo "$python"; return; fi
     done
     return 1
@@ -356,7 +370,7 @@ PYTHON
 
 # Refuses what leaves the target: absolute paths, "..", links out of it, devices.
 read -r -d '' UNPACK <<'PYTHON' || true
-import os, sys, tarfile, zipfile, zlib
+import os, sys, tarfile, zipfile
 archive, target = sys.argv[1:]
 def check(name):
     if name.startswith("/") or ".." in name.split("/"):
@@ -374,8 +388,11 @@ try:
                 check(member.filename)
                 if member.external_attr >> 28 == 0o12:
                     sys.exit(f"{member.filename!r} is a link: zip cannot hold it, .tar.gz can")
-            files.extractall(target)
-except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+            for member in files.infolist():
+                path = files.extract(member, target)
+                if member.external_attr >> 16 & 0o100:
+                    os.chmod(path, 0o755)  # zipfile itself makes nothing executable
+except Exception as error:
     sys.exit(f"{type(error).__name__}: {error}")
 PYTHON
 
@@ -459,6 +476,9 @@ fill_environment() {
         package="$work/${1##*/}"
         fetch harness_package "$1" "$package" "" || exit "$(<"$work/code")"
     fi
+    # A version that the base has already would be left out, whatever this wheel holds.
+    [[ "$package" != *.whl ]] || pip install --quiet --force-reinstall --no-deps -- "$package" ||
+        fail "harness_package: pip cannot install $1"
     [[ -z "$package" ]] || pip install --quiet --constraint "$venv/constraints.txt" -- "$package" ||
         fail "harness_package: pip cannot install $1"
     if [[ -n "${HARNESS_SETUP:-}" ]]; then
@@ -485,27 +505,22 @@ prepare_image() {
     fi
     docker pull --quiet "$image" || docker image inspect "$image" >/dev/null ||
         fail "container_image: cannot pull $image"
-    python="$(docker run --rm --entrypoint sh --volume "$sources:$sources" --workdir "$current" "$image" \
+    # bash: resume.sh is run in there
+    python="$(docker run --rm --entrypoint bash --volume "$sources:$sources" --workdir "$current" "$image" \
         -c "$probe" "${HARNESS_PYTHON:-python}")" ||
-        refuse "container_image: no python in $image imports the harness: install it there"
+        refuse "container_image: no python in $image imports the harness, or there is no bash: install them there"
 }
 
 # --------------------------------------------------------------------------------------------------------------- units
 
 # Units name the paths of the machine that runs them, without HARNESS_ROOT.
-prepare_units() {
-    local start=/opt/harness/bin/resume.sh cleanup=""
-    [[ -x "$root$start" ]] || refuse "$root$start is not there: user data writes it"
-    [[ -r "$local_env" ]] || refuse "$local_env is not there: prepare the environment first"
-    if [[ -n "${HARNESS_IMAGE:-}" ]]; then
-        cleanup="-$(type -P docker) rm --force harness"
-        start="$(container_command "$start")"
-    fi
+# The first of all: a reboot in the middle of the first boot would otherwise be its end, since user data is run once.
+prepare_boot() {
     write_unit harness-node.service <<'UNIT'
 [Unit]
 Description=What the harness's run needs of this instance
 Wants=network-online.target
-After=network-online.target docker.service dlami-nvme.service
+After=network-online.target docker.service dlami-nvme.service nvidia-persistenced.service
 [Service]
 Type=oneshot
 RemainAfterExit=yes
@@ -514,6 +529,17 @@ TimeoutStartSec=2h
 [Install]
 WantedBy=multi-user.target
 UNIT
+    ! systemd_runs || { systemctl daemon-reload; systemctl --quiet enable harness-node.service; }
+}
+
+prepare_units() {
+    local start=/opt/harness/bin/resume.sh cleanup=""
+    [[ -x "$root$start" ]] || refuse "$root$start is not there: user data writes it"
+    [[ -r "$local_env" ]] || refuse "$local_env is not there: prepare the environment first"
+    if [[ -n "${HARNESS_IMAGE:-}" ]]; then
+        cleanup="-$(type -P docker) rm --force harness"
+        start="$(container_command "$start")"
+    fi
     # 180 s: a spot instance's 120, and the time to tell of it. What resume.sh exits with is meant, the program's own code
     # too, and is not repeated: it is started again only where it died. The list says so to whoever changes Restart=.
     write_unit harness.service <<UNIT
@@ -546,7 +572,7 @@ UNIT
     keep_logs
     if systemd_runs; then
         systemctl daemon-reload
-        systemctl --quiet enable harness-node.service harness.service
+        systemctl --quiet enable harness.service
         systemctl start --no-block harness.service # it waits for harness-node.service, and that for our lock
     fi
 }
@@ -590,19 +616,28 @@ keep_logs() {
         warn "the CloudWatch agent refuses $file: logs stay in $logs"
 }
 
-# stop_the_fleet TEXT — tells the owner first: the rest ends this instance.
+# stop_the_fleet TEXT — tells the owner first, since the rest ends this instance; but ends it also where that fails.
 stop_the_fleet() {
-    local python
+    local python subject="$HARNESS_RUN: no instance can be prepared"
     [[ -n "${HARNESS_GROUP:-}" ]] || return 0
-    python="$(python_that "$HAS_BOTO3")" || return 1
-    "$python" -c "$STOP_THE_FLEET" "$1"
+    if python="$(python_that "$HAS_BOTO3")"; then
+        "$python" -c "$STOP_THE_FLEET" "${subject::99}" "$1"
+        return
+    fi
+    [[ -z "${HARNESS_TOPIC:-}" ]] || aws sns publish --topic-arn "$HARNESS_TOPIC" --subject "${subject::99}" \
+        --message "${1:-there is no log}" >&2 || warn "nobody could be told"
+    aws autoscaling update-auto-scaling-group --auto-scaling-group-name "$HARNESS_GROUP" --min-size 0 --desired-capacity 0
 }
 
 read -r -d '' STOP_THE_FLEET <<'PYTHON' || true
 import os, sys, boto3
-run, group, topic = (os.environ.get("HARNESS_" + name, "") for name in ("RUN", "GROUP", "TOPIC"))
-if topic:
-    boto3.client("sns").publish(TopicArn=topic, Subject=f"{run}: no instance can be prepared"[:99], Message=sys.argv[1])
+subject, text = sys.argv[1:]
+if topic := os.environ.get("HARNESS_TOPIC"):
+    try:
+        boto3.client("sns").publish(TopicArn=topic, Subject=subject, Message=text or "there is no log")
+    except Exception as error:
+        print("bootstrap-node: WARNING: nobody could be told:", error, file=sys.stderr)
+group = os.environ["HARNESS_GROUP"]
 boto3.client("autoscaling").update_auto_scaling_group(AutoScalingGroupName=group, MinSize=0, DesiredCapacity=0)
 PYTHON
 

@@ -101,6 +101,21 @@ def test_a_disk_with_foreign_data_is_left_alone_and_the_others_are_used(
     assert _signatures(foreign) == before != ""
 
 
+def test_a_disk_that_cannot_be_read_counts_as_foreign_and_not_as_blank(machine: Machine, disks: Disks) -> None:
+    (disk,) = disks(1)
+    subprocess.run(["mkfs.ext4", "-q", "-L", "data", disk], check=True)
+    before = _signatures(disk)
+    real = shutil.which("wipefs")
+    machine.replace_program(
+        "wipefs", f'case "$*" in *--output*) exit 1;; *) exec {real} "$@";; esac'
+    )  # util-linux 2.30
+
+    done = machine.boot()
+
+    assert f"WARNING: {disk}: wipefs cannot read it: left alone" in done.stdout
+    assert _signatures(disk) == before != ""
+
+
 def test_what_the_image_has_mounted_is_used_where_it_is(machine: Machine, disks: Disks, tmp_path: Path) -> None:
     (disk,) = disks(1)
     machine.environment["PYTHONPATH"] = str(ROOT)

@@ -70,6 +70,22 @@ def test_a_wheel_in_the_archive_is_installed_beside_the_torch_of_the_base(machin
     assert of(python, "import importlib.util as u; print(u.find_spec('torch').origin)") == torch.origin
 
 
+def test_the_wheel_of_the_archive_is_used_though_the_base_has_the_same_version(machine: Machine, code: Path) -> None:
+    base = machine.root.parent / "base"
+    old = base.with_name("harness-1-py3-none-any.whl")
+    old.write_bytes(wheel("harness", cli="code = 'old'"))
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", base], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", base / "bin/python", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, old], check=True)
+    (code / old.name).write_bytes(wheel("harness", cli="code = 'new'"))
+    machine.settings["HARNESS_PYTHON"] = str(base / "bin/python")
+
+    done = prepare(machine, code)
+
+    assert done.returncode == 0, done.stdout
+    assert of(machine.local_env()["HARNESS_PYTHON"], "import harness.cli as c; print(c.code)") == "new"
+
+
 def test_an_environment_is_made_once_and_again_when_the_setup_is_another(machine: Machine, code: Path) -> None:
     made = machine.root / "made"
     (code / "harness-1-py3-none-any.whl").write_bytes(HARNESS)
@@ -168,4 +184,4 @@ def test_an_image_without_the_harness_is_an_error_that_names_the_variable(machin
     done = prepare(machine, code)
 
     assert done.returncode == 64
-    assert "container_image: no python in repo/image:1 imports the harness" in done.stdout
+    assert "container_image: no python in repo/image:1 imports the harness, or there is no bash" in done.stdout

@@ -76,5 +76,69 @@ def test_a_link_out_of_the_folder_is_refused_here_and_not_on_the_instance(tmp_pa
     done = pack(project, archive)
 
     assert done.returncode == 1
-    assert "is a link to /etc, outside of the folder" in done.stderr
+    assert "is a link to /etc, by its name outside of the folder" in done.stderr
     assert list(tmp_path.iterdir()) == [project]
+
+
+@pytest.mark.parametrize("target", ["{folder}/lib", "../project/lib"])
+def test_a_link_that_only_holds_on_this_machine_is_refused_here_and_not_on_the_instance(
+    tmp_path: Path, target: str
+) -> None:
+    project = _with_wheel(tmp_path / "project")
+    (project / "lib").mkdir()
+    (project / "link").symlink_to(target.format(folder=project))
+
+    done = pack(project, tmp_path / "a.tar.gz")
+
+    assert done.returncode == 1
+    assert "has to be relative" in done.stderr
+
+
+def test_a_link_is_packed_where_the_folder_is_reached_by_another(tmp_path: Path) -> None:
+    project = _with_wheel(tmp_path / "project")
+    (project / "lib").mkdir()
+    (project / "link").symlink_to("lib")
+    (tmp_path / "home").symlink_to(tmp_path)
+
+    done = pack(tmp_path / "home/project", tmp_path / "a.tar.gz")
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wheel_of_the_harness_is_packed_though_git_ignores_it(tmp_path: Path) -> None:
+    project = _with_wheel(tmp_path / "project", "wheels")
+    subprocess.run(["git", "-C", str(project), "init", "--quiet"], check=True)
+    (project / ".gitignore").write_text("wheels/\n")  # as GitHub's own list for Python has it
+
+    assert pack(project, tmp_path / "a.tar.gz").returncode == 0
+    assert names(tmp_path / "a.tar.gz") == [".gitignore", "wheels/harness-1-py3-none-any.whl"]
+
+
+def test_a_repository_in_the_repository_is_not_left_out_silently(tmp_path: Path) -> None:
+    project = _with_wheel(tmp_path / "project")
+    for folder in (project, project / "vendored"):
+        subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    (project / "vendored/lib.py").touch()
+
+    done = pack(project, tmp_path / "a.tar.gz")
+
+    assert done.returncode == 1
+    assert f"{project}/vendored is a repository of its own" in done.stderr
+
+
+def test_a_checkout_that_git_does_not_read_is_not_packed_with_what_it_ignores(tmp_path: Path) -> None:
+    project = _with_wheel(tmp_path / "project")
+    (project / ".git").write_text("gitdir: /nowhere\n")
+    (project / ".env").write_text("SECRET=1\n")
+
+    done = pack(project, tmp_path / "a.tar.gz")
+
+    assert done.returncode == 1
+    assert "is a git checkout, but: fatal: not a git repository" in done.stderr
+    assert not (tmp_path / "a.tar.gz").exists()
+
+
+def _with_wheel(project: Path, where: str = ".") -> Path:
+    (project / where).mkdir(parents=True)
+    (project / where / "harness-1-py3-none-any.whl").touch()
+    return project

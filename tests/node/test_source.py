@@ -72,9 +72,27 @@ def test_a_zip_is_unpacked_too(machine: Machine, store: S3Server) -> None:
     assert (machine.current / "train.py").read_text() == "here"
 
 
+def test_what_is_executable_in_a_zip_is_executable_on_the_node(machine: Machine, store: S3Server) -> None:
+    script = zipfile.ZipInfo("run.sh")
+    script.external_attr = 0o100755 << 16
+    put(store, zipped((script, b"#!/bin/sh\n"), ("train.py", b"")))
+
+    assert machine.prepare("source").returncode == 0
+    assert os.access(machine.current / "run.sh", os.X_OK)
+    assert not os.access(machine.current / "train.py", os.X_OK)
+
+
 def test_no_source_is_an_empty_folder(machine: Machine) -> None:
     assert machine.prepare("source").returncode == 0
     assert list(machine.current.iterdir()) == []
+
+
+def test_without_a_source_a_folder_that_the_program_makes_is_not_entered_at_the_next_boot(machine: Machine) -> None:
+    machine.prepare("source")
+    (machine.current / "outputs").mkdir()
+    machine.prepare("source")
+
+    assert [path.name for path in machine.current.iterdir()] == ["outputs"]
 
 
 def test_an_absent_archive_is_an_error_that_names_the_variable(machine: Machine, store: S3Server) -> None:
@@ -190,6 +208,34 @@ def test_without_boto3_the_command_line_client_fetches_it(machine: Machine, stor
     assert [call.status for call in store.calls()] == [200, 304]
 
 
+def test_details_that_the_command_line_client_adds_do_not_hide_what_is_wrong(machine: Machine) -> None:
+    machine.settings |= {"HARNESS_SOURCE": URL, "HARNESS_PYTHON": ""}
+    machine.replace_program("python3", f'exec {sys.executable} -I -S "$@"')
+    error = "aws: [ERROR]: An error occurred (NoSuchBucket) when calling the GetObject operation: It does not exist"
+    details = "Additional error details:\nBucketName: bucket"
+    machine.replace_program("aws", f"printf '\\n%s\\n\\n%s\\n' '{error}' '{details}' >&2; exit 254")
+
+    done = machine.prepare("source")
+
+    assert done.returncode == 64
+    assert f"source_archive: {URL} is not there ({error})" in done.stdout
+
+
+def test_where_no_client_can_be_had_any_more_the_code_that_is_here_is_used(machine: Machine, store: S3Server) -> None:
+    put(store, tar(("train.py", b"here"), ("b", b"")))
+    machine.prepare("source")
+    machine.settings["HARNESS_PYTHON"] = ""
+    machine.without("aws")
+    machine.replace_program("python3", f'test "$2" != venv || exit 1; exec {sys.executable} -I -S "$@"')
+
+    done = machine.prepare("source")
+
+    assert done.returncode == 0, done.stdout
+    assert "boto3 cannot be installed" in done.stdout
+    assert "WARNING: source_archive: used as it was fetched before" in done.stdout
+    assert (machine.current / "train.py").read_text() == "here"
+
+
 def test_another_kind_of_address_is_refused(machine: Machine) -> None:
     machine.settings["HARNESS_SOURCE"] = "https://example.com/code.tar.gz"
 
@@ -211,6 +257,28 @@ def test_a_repository_is_checked_out_at_its_ref(machine: Machine, tmp_path: Path
     assert first.returncode == second.returncode == 0, first.stdout + second.stdout
     assert (machine.current / "train.py").read_text() == str(wanted)
     assert machine.current.resolve().name == commits[wanted]
+
+
+def test_a_submodule_at_a_relative_address_is_fetched_from_beside_the_repository(
+    machine: Machine, tmp_path: Path
+) -> None:
+    _repository(tmp_path / "library")
+    _repository(tmp_path / "repository")
+    git = ["git", "-C", str(tmp_path / "repository"), "-c", "user.name=a", "-c", "user.email=a@b"]
+    git += ["-c", "protocol.file.allow=always"]
+    add = [*git, "submodule", "--quiet", "add", str(tmp_path / "library"), "library"]
+    subprocess.run(add, check=True, capture_output=True)
+    subprocess.run([*git, "config", "-f", ".gitmodules", "submodule.library.url", "../library"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--all", "--message", "with a library"], check=True)
+    machine.settings["HARNESS_SOURCE"] = f"git+file://{tmp_path}/repository"
+    machine.environment |= {
+        "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "protocol.file.allow", "GIT_CONFIG_VALUE_0": "always",
+    }  # fmt: skip
+
+    done = machine.prepare("source")
+
+    assert done.returncode == 0, done.stdout
+    assert (machine.current / "library/train.py").read_text() == "1"
 
 
 def test_a_ref_that_is_not_there_is_an_error_that_names_both(machine: Machine, tmp_path: Path) -> None:
@@ -257,8 +325,8 @@ def test_without_arguments_a_failure_sets_the_group_to_zero(machine: Machine, st
 
     assert done.returncode == 64
     assert (machine.root / "var/log/harness/bootstrap.log").read_text().count("is not there") >= 1
-    assert "the group could not be set to zero" in done.stdout  # S3 is not SNS: it was asked, and said no
-    assert len(store.calls()) == 2
+    assert "the group could not be set to zero" in done.stdout  # S3 is neither SNS nor Auto Scaling, and said no
+    assert len(store.calls()) == 3
 
 
 def _repository(directory: Path) -> list[str]:

@@ -30,7 +30,7 @@ def test_systemd_finds_no_fault_with_the_units(prepared: Machine, tmp_path: Path
         pytest.skip("systemd is not installed")
     prepared.settings["HARNESS_IMAGE"] = image
     prepared.replace_program("docker", "")
-    assert prepared.prepare("units").returncode == 0
+    assert prepared.prepare("boot", "units").returncode == 0
     copies = []
     for name in ("harness-node.service", "harness.service"):  # whose paths exist here
         copies.append(tmp_path / name)
@@ -55,9 +55,9 @@ def test_what_resume_ends_with_is_not_repeated_and_it_has_the_time_to_end(prepar
 
 
 def test_a_second_start_leaves_the_same_units(prepared: Machine) -> None:
-    prepared.prepare("units")
+    prepared.prepare("boot", "units")
     before = {name: prepared.unit(name) for name in ("harness-node.service", "harness.service")}
-    prepared.prepare("units")
+    prepared.prepare("boot", "units")
 
     assert {name: prepared.unit(name) for name in before} == before
 
