@@ -38,7 +38,7 @@ from harness.agent.child import Child
 from harness.agent.drain import SPOT_WINDOW_S, Drain, Speeds
 from harness.agent.drill import Drill
 from harness.agent.journal import Journal, Listener
-from harness.agent.memory import TRAINER, TWO_SLOTS_FROM_BYTES, total_bytes
+from harness.agent.memory import TRAINER, TWO_SLOTS_FROM_BYTES, oom_kills, total_bytes
 from harness.agent.origin import Finding, Origin
 from harness.agent.poller import Poller
 from harness.agent.saves import Saves, Steps
@@ -49,7 +49,7 @@ from harness.core import events
 from harness.core.manifest import Claim
 from harness.core.policy import Cadence, Choice, GiveUp, Plan, after_crash, still_fits
 from harness.core.snapshot import RunKeys
-from harness.errors import ConfigError, DeadlineExceeded, ExitCode, HarnessError, Superseded
+from harness.errors import ConfigError, DeadlineExceeded, ExitCode, HarnessError, NoSpace, Superseded
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
 from harness.ipc.slots import NO_SLOT, Ask, ControlPage, Request, Slot, Word
@@ -172,6 +172,7 @@ class Agent:
         self._drilled_for: Channel | None = None
         self._attached = False
         self._restarts = self._crashes = self._signals_seen = 0
+        self._oom_kills = oom_kills()
         self._furthest = self._furthest_crashed = 0
         self._restart_at: float | None = None
         self._outcome: tuple[str, int] | None = None
@@ -925,8 +926,20 @@ class Agent:
             self._saves.press()
             return
         self._crashes = decision.crashes
+        if code == 128 + signal.SIGKILL and oom_kills() > self._oom_kills:
+            self._leave_memory()
         self._restart_at = time.monotonic() + decision.in_s
         self._journal.emit(events.Restarting(in_s=decision.in_s, crashes=decision.crashes))
+
+    def _leave_memory(self) -> None:
+        """The kernel has killed the trainer, or somebody, for memory: the next one gets that of the slots."""
+        self._oom_kills = oom_kills()
+        try:
+            self._saves.leave_memory()
+        except NoSpace as err:
+            _say(f"the kernel has killed the program for want of memory, and the slots stay where they are: {err}")
+        else:
+            _say("the kernel has killed the program for want of memory: from now on the disk takes the snapshots")
 
     def _restart_if_time(self) -> None:
         """Start the trainer again in place: a new generation, resumed from the nearest copy of the newest snapshot."""

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from harness.errors import NoSpace
 from harness.ipc.slots import Slot, SlotState
+from harness.ipc.window import Window
 
 RESERVED_BYTES = 256 * 1024 * 1024  # left to the trainer and the kernel when the budget is checked
 TWO_SLOTS_FROM_BYTES = 32 * 1024**3
+_EVERYTHING = 1 << 60  # more memory than there is
 TRAINER = "trainer"  # who holds a slot that is granted
 _ROOT = Path("/")
 
@@ -98,12 +100,19 @@ def make_slots(size: int, count: int, disk: Path | None, *, beside: int = 0) -> 
         raise NoSpace(f"{words}, and the disk at {disk} has no room for it either: {err.strerror}") from err
 
 
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory since it booted, in any container."""
+    found = re.search(r"^oom_kill (\d+)$", _read(_ROOT / "proc/vmstat") or "", re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 class SlotPool:
     """Slots by index. A slot is *busy* while a tier reads it; the newest sealed one is kept until a newer one is."""
 
     def __init__(self, disk: Path | None = None) -> None:
         """Empty. `disk` is a directory for a slot that memory has no room for."""
         self._disk = disk
+        self._beside = 0
         self._slots: dict[int, Slot] = {}
         self._busy: dict[int, set[str]] = {}
         self._retired: set[int] = set()
@@ -155,7 +164,8 @@ class SlotPool:
         if missing := count - len(kept):
             instead = kept or large[:1]  # a resume may have been by way of the disk, when there was no telling
             try:
-                kept += [self.add(slot) for slot in make_slots(size, missing, None if instead else self._disk)]
+                made = make_slots(size, missing, None if instead else self._disk, beside=self._beside)
+                kept += [self.add(slot) for slot in made]
             except NoSpace:
                 if not instead:
                     raise
@@ -163,6 +173,40 @@ class SlotPool:
         self._retired |= set(self._slots) - set(kept)
         self.collect()
         return kept
+
+    def leave_memory(self) -> tuple[int, int] | None:
+        """The newest snapshot moves to the disk, and slots are made there from now on. Blocks while the disk writes.
+
+        Only while no trainer lives. A tier that reads a slot in memory keeps it until it has done so.
+
+        Returns:
+            The index that the newest snapshot had, and the one that it has now; `None` if there was none in memory.
+
+        Raises:
+            NoSpace: there is no disk, or no room on it. Nothing has changed.
+        """
+        newest = self.newest_sealed()
+        if newest is not None and self._slots[newest].on_disk:
+            newest = None
+        moved: tuple[int, int] | None = None
+        if newest is not None:
+            old = self._slots[newest]
+            (slot,) = make_slots(old.size, 1, self._disk, beside=_EVERYTHING)
+            try:
+                Window(slot).move(old)
+            except OSError as err:
+                slot.close()
+                raise NoSpace(f"the disk at {self._disk} has failed: {err.strerror}") from err
+            moved = newest, self.add(slot)
+        elif self._disk is None:
+            raise NoSpace("there is no disk for it: --local DIR")
+        self._beside = _EVERYTHING
+        for index, slot in self._slots.items():
+            if not slot.on_disk:
+                slot.begin()
+                self._retired.add(index)
+        self.collect()
+        return moved
 
     def hold(self, index: int, tier: str) -> None:
         """A tier (or a resume) starts to need the slot's content."""

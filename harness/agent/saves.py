@@ -250,6 +250,16 @@ class Saves:
                 copies.append(MemoryCopy(SnapshotId(generation.number, record.step), index, slot, record, manifest))
         return copies
 
+    def leave_memory(self) -> None:
+        """Whoever trains needs the memory of the slots: they move to the disk. See `SlotPool.leave_memory`."""
+        if (moved := self.pool.leave_memory()) is None:
+            return
+        old, new = moved
+        if (generation := self._made_by.get(old)) is not None:
+            self._made_by[new] = generation
+        if (manifest := self._manifests.get((old, self.pool[new].sequence))) is not None:
+            self._manifests[new, self.pool[new].sequence] = manifest
+
     def note_resumed(self, point: ResumePoint, generation: Generation) -> ResumePoint:
         """What a resume tells of the tiers; the point with its slot in the pool, held until it is restored."""
         index = point.index if point.index is not None else self.pool.add(point.slot)

@@ -54,6 +54,16 @@ class Window:
         if len(self._passed) > 2:
             self._drop(*self._passed.pop(0))
 
+    def move(self, source: Slot) -> None:
+        """Write all that `source` holds, and last what names it: whatever dies, this slot is void or complete."""
+        for start in range(PAGE, source.size, self.size):
+            end = min(start + self.size, source.size)
+            self.buffer[: end - start] = source.buffer[start:end]
+            self.write(start, end)
+        self.buffer[:PAGE] = source.buffer[:PAGE]
+        self.write(0, PAGE)
+        self.close()
+
     def close(self) -> None:
         """Let nothing of what passed stay in memory."""
         while self._passed:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,9 @@ IMPORT_S = 60.0
 
 @pytest.fixture
 def train(world: World) -> Callable[..., Process]:
-    def start(limited: list[str], final: Path | None = None) -> Process:
+    def start(limited: list[str], *more: str) -> Process:
         script = ["-m", "tests.support.large_trainer", "--mb", str(MB), "--steps", str(STEPS)]
-        command = [*world.harness("run")[:1], *script, "--final", str(final or world.final)]
+        command = [sys.executable, *script, "--final", str(world.final), *more]
         options = ["--every-s", "1000", "--every-steps", "8"]
         return world.start(*limited, *world.harness("run", *world.options(), *options, "--", *command))
 
@@ -33,7 +33,7 @@ def test_a_state_of_more_than_half_the_memory_is_saved_and_resumed_by_way_of_the
     """Trainer and agent need about 300 MB without it: with the state there is not room for another one."""
     world.has_local = True
     with memory_limit(640_000_000) as limited:
-        process = train(limited)
+        process = train(limited, "--step-s", "0.3")
         process.wait_for(r" Published [^\n]* step=8 ", timeout_s=IMPORT_S)
         process.signal(signal.SIGTERM)
         assert process.wait(IMPORT_S) == 75, process.stderr
@@ -44,6 +44,22 @@ def test_a_state_of_more_than_half_the_memory_is_saved_and_resumed_by_way_of_the
     assert steps_said(again.stderr, "Restored")[0] >= 8
     assert world.survey().finished_at == STEPS
     world.check_commits()
+    assert world.final.read_text() == unbroken()
+
+
+def test_a_program_that_the_kernel_kills_for_memory_gets_that_of_the_slots(
+    world: World, train: Callable[..., Process]
+) -> None:
+    """At its step 12 it needs more than there is beside a slot in memory, and less than there is without."""
+    with memory_limit(1_000_000_000) as limited:
+        process = train(limited, "--more-mb", "450", "--more-at", "12", "--step-s", "0.1")
+        assert process.wait(2 * IMPORT_S) == 0, process.stderr
+
+    said = process.stderr
+    assert "TrainerLeft code=137 step=11" in said
+    assert "from now on the disk takes the snapshots" in said
+    assert steps_said(said, "Restored") == [8]
+    assert said.count("TrainerStarted") == 2
     assert world.final.read_text() == unbroken()
 
 

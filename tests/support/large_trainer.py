@@ -1,6 +1,9 @@
 """A training whose state is large and whose arithmetic is cheap: what the memory of a host is to be too small for.
 
-python -m tests.support.large_trainer --mb 200 --steps 12 --final final.txt
+    python -m tests.support.large_trainer --mb 200 --steps 12 --final final.txt
+
+    --step-s SECONDS               what each step takes longer
+    --more-mb MB --more-at STEP    as an evaluation may, it takes so much more memory at one step, in each life
 """
 
 from __future__ import annotations
@@ -47,13 +50,18 @@ def main() -> None:
     parser.add_argument("--mb", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--final", type=Path, required=True)
+    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--more-mb", type=int, default=0)
+    parser.add_argument("--more-at", type=int)
     told = parser.parse_args()
     torch.set_num_threads(1)
     model = Large(told.mb)
     ckpt = Checkpointer(model=model)
     for _ in ckpt.steps(told.steps):
         model.train_once()
-        threading.Event().wait(0.05)
+        if ckpt.step_count + 1 == told.more_at:
+            torch.ones(told.more_mb * 1_000_000, dtype=torch.uint8)
+        threading.Event().wait(told.step_s)
     told.final.write_text(digest(model.state_dict()))
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from harness.agent import memory
-from harness.agent.memory import RESERVED_BYTES, SlotPool, available_bytes, how_many_fit, make_slots, total_bytes
+from harness.agent.memory import (
+    RESERVED_BYTES,
+    SlotPool,
+    available_bytes,
+    how_many_fit,
+    make_slots,
+    oom_kills,
+    total_bytes,
+)
 from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace
 from harness.ipc.slots import Slot, SlotState
@@ -190,6 +198,69 @@ def test_a_kernel_that_has_none_after_all_is_no_space(pool: SlotPool, monkeypatc
 
     with pytest.raises(NoSpace, match="Cannot allocate memory"):
         pool.allocate(SLOT_BYTES, 2)
+
+
+# ---- the kernel has none left ---------------------------------------------------------------------------------------
+
+
+def test_the_newest_snapshot_moves_to_the_disk_byte_for_byte_and_later_slots_are_made_there(
+    host: Path, tmp_path: Path
+) -> None:
+    pool = SlotPool(tmp_path)
+    older, newest = pool.allocate(SLOT_BYTES, 2)
+    seal(pool, older, 1)
+    seal(pool, newest, 2)
+    pool.hold(older, "remote")
+    before = bytes(pool[newest].buffer)
+
+    moved = pool.leave_memory()
+
+    assert moved is not None
+    assert moved[0] == newest
+    assert bytes(pool[moved[1]].buffer) == before
+    assert (pool.newest_sealed(), pool.usable) == (moved[1], [moved[1]])
+    assert newest not in pool
+    assert older in pool, "a tier reads it"
+    pool.release(older, "remote")
+    assert older not in pool
+    assert pool.allocate(SLOT_BYTES, 2) == [moved[1]]
+    assert [pool[index].on_disk for index in pool.allocate(2 * SLOT_BYTES, 2)] == [True]
+    assert pool.leave_memory() is None
+    pool.close()
+
+
+def test_where_there_is_no_disk_the_snapshot_stays_where_it_is(host: Path, pool: SlotPool) -> None:
+    (index,) = pool.allocate(SLOT_BYTES, 1)
+    seal(pool, index, 1)
+
+    with pytest.raises(NoSpace):
+        pool.leave_memory()
+    assert pool.newest_sealed() == index
+    with pytest.raises(NoSpace, match="--local DIR"):
+        SlotPool().leave_memory()
+
+
+def test_a_disk_that_fails_in_the_middle_of_it_changes_nothing(
+    host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    pool = SlotPool(tmp_path)
+    (index,) = pool.allocate(SLOT_BYTES, 1)
+    seal(pool, index, 1)
+    monkeypatch.setattr("os.pwrite", fail)
+    with pytest.raises(NoSpace, match="Input/output error"):
+        pool.leave_memory()
+
+    assert (pool.newest_sealed(), len(pool)) == (index, 1)
+    pool.close()
+
+
+def test_the_kernel_s_kills_are_counted(host: Path) -> None:
+    assert oom_kills() == 0
+    write(host, {"proc/vmstat": "nr_free_pages 5\noom_kill 17\nother 3\n"})
+    assert oom_kills() == 17
 
 
 # ---- slots ----------------------------------------------------------------------------------------------------------
