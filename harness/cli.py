@@ -240,6 +240,7 @@ def doctor(
 def status(store: Store = None, run: Run = None, s3_endpoint: S3Endpoint = None, as_json: Json = False) -> None:
     """What a run is doing now, or how it ended: step, local step, durable step, bytes pending."""
     from harness.agent import report
+    from harness.core import events
     from harness.node.place import describe_fleet, fleet_words
 
     with _patience(store):
@@ -249,7 +250,8 @@ def status(store: Store = None, run: Run = None, s3_endpoint: S3Endpoint = None,
     if as_json:
         _print_json(found | {"fleet": fleet})
     else:
-        _print_fields(found | {"fleet": fleet_words(fleet)})
+        restart = events.Restarted(**found["restart"]).words() if found.get("restart") else None
+        _print_fields(found | {"restart": restart, "fleet": fleet_words(fleet)})
 
 
 @app.command(epilog="Example: harness drill --run gpt-small --in 120")

@@ -1,8 +1,8 @@
 """The journal of one agent: typed events to listeners, to the log on stderr, and to the store in segments put once.
 
-Owns the order and the segments; knows nothing of what events mean. `emit` never blocks on the store: a thread puts a
-segment every 15 s (which is also the heartbeat) and whenever `flush` asks. A store that is down costs nothing but
-memory for the lines that wait.
+Owns the order and the segments, and what in them shows that a trainer lived; knows nothing else of what events mean.
+`emit` never blocks on the store: a thread puts a segment every 15 s (which is also the heartbeat) and whenever `flush`
+asks. A store that is down costs nothing but memory for the lines that wait.
 """
 
 from __future__ import annotations
@@ -12,21 +12,52 @@ import datetime
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
+
+import msgspec
 
 from cloud.errors import AlreadyExists, CloudError
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.core import events
+from harness.core.manifest import MAX_RECORD_BYTES
 from harness.core.snapshot import RunKeys
 
 SEGMENT_S = 15.0
 _PUT_S, _LIST_S = 10.0, 60.0
+_LAST_SEGMENTS = 3  # in which a trainer's leaving is looked for: an upload may take a while after it
 _QUIET = (events.Heartbeat, events.ShardStored, events.PartStored, events.Due, events.Verified, events.SlotsReady)
 
 Listener = Callable[[events.Line], None]
 Emit = Callable[[events.Event], None]
+
+
+def last_lived_at(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> datetime.datetime | None:
+    """When the trainer of a generation was last known to live: the newest sign of it in its journal, by its own clock.
+
+    That is when it left; of one that died with its agent, the newest line. `None` if there is no journal.
+
+    Raises:
+        CloudError: the store could not be asked.
+    """
+    listed = store.list(keys.journal_of(generation), deadline=deadline)
+    newest = sorted(info.key for info in listed if keys.parse_segment(info.key) is not None)[-_LAST_SEGMENTS:]
+    lines: list[events.Line] = []
+    for key in newest:
+        lines += decode_segment(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline))
+    left = [line for line in lines if isinstance(line.body, events.TrainerLeft)]
+    told = (left or lines)[-1:]
+    with contextlib.suppress(ValueError):
+        return next((datetime.datetime.fromisoformat(line.at) for line in told), None)
+    return None
+
+
+def decode_segment(segment: bytes) -> Iterator[events.Line]:
+    """The lines of a segment; foreign ones are skipped."""
+    for data in segment.splitlines():
+        with contextlib.suppress(msgspec.MsgspecError):
+            yield events.decode_line(data)
 
 
 class Journal:

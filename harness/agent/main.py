@@ -38,6 +38,7 @@ from harness.agent.child import Child
 from harness.agent.drain import SPOT_WINDOW_S, Drain, Speeds
 from harness.agent.drill import Drill
 from harness.agent.journal import Journal, Listener
+from harness.agent.life import Life
 from harness.agent.memory import TRAINER, TWO_SLOTS_FROM_BYTES, oom_kills, total_bytes
 from harness.agent.origin import Finding, Origin
 from harness.agent.poller import Poller
@@ -85,31 +86,6 @@ class Trainer:
     pidfd: int
     exception: bool = False
     said_bye: bool = False
-
-
-@dataclass
-class Life:
-    """One life of the trainer, from its start to its exit.
-
-    Attributes:
-        began_at: monotonic; of the agent's start for its first.
-        connected: whether a Checkpointer said hello.
-        first_step_at: monotonic; when the first optimizer step was complete.
-        finished_step: the step at which the last loop ended.
-        exit_code: how the process ended; `None` while it lives, and for a trainer that is not our child and crashed.
-        over: whether the process has ended.
-        resumed_step: where it began.
-        restored: whether it made the snapshot's state its own.
-    """
-
-    began_at: float
-    connected: bool = False
-    first_step_at: float | None = None
-    finished_step: int | None = None
-    exit_code: int | None = None
-    over: bool = False
-    resumed_step: int = 0
-    restored: bool = False
 
 
 @dataclass
@@ -165,7 +141,8 @@ class Agent:
         self._listener: socket.socket | None = None
         self._clients: set[Channel] = set()
         self._page = ControlPage.create()
-        self._life = Life(time.monotonic())
+        self._life = Life(time.monotonic(), ipc.began_at(os.getpid()))
+        self._restarted: events.Restarted | None = None
         self._wants = Wants()
         self._drain: Drain | None = None
         self._drill: Drill | None = None
@@ -262,6 +239,7 @@ class Agent:
             "finished_step": self._life.finished_step,
             "everything_durable": self._saves.everything_durable,
             "restarts": self._restarts,
+            "restart": None if self._restarted is None else self._restarted.fields(),
             "blind": self._poller.blind,
             "agent_pid": os.getpid(),
             "trainer_pid": self.trainer.pid if self.trainer else None,
@@ -316,6 +294,7 @@ class Agent:
         self._take_what_was_not_told()
         self._save_what_there_is_in_time()
         self._conclude_drill()
+        self._tell_restarted()
         self._ask_if_due()
         self._restart_if_time()
         self._finish_if_done()
@@ -434,6 +413,7 @@ class Agent:
             "HARNESS_RUN_ID": self._origin.generation.run_id,
             "HARNESS_RESTARTS": str(self._restarts),
         }
+        self._life.spawned_at = time.monotonic()
         self.child = Child(command, environment)
         self._selector.register(self.child.pidfd, selectors.EVENT_READ, self._on_child_exit)
         self._journal.emit(events.TrainerStarted(pid=self.child.pid, restarts=self._restarts))
@@ -492,6 +472,8 @@ class Agent:
         self.trainer = Trainer(channel, pid, pidfd)
         self._selector.register(pidfd, selectors.EVENT_READ, self._on_trainer_dead)
         self._life.connected = True
+        if message["life"] is None and self._life.spawned_at is None:
+            self._life.spawned_at = ipc.began_at(pid)
         if message["life"] is not None:
             self._attach(message)
         self._journal.emit(events.TrainerConnected(pid=pid, rank=message["rank"]))
@@ -548,7 +530,7 @@ class Agent:
             self._life.resumed_step, self._life.restored = message["step"], True
             self._release_resume()
         elif message.type == "stepped":
-            self._life.first_step_at = time.monotonic()
+            self._life.first_step_at, self._life.stepped = time.monotonic(), message.fields
             seconds = self._life.first_step_at - self._life.began_at
             self._journal.emit(events.FirstStep(step=message["step"], seconds=seconds))
         elif message.type == "want":
@@ -592,6 +574,18 @@ class Agent:
             elif origin.head is not None:
                 snapshot, tier, record = origin.head
                 channel.send("resume-head", snapshot=snapshot, tier=tier, record=record.encode().decode(), life=life)
+
+    def _tell_restarted(self) -> None:
+        """What this start took, once the first step is made and it is known when the life before it ended."""
+        life, origin = self._life, self._origin
+        if life.stepped is None or not (life.last_ended_at is not None or origin.looked_back or life.over):
+            return
+        begins = self._restarts == 0 and (self.settings.fresh or origin.generation.number == 1)
+        event = None if begins else life.restarted(origin.last_ended_at, origin.point)
+        life.stepped = None
+        if event is not None:
+            self._restarted = event
+            self._journal.emit(event)
 
     def _release_resume(self) -> None:
         point = self._origin.point
@@ -878,6 +872,7 @@ class Agent:
         trainer, self.trainer = self.trainer, None
         if trainer is None:
             return
+        self._life.ended_at = time.monotonic()
         self._selector.unregister(trainer.pidfd)
         os.close(trainer.pidfd)
         self._hang_up(trainer.channel)
@@ -902,6 +897,7 @@ class Agent:
         life = self._life
         self._watch_step()  # how far it came decides whether it is worth starting again
         life.over, life.exit_code = True, code
+        life.ended_at = life.ended_at or time.monotonic()
         self._journal.emit(events.TrainerLeft(code=code, step=self._trainer_step()))
         if code == 0 and not life.connected:
             _say("the program ended without ever creating a Checkpointer: nothing was saved")
@@ -954,7 +950,8 @@ class Agent:
         if not self._origin.begin_again():
             return False
         self._restarts += 1
-        self._life = Life(time.monotonic())
+        now = time.monotonic()
+        self._life = Life(now, now, last_ended_at=self._life.ended_at)
         self._page.words[Word.TRAINER_STEP] = 0
         self._write(Word.ASK, Ask.NOTHING)
         self.state = State.STARTING

@@ -9,6 +9,7 @@ A store that is down delays a claim, never a step; but a run whose snapshots can
 from __future__ import annotations
 
 import contextlib
+import datetime
 import enum
 import os
 import secrets
@@ -21,7 +22,7 @@ from cloud.errors import CloudError, NotFound
 from cloud.notice import Deadline
 from harness.agent import commit, handover
 from harness.agent.child import script_of
-from harness.agent.journal import Journal
+from harness.agent.journal import Journal, last_lived_at
 from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
 from harness.agent.saves import Saves
 from harness.agent.tier import Generation
@@ -35,6 +36,7 @@ from harness.ipc.slots import SlotRecord
 FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it goes on without
 CALL_S = 60.0
 _ASK_AGAIN_S = 2.0
+_LOOKED_BACK = 5  # generations: one that died while it waited has no journal
 _NOBODY_KNOWS = 0  # instead of a generation that is awaited: the store has not told
 
 
@@ -97,6 +99,10 @@ class Origin:
         """Whether an older generation is being waited for: nothing of ours exists yet."""
         self.only_here = False
         """While one is: whether this machine holds a snapshot that is newer than any in the store."""
+        self.looked_back = False
+        """Whether it has been asked when the life before this agent's first one ended."""
+        self.last_ended_at: float | None = None
+        """When it did, monotonic, by this host's wall clock; `None` if nobody knows."""
         self.generation = Generation(0, "", secrets.token_hex(8))
         self.finding = Finding.PENDING
         self.point: ResumePoint | None = None
@@ -366,6 +372,7 @@ class Origin:
         number, generation = self._search_number, self.generation
         self.finding, self.point, self.head, self.error = Finding.PENDING, None, None, None
         if fresh:
+            self.looked_back = True
             self._found(number, None, "--fresh")
             return
         memory = self._saves.memory_copies(generation.run_id)
@@ -406,11 +413,30 @@ class Origin:
                 return self._post(partial(self._failed, number, err))
             else:
                 self._post(partial(self._found, number, point, "no snapshot of this run anywhere"))
+                self._look_back(generation)
                 if survey is not None and not self._fixed:
                     self._fixed = True
                     self._abandon_stale(point, generation)
                 return None
         return None
+
+    def _look_back(self, generation: Generation) -> None:
+        """When the trainer of the life before ours last lived, by its journal. Nobody waits for it. Resume thread."""
+        if self.looked_back:
+            return  # that life was one of ours
+        ended_at = None
+        with contextlib.suppress(CloudError):
+            for number in range(generation.number - 1, max(0, generation.number - 1 - _LOOKED_BACK), -1):
+                ended = last_lived_at(self._saves.remote.store, self._keys, number, Deadline.after(CALL_S))
+                if ended is not None:
+                    age_s = (datetime.datetime.now(datetime.UTC) - ended).total_seconds()
+                    ended_at = time.monotonic() - age_s
+                    break
+
+        def note() -> None:
+            self.looked_back, self.last_ended_at = True, ended_at
+
+        self._post(note)
 
     def _elders(self, generation: Generation) -> handover.Elders:
         return handover.Elders(

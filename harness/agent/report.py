@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from cloud.errors import CloudError, Denied
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
+from harness.agent.journal import decode_segment
 from harness.agent.stores import open_existing_store
 from harness.config import Settings
 from harness.core import events
@@ -53,19 +52,22 @@ def status(settings: Settings) -> dict[str, Any]:
         "latest": str(newest) if newest else None,
         "snapshots": len(known.commits),
         "quarantined": len(known.quarantined),
+        "restart": told["restart"],
         "ended_at": known.done.ended_at if known.done else None,
     }
 
 
 def fold(lines: Iterator[events.Line]) -> dict[str, Any]:
     """The last word of a journal on each figure."""
-    told: dict[str, Any] = {"step": None, "local_step": None, "durable_step": None}
+    told: dict[str, Any] = {"step": None, "local_step": None, "durable_step": None, "restart": None}
     for line in lines:
         body = line.body
         if isinstance(body, events.Published):
             told["durable_step" if body.tier == "remote" else "local_step"] = body.step
         if isinstance(body, events.Ended):
             told["local_step"], told["durable_step"] = body.local_step, body.durable_step
+        if isinstance(body, events.Restarted):
+            told["restart"] = body.fields()
         if isinstance(body, events.Sealed | events.TrainerFinished) or (
             isinstance(body, events.Heartbeat | events.TrainerLeft) and body.step is not None
         ):
@@ -78,11 +80,7 @@ def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = Non
     deadline = Deadline.after(_CALL_S)
     prefix = keys.events if generation is None else f"{keys.events}{generation:08d}-"
     for info in store.list(prefix, deadline=deadline):
-        for data in store.read(info.key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline).splitlines():
-            try:
-                yield events.decode_line(data)
-            except msgspec.MsgspecError:
-                continue
+        yield from decode_segment(store.read(info.key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline))
 
 
 def runs(settings: Settings) -> list[str]:

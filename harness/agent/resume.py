@@ -8,8 +8,10 @@ commits never silently starts at step 0 (I10).
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +61,49 @@ Copy = MemoryCopy | StoredCopy
 
 
 @dataclass(frozen=True)
+class Filling:
+    """How a snapshot came into its slot.
+
+    Attributes:
+        span: from when until when, monotonic.
+        verify_share: what of that time went into checksums rather than reading.
+    """
+
+    span: tuple[float, float]
+    verify_share: float
+
+
+class _Stopwatch:
+    """Seconds that threads spend reading and verifying, summed over all of them."""
+
+    def __init__(self) -> None:
+        self._began_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._reading_s = self._verifying_s = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around a call that reads."""
+        began = time.monotonic()
+        yield
+        with self._lock:
+            self._reading_s += time.monotonic() - began
+
+    @contextlib.contextmanager
+    def verifying(self) -> Iterator[None]:
+        """Around a checksum."""
+        began = time.monotonic()
+        yield
+        with self._lock:
+            self._verifying_s += time.monotonic() - began
+
+    def stop(self) -> Filling:
+        """What it was until now."""
+        all_s = self._reading_s + self._verifying_s
+        return Filling((self._began_at, time.monotonic()), self._verifying_s / all_s if all_s else 0.0)
+
+
+@dataclass(frozen=True)
 class ResumePoint:
     """What the trainers will restore: a sealed slot with verified content.
 
@@ -69,6 +114,7 @@ class ResumePoint:
         slot: the slot.
         record: what it holds.
         verified: False only for a memory copy that no tier had digests of yet.
+        filled: when that was done; `None` where nothing had to be.
     """
 
     id: SnapshotId
@@ -77,6 +123,7 @@ class ResumePoint:
     slot: Slot
     record: SlotRecord
     verified: bool
+    filled: Filling | None = None
 
 
 def order(copies: Sequence[Copy]) -> list[Copy]:
@@ -183,26 +230,27 @@ class Finder:
         self._emit(events.Quarantined(snapshot=str(copy.id), reason=reason))
 
     def _from_memory(self, copy: MemoryCopy) -> ResumePoint:
-        started = time.monotonic()
+        watch = _Stopwatch()
         if copy.manifest is not None:
-            for span, shard in zip(copy.record.shards, copy.manifest.parts[0].shards, strict=True):
-                if format_crc(crc64nvme(copy.slot.shard(span))) != shard.crc64nvme:
-                    raise SnapshotCorrupt(f"slot {copy.index}: {span.name} is not what was committed")
-        verified = copy.manifest is not None
-        self._emit_fetched(copy, sum(span.size for span in copy.record.shards), started, verified=verified)
-        return ResumePoint(copy.id, copy.tier, copy.index, copy.slot, copy.record, verified)
+            with watch.verifying():
+                for span, shard in zip(copy.record.shards, copy.manifest.parts[0].shards, strict=True):
+                    if format_crc(crc64nvme(copy.slot.shard(span))) != shard.crc64nvme:
+                        raise SnapshotCorrupt(f"slot {copy.index}: {span.name} is not what was committed")
+        verified, filled = copy.manifest is not None, watch.stop()
+        self._emit_fetched(copy, sum(span.size for span in copy.record.shards), filled, verified=verified)
+        return ResumePoint(copy.id, copy.tier, copy.index, copy.slot, copy.record, verified, filled)
 
     def _from_store(self, copy: StoredCopy, manifest: Manifest, record: SlotRecord) -> ResumePoint:
-        started = time.monotonic()
+        watch = _Stopwatch()
         size = slot_bytes(record.shards, len(record.encode()))
         # A trainer on the CPU, or one that builds its state there, is going to need as much again.
         (slot,) = make_slots(size, 1, self._slot_disk, beside=size if self._slot_disk is not None else 0)
         try:
             try:
-                self._fill(slot, copy.store, manifest, record)
+                self._fill(slot, copy.store, manifest, record, watch)
             except (SnapshotCorrupt, NotFound, Truncated):
                 try:  # a second, independent read, before anybody calls it damaged
-                    self._fill(slot, copy.store, manifest, record)
+                    self._fill(slot, copy.store, manifest, record, watch)
                 except (SnapshotCorrupt, NotFound, Truncated) as err:
                     self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
                     self._quarantine(copy, str(err))
@@ -211,10 +259,11 @@ class Finder:
         except BaseException:
             slot.close()
             raise
-        self._emit_fetched(copy, manifest.parts[0].payload_bytes, started, verified=True)
-        return ResumePoint(copy.id, copy.tier, None, slot, record, verified=True)
+        filled = watch.stop()
+        self._emit_fetched(copy, manifest.parts[0].payload_bytes, filled, verified=True)
+        return ResumePoint(copy.id, copy.tier, None, slot, record, True, filled)
 
-    def _fill(self, slot: Slot, store: ObjectStore, manifest: Manifest, record: SlotRecord) -> None:
+    def _fill(self, slot: Slot, store: ObjectStore, manifest: Manifest, record: SlotRecord, watch: _Stopwatch) -> None:
         deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
         slot.begin()
         for span, shard in zip(record.shards, manifest.parts[0].shards, strict=True):
@@ -222,29 +271,33 @@ class Finder:
             info = store.stat(key, deadline=deadline)
             if info.size != shard.size:
                 raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
-            total = _fetch_shard(store, key, shard, slot.shard(span), deadline)
+            total = _fetch_shard(store, key, shard, slot.shard(span), watch, deadline)
             if format_crc(total) != shard.crc64nvme:
                 raise SnapshotCorrupt(f"{key}: not what was committed")
 
-    def _emit_fetched(self, copy: Copy, size: int, started: float, *, verified: bool) -> None:
+    def _emit_fetched(self, copy: Copy, size: int, filled: Filling, *, verified: bool) -> None:
         self._emit(
             events.Fetched(
                 snapshot=str(copy.id),
                 tier=copy.tier,
                 bytes=size,
-                seconds=time.monotonic() - started,
+                seconds=filled.span[1] - filled.span[0],
                 verified=verified,
             )
         )
 
 
-def _fetch_shard(store: ObjectStore, key: str, shard: ShardEntry, target: memoryview, deadline: Deadline) -> int:
+def _fetch_shard(
+    store: ObjectStore, key: str, shard: ShardEntry, target: memoryview, watch: _Stopwatch, deadline: Deadline
+) -> int:
     """Fill `target`, each chunk verified as it arrives; the sum of the whole. Many requests at once where that pays."""
 
     def fetch(number: int) -> tuple[int, int]:
         piece = target[number * shard.chunk_bytes : (number + 1) * shard.chunk_bytes]
-        store.get(key, piece, offset=number * shard.chunk_bytes, deadline=deadline)
-        crc = crc64nvme(piece)
+        with watch.reading():
+            store.get(key, piece, offset=number * shard.chunk_bytes, deadline=deadline)
+        with watch.verifying():
+            crc = crc64nvme(piece)
         if format_crc(crc) != shard.chunks[number]:
             raise SnapshotCorrupt(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
         return crc, len(piece)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloud.errors import CloudError
 from cloud.notice import Deadline
@@ -276,7 +276,7 @@ class Saves:
             self.local.trust(point.id)
             self._set(local=point.id.step)
             self._upload_behind(self.local, point, generation)
-        return ResumePoint(point.id, point.tier, index, point.slot, point.record, point.verified)
+        return replace(point, index=index)
 
     def _upload_behind(self, local: Tier, point: ResumePoint, generation: Generation) -> None:
         """A snapshot that only the local tier has is resumed, and uploaded behind under its own id."""

@@ -110,6 +110,59 @@ class FirstStep(Event, frozen=True):
     seconds: float
 
 
+class Restarted(Event, frozen=True):
+    """What the time from the end of the last life to the first step of this one went into. The parts sum to `total_s`.
+
+    What the agent does while the trainer imports counts only as far as the trainer waited for it.
+
+    Attributes:
+        step: the first one of this life.
+        snapshot: what was resumed; `None` where there was none yet.
+        tier: where it was found.
+        total_s: the sum of the parts.
+        detect_s: from the end of the last life to the start of this one, back-off and capacity included. `None` if
+            nobody knows when the last one ended: the total then begins with this one.
+        boot_s: the agent: until it starts the trainer; without `harness run`, until it listens to it.
+        import_s: the program's own way to its loop: Python, torch, model, data; but for what follows.
+        locate_s: waited for the choice of what is resumed: the store, older generations.
+        fetch_s: waited for its bytes.
+        verify_s: waited for their digests.
+        restore_s: the live state became the snapshot's.
+        first_step_s: from there until the first step was complete.
+        fetching_s: what the fetch took in all, whether the trainer waited or not.
+        verifying_s: likewise.
+    """
+
+    step: int
+    snapshot: str | None
+    tier: str | None
+    total_s: float
+    detect_s: float | None
+    boot_s: float
+    import_s: float
+    locate_s: float
+    fetch_s: float
+    verify_s: float
+    restore_s: float
+    first_step_s: float
+    fetching_s: float
+    verifying_s: float
+
+    def fields(self) -> dict[str, object]:
+        """As a document: what `harness status --json` shows."""
+        return msgspec.structs.asdict(self)
+
+    def words(self) -> str:
+        """One line for people."""
+        since = "the start" if self.detect_s is None else "the end of the last life"
+        names = ("detect", "boot", "import", "locate", "fetch", "verify", "restore", "first_step")
+        parts = [(name.replace("_", " "), getattr(self, f"{name}_s")) for name in names]
+        told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds is not None)
+        beside_s = self.fetching_s + self.verifying_s - self.fetch_s - self.verify_s
+        beside = f"; {beside_s:.1f} s of fetching went on beside the import" if beside_s >= 0.05 else ""
+        return f"{self.total_s:.1f} s from {since} to step {self.step}: {told}{beside}"
+
+
 class SlotsReady(Event, frozen=True):
     """Room for snapshots is allocated.
 
@@ -397,6 +450,7 @@ AnyEvent = (
     | TrainerConnected
     | Restored
     | FirstStep
+    | Restarted
     | SlotsReady
     | Due
     | Sealed

@@ -226,6 +226,17 @@ def pidfd_dead(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def began_at(pid: int) -> float:
+    """When a process of this host was started, monotonic, to 10 ms; now if it is gone already."""
+    now = time.monotonic()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return now
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # since boot, sleep included
+    return min(now, now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+
+
 def start_agent(
     place: RunPlace, arguments: Sequence[str], environment: Mapping[str, str], *, wait_s: float = 10.0
 ) -> Channel:

@@ -158,6 +158,7 @@ class Checkpointer:
         self._seen = 0
         self._next_due = 0
         self._stepped_told = False
+        self._restoring = (0.0, 0.0)
         self._ctrl_c = False
         self._exit_failed = False
         self._previous_handlers: dict[int, Any] = {}
@@ -493,7 +494,7 @@ class Checkpointer:
         self._place.kind = kind
         if self.step_count and not self._stepped_told:
             self._stepped_told = True
-            self._link.send("stepped", step=self.step_count)
+            self._link.stepped(self.step_count, self._restoring)
         word = self._words[Word.ASK]
         ask = Request.decode(word).value
         if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
@@ -632,16 +633,15 @@ class Checkpointer:
         if self._inert:
             return
         ready = self._link.wait_ready()
+        started = time.monotonic()
         if ready is not None:
-            started = time.perf_counter()
             self._restore_from(ready)
-            self._link.send(
-                "restored",
-                snapshot=ready.snapshot,
-                step=self.step_count,
-                seconds=time.perf_counter() - started,
-            )
+            self._restoring = (started, time.monotonic())
+            seconds = self._restoring[1] - started
+            self._link.send("restored", snapshot=ready.snapshot, step=self.step_count, seconds=seconds)
             self._link.drop_ready()
+        else:
+            self._restoring = (started, started)
         self._words = self._link.page.words  # of the agent that found it, which need not be the first
         self._stager.begin()
         self._words[Word.TRAINER_STEP] = self.step_count + 1

@@ -86,8 +86,11 @@ class Link:
         self.detached = False
         self.gone = False
         self.superseded = False
+        self._waits: list[tuple[float, float]] = []
+        joining_at = time.monotonic()
         channel = self._connect(settings)
         self._join(self._greet(channel, life=None, fds=()))
+        self._joining = (joining_at, time.monotonic())
         self._channel = channel
         self._thread = threading.Thread(target=self._listen, name="harness-link", daemon=True)
         self._thread.start()
@@ -100,6 +103,17 @@ class Link:
             self._repeat[type] = fields
         with contextlib.suppress(ChannelClosed):
             self._channel.send(type, **fields)
+
+    def stepped(self, step: int, restoring: tuple[float, float]) -> None:
+        """Tell that the first step is complete, and what this process did until then: the breakdown of a restart.
+
+        Args:
+            step: its number.
+            restoring: from when until when the live state became the snapshot's, monotonic.
+        """
+        self.send(
+            "stepped", step=step, at=time.monotonic(), joining=self._joining, waits=self._waits, restoring=restoring
+        )
 
     def forget(self, type: str) -> None:
         """What was to be repeated is not true any more."""
@@ -364,7 +378,8 @@ class Link:
         return self._settings
 
     def _wait(self, condition: Any, what: str) -> None:
-        note_at = time.monotonic() + WAIT_NOTE_S
+        began_at = time.monotonic()
+        note_at = began_at + WAIT_NOTE_S
         with self._condition:
             while not condition():
                 if self._error is not None:
@@ -373,6 +388,7 @@ class Link:
                     _say(f"waiting for {what}")
                     note_at = time.monotonic() + 10 * WAIT_NOTE_S
                 self._condition.wait(0.2)
+        self._waits.append((began_at, time.monotonic()))
 
 
 def _error_from(message: Message) -> HarnessError:

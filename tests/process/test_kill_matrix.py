@@ -88,6 +88,8 @@ CASES = [
     # ---- steps and snapshots
     Case("FirstStep"),
     Case("FirstStep", begun=True),
+    Case("Restarted", begun=True),
+    Case("Restarted", before=CRASH),
     Case("SlotsReady"),
     Case("Due", rig=("--every-s", "0.1")),
     Case("Sealed", nth=2),

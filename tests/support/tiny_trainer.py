@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from harness.config import SOCKET_VARIABLE, resolve
@@ -57,11 +58,13 @@ class TinyTrainer:
         self.sealed_step: int | None = None
         self.overdue = False
         self.interrupts = 0
+        self.restoring = (0.0, 0.0)
 
     def restore(self) -> None:
         """Take what the agent found, if anything."""
         self.link.wait_head()
         ready = self.link.wait_ready()
+        began = time.monotonic()
         if ready is not None:
             record = ready.slot.record()
             assert record is not None
@@ -76,6 +79,7 @@ class TinyTrainer:
             del data
             self.link.send("restored", snapshot=ready.snapshot, step=self.step, seconds=0.0)
             self.link.drop_ready()
+        self.restoring = (began, time.monotonic())
         self.sequence = self.link.sequence
         self.link.page.words[Word.TRAINER_STEP] = self.step + 1
 
@@ -156,7 +160,7 @@ class TinyTrainer:
                 out.write(f"{self.step} {digest(self.state)}\n")
                 out.flush()
                 if not told:
-                    self.link.send("stepped", step=self.step)
+                    self.link.stepped(self.step, self.restoring)
                     told = True
                 self.overdue |= self.step % options.every_steps == 0
                 if (ask := self.look()) is not Ask.NOTHING:

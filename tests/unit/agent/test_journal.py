@@ -190,3 +190,41 @@ def test_nothing_is_put_below_a_number_that_is_not_claimed() -> None:
 
     assert [info.key for info in store.list(KEYS.events, deadline=FOREVER)] == [KEYS.journal(6, "host", 0)]
     assert [line.generation for line in lines(store)] == [7]
+
+
+def put(store: ObjectStore, generation: int, segment: int, *told: tuple[str, events.Event]) -> None:
+    lines = [events.Line(at=at, mono=1.0, generation=generation, body=body) for at, body in told]  # type: ignore[arg-type]
+    data = b"".join(events.encode_line(line) for line in lines)
+    store.put_if_absent(KEYS.journal(generation, "host", segment), memoryview(data), deadline=FOREVER)
+
+
+def test_a_trainer_last_lived_when_it_left_not_when_its_last_snapshot_was_sent() -> None:
+    store, left = MemoryStore(), events.TrainerLeft(code=75, step=3)
+    put(store, 6, 0, ("2026-01-01T00:00:00+00:00", events.Heartbeat()))
+    put(store, 7, 0, ("2026-01-02T00:00:00+00:00", events.Heartbeat()), ("2026-01-02T00:00:10+00:00", left))
+    put(store, 7, 1, ("2026-01-02T00:00:40+00:00", events.Heartbeat()))
+
+    found = module.last_lived_at(store, KEYS, 7, FOREVER)
+
+    assert found is not None
+    assert found.isoformat() == "2026-01-02T00:00:10+00:00"
+
+
+def test_of_a_trainer_that_died_without_a_word_the_newest_line_counts() -> None:
+    store = MemoryStore()
+    for segment in range(12):
+        put(store, 7, segment, (f"2026-01-02T00:00:{segment:02d}+00:00", events.Heartbeat()))
+
+    found = module.last_lived_at(store, KEYS, 7, FOREVER)
+
+    assert found is not None
+    assert found.second == 11
+    assert module.last_lived_at(store, KEYS, 8, FOREVER) is None
+
+
+def test_a_journal_that_nobody_can_read_tells_nothing() -> None:
+    store = MemoryStore()
+    store.put(KEYS.journal(7, "host", 0), memoryview(b'{"at": 3}\n'), deadline=FOREVER)
+    put(store, 7, 1, ("yesterday", events.Heartbeat()))
+
+    assert module.last_lived_at(store, KEYS, 7, FOREVER) is None

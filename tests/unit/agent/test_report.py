@@ -89,6 +89,7 @@ def test_the_status_of_a_run_without_an_agent_comes_from_its_store(settings: Set
         "latest": str(SECOND),
         "snapshots": 2,
         "quarantined": 0,
+        "restart": None,
         "ended_at": None,
     }
 
@@ -195,3 +196,13 @@ def test_rm_all_gives_up_unfinished_uploads(monkeypatch: pytest.MonkeyPatch, tmp
 def test_rm_of_what_is_not_there_is_an_error(settings: Settings, store: Path) -> None:
     with pytest.raises(ConfigError, match="no such snapshot"):
         list(report.remove(settings, "00000009-000000000001"))
+
+
+def test_the_last_restart_of_a_run_without_an_agent_is_told_by_its_journal(settings: Settings, store: Path) -> None:
+    told = events.Restarted(
+        step=13, snapshot=None, tier=None, total_s=9.9, detect_s=None, boot_s=0.4, import_s=5.1, locate_s=0.0,
+        fetch_s=0.1, verify_s=0.0, restore_s=0.4, first_step_s=0.7, fetching_s=3.8, verifying_s=0.5,
+    )  # fmt: skip
+    journal(settings, told, events.Heartbeat())
+
+    assert report.status(settings)["restart"] == told.fields()

@@ -1,0 +1,155 @@
+"""What a restart took: told once in each life but the first, in parts that sum to the total, on every way to start."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+
+from harness.agent.report import read_journal
+from harness.core import events
+from harness.core.snapshot import RunKeys
+from tests.support.processes import Process, World
+from tests.support.torch_trainer import STEPS
+
+pytestmark = pytest.mark.slow
+FAST = ("--back-off-s", "0.3", "--every-s", "1000")
+HOLD = ("--hold-at", "12")
+IMPORT_S = 60.0  # a machine that imports torch for several tests at once
+
+
+def lines(world: World) -> list[events.Line]:
+    """The journal, all generations."""
+    return list(read_journal(world.opened(), RunKeys(world.run)))
+
+
+def restarts(world: World) -> list[events.Restarted]:
+    """What was told of restarts; the parts of each sum to its total, to the millisecond."""
+    found = [line.body for line in lines(world) if isinstance(line.body, events.Restarted)]
+    for told in found:
+        parts = [
+            *(told.detect_s or 0.0, told.boot_s, told.import_s, told.locate_s, told.fetch_s, told.verify_s),
+            *(told.restore_s, told.first_step_s),
+        ]
+        assert all(part >= 0 for part in parts), told
+        assert sum(round(1000 * part) for part in parts) == round(1000 * told.total_s), told
+        assert told.boot_s > 0, told
+        assert told.import_s > 0, told
+    return found
+
+
+def died(world: World) -> None:
+    """A first life that is killed with a durable snapshot, agent and all."""
+    process = world.run_rigged(*FAST, "--at", "Published:2:kill-both", command=world.tiny(*HOLD))
+    process.wait()
+    world.wait_gone()
+
+
+def finish(world: World) -> Process:
+    process = world.run_rigged(*FAST, command=world.tiny(*HOLD))
+    assert process.wait() == 0, process.stderr
+    world.check_tiny()
+    return process
+
+
+def test_a_restart_of_the_agent_counts_from_the_last_sign_of_the_life_before(world: World) -> None:
+    died(world)
+    finish(world)
+
+    (told,) = restarts(world)
+    assert told.detect_s is not None
+    assert told.tier == "remote"
+    assert told.snapshot == f"00000001-{told.step - 1:012d}"
+    assert told.fetching_s + told.verifying_s > 0
+
+
+def test_a_restart_in_place_counts_from_the_death_of_the_trainer_back_off_and_all(world: World) -> None:
+    process = world.run_rigged(*FAST, "--at", "Published:2:kill-trainer", command=world.tiny(*HOLD))
+    assert process.wait() == 0, process.stderr
+    world.check_tiny()
+
+    (told,) = restarts(world)
+    assert told.detect_s is not None
+    assert told.detect_s >= 0.3
+    assert told.tier == "memory"
+    spawned = [line.mono for line in lines(world) if isinstance(line.body, events.TrainerStarted)]
+    left = [line.mono for line in lines(world) if isinstance(line.body, events.TrainerLeft)]
+    assert told.detect_s + told.boot_s == pytest.approx(spawned[1] - left[0], abs=0.1)
+
+
+def test_a_program_that_starts_its_own_agent_waits_for_it_and_that_is_told(world: World) -> None:
+    env = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run}
+    first = world.start(*world.tiny(*HOLD), env=env)
+    world.wait_until_durable(10)
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 75, first.stderr
+    world.wait_gone()
+    world.released.touch()
+    again = world.start(*world.tiny(*HOLD), env=env)
+    assert again.wait() == 0, again.stderr
+    world.wait_gone()
+
+    (told,) = restarts(world)
+    started = [line for line in lines(world) if isinstance(line.body, events.AgentStarted)]
+    assert all(line.body.detached for line in started if isinstance(line.body, events.AgentStarted))
+    assert told.boot_s >= 0.05, "a Python process was started meanwhile"
+
+
+def test_a_run_that_begins_anew_is_no_restart(world: World) -> None:
+    died(world)
+    process = world.run_rigged(*FAST, "--fresh", "yes", command=world.tiny())
+    assert process.wait() == 0, process.stderr
+
+    assert restarts(world) == []
+
+
+def test_the_last_restart_is_a_line_of_status_while_the_run_lives_and_after(world: World) -> None:
+    died(world)
+    world.released.unlink()
+    process = world.run_rigged(*FAST, command=world.tiny(*HOLD))
+    process.wait_for(" Restarted ")
+
+    live = world.start(*world.harness("status", *world.named(), "--json"))
+    assert live.wait() == 0, live.stderr
+    world.released.touch()
+    assert process.wait() == 0, process.stderr
+    after = world.start(*world.harness("status", *world.named()))
+    assert after.wait() == 0, after.stderr
+
+    (told,) = restarts(world)
+    assert json.loads(live.stdout)["restart"] == told.fields()
+    assert told.words() in " ".join(after.stdout.decode().split())
+
+
+def test_the_fetch_is_under_way_before_torch_is_imported_and_costs_the_program_nothing(world: World) -> None:
+    output = ["--curve", world.curve, "--final", world.final]
+    command = [sys.executable, "-m", "tests.support.torch_trainer", *output, "--step-s", "0.03"]
+    first = world.run_rigged("--every-steps", "4", "--at", "Published:1:terminate", command=command)
+    assert first.wait(IMPORT_S) == 75, first.stderr
+    again = world.run_harness(command=command)
+    assert again.wait(IMPORT_S) == 0, again.stderr
+    assert world.steps_of_curve()[-1] == STEPS
+
+    (told,) = restarts(world)
+    told_at = {type(line.body).__name__: line.mono for line in lines(world) if line.generation == 2}
+    assert told_at["Fetched"] < told_at["TrainerConnected"]
+    assert told.import_s > 10 * (told.fetch_s + told.verify_s)
+    assert told.import_s == pytest.approx(told_at["Restored"] - told_at["TrainerStarted"], abs=0.5)
+    assert told.total_s - (told.detect_s or 0.0) == pytest.approx(
+        told.boot_s + told_at["FirstStep"] - told_at["TrainerStarted"], abs=0.1
+    )
+
+
+def test_an_older_generation_that_is_waited_for_is_no_fetch(world: World) -> None:
+    died(world)
+    there = world.elsewhere()
+    rigged = ("--handover-s", "1.0", "--await-s", "0.1", *FAST)
+    process = there.run_rigged(*rigged, command=there.tiny(*HOLD))
+    assert process.wait() == 0, process.stderr
+    there.check_tiny(20, world)
+
+    (told,) = restarts(world)
+    assert told.locate_s > 0.3
+    assert told.fetch_s < 0.3
