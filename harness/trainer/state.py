@@ -24,8 +24,9 @@ import random
 import re
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -39,6 +40,7 @@ from harness.core.shard import TensorSpec
 from harness.core.tree import EnumValue, TensorRef, format_path
 from harness.errors import SnapshotCorrupt, StateError
 from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, describe
+from harness.trainer.copy_out import Pair, copy_out, empty_for
 
 _SHOWN: Final = 5
 """Differences named in one message; the rest are counted."""
@@ -192,11 +194,24 @@ def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping
     for name, state in flat.items():
         _compare_state(name, state, _node(name, tree[name]), names, stored)
     # Modules first: a tensor elsewhere that shared memory with a module's is tied to the live one again.
-    for name in sorted(flat, key=lambda name: not isinstance(flat[name], nn.Module)):
-        try:
-            _restore_state(name, flat[name], tree[name], stored)
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as err:
-            raise StateError(f"{name}: it refused its stored state ({err}): {_SAME_PROGRAM}") from err
+    order = sorted(flat, key=lambda name: not isinstance(flat[name], nn.Module))
+    loads: dict[str, Callable[[], object]] = {}
+    for name in order:
+        with _refusals(name):
+            loads[name] = _prepare(name, flat[name], tree[name], stored)
+    stored.fill()
+    for name, load in loads.items():
+        with _refusals(name):
+            load()
+
+
+@contextlib.contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """What a state says against its stored form, as the user meets it."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as err:
+        raise StateError(f"{name}: it refused its stored state ({err}): {_SAME_PROGRAM}") from err
 
 
 # Random number generators --------------------------------------------------------------------------------------------
@@ -489,11 +504,12 @@ def _wrapped_as(module: nn.Module) -> str | None:
 
 
 class _Stored:
-    """The stored tensors, checked against their references, and each copied out at most once."""
+    """The stored tensors, checked against their references, and each copied out at most once, all of them in one go."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
         self._copies: dict[tuple[str, str], Tensor] = {}
+        self._waiting: list[Pair] = []
 
     def view(self, ref: TensorRef) -> Tensor:
         """The stored tensor in its live form: complex where it was; valid as long as the snapshot's bytes are."""
@@ -509,20 +525,31 @@ class _Stored:
         return tensor
 
     def copy(self, ref: TensorRef, like: Tensor | None) -> Tensor:
-        """A copy on the device of `like`, the same one for the same memory."""
+        """Room for a copy on the device of `like`, the same for the same memory; it has its content after `fill`."""
         key = (ref.name, ref.kind)
         if key not in self._copies:
             view = self.view(ref)
             device = like.device if like is not None else view.device
             order = ref.order or tuple(range(view.dim()))
             place = sorted(range(len(order)), key=lambda dim: order[dim])
-            copy = torch.empty([view.shape[dim] for dim in order], dtype=view.dtype, device=device).permute(place)
-            self._copies[key] = copy.copy_(view)
+            self._copies[key] = empty_for(view, [view.shape[dim] for dim in order], device).permute(place)
+            self._waiting.append((self._copies[key], view))
         return self._copies[key]
 
+    def put(self, ref: TensorRef, live: Tensor) -> None:
+        """After `fill`, a module's own tensor holds what is stored."""
+        if (ref.name, ref.kind) not in self._copies:
+            self._waiting.append((live, self.view(ref)))
+            self.tie(ref, live)
+
     def tie(self, ref: TensorRef, live: Tensor) -> None:
-        """From now on the copy of `ref` is `live`, which a module has been loaded into."""
+        """The copy of `ref` is `live`, which is a module's own."""
         self._copies.setdefault((ref.name, ref.kind), live)
+
+    def fill(self) -> None:
+        """Copy all that has been asked for."""
+        copy_out(self._waiting)
+        self._waiting.clear()
 
 
 def _node(name: str, node: Any) -> dict[str, Any]:
@@ -661,52 +688,87 @@ def _shown(items: Sequence[str], separator: str = ", ") -> str:
 # Restoring -----------------------------------------------------------------------------------------------------------
 
 
-def _restore_state(name: str, state: Any, node: dict[str, Any], stored: _Stored) -> None:
+def _prepare(name: str, state: Any, node: dict[str, Any], stored: _Stored) -> Callable[[], object]:
+    """What gives a state its stored form, to be called once the tensors are copied."""
     saved = node["state"]
     path: list[str | int] = [name]
     match Kind(node["kind"]):
         case Kind.MODULE:
-            _restore_module(state, saved, stored, path)
+            return _prepare_module(state, saved, stored, path)
         case Kind.OPTIMIZER:
-            _restore_optimizer(state, saved, stored, path)
+            return _prepare_optimizer(state, saved, stored, path)
         case Kind.TORCH_GENERATOR:
-            state.set_state(_bytes_tensor(saved))
+            return lambda: state.set_state(_bytes_tensor(saved))
         case Kind.NUMPY_GENERATOR:
-            state.bit_generator.state = _arrays_from_bytes(saved, state.bit_generator.state)
+            revived = _arrays_from_bytes(saved, state.bit_generator.state)
+            return lambda: setattr(state.bit_generator, "state", revived)
         case Kind.PYTHON_GENERATOR:
-            state.setstate(saved)
+            return lambda: state.setstate(saved)
         case _:
-            state.load_state_dict(_revive(saved, state.state_dict(), stored, path))
+            return partial(state.load_state_dict, _revive(saved, state.state_dict(), stored, path))
 
 
-def _restore_module(module: nn.Module, saved: dict[str, Any], stored: _Stored, path: list[str | int]) -> None:
+def _prepare_module(
+    module: nn.Module, saved: dict[str, Any], stored: _Stored, path: list[str | int]
+) -> Callable[[], object]:
+    """Its tensors are copied with all others; then it loads itself, for its hooks and whatever else it keeps."""
     live = module.state_dict()
-    copied_in = {key for key, _ in module.named_parameters(remove_duplicate=False)}
-    copied_in |= {key for key, _ in module.named_buffers(remove_duplicate=False)}
+    own: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
     state: OrderedDict[str, Any] = OrderedDict()
     for key, plain in _plain_keys(module, live).items():
         value = saved[plain]
-        if key in copied_in and isinstance(value, TensorRef):
-            state[key] = stored.view(value)
-        else:  # extra state, which a module may keep as it is given
+        if key not in own or not isinstance(value, TensorRef):  # extra state, which a module may keep as it is given
             state[key] = _revive(value, live[key], stored, [*path, plain])
+        elif _alias(live[key]) == _alias(own[key]) is not None:
+            stored.put(value, live[key])
+            state[key] = own[key]  # loading a tensor into itself costs nothing
+        else:  # a hook gives out something else than what the module holds
+            state[key] = stored.view(value)
+            stored.tie(value, live[key])
     if hasattr(live, "_metadata"):
         state._metadata = live._metadata  # type: ignore[attr-defined]  # versions of the modules' own formats
-    module.load_state_dict(state, strict=True)
-    for key, plain in _plain_keys(module, live).items():
-        if key in copied_in and isinstance(ref := saved[plain], TensorRef):
-            stored.tie(ref, live[key])
+    return partial(module.load_state_dict, state, strict=True)
 
 
-def _restore_optimizer(optimizer: Optimizer, saved: Any, stored: _Stored, path: list[str | int]) -> None:
-    revived = _revive(saved, optimizer.state_dict(), stored, path)
-    optimizer.load_state_dict(revived)
-    # load_state_dict casts floating-point state to the parameter's dtype: fp32 moments of a bf16 parameter lose bits.
-    # The inner dicts of state_dict()["state"] are the optimizer's own, not copies.
-    for index, values in optimizer.state_dict().get("state", {}).items():
-        if isinstance(values, dict) and isinstance(revived.get("state", {}).get(index), dict):
-            for key, value in revived["state"][index].items():
-                values[key] = _uncast(values.get(key), value)
+def _prepare_optimizer(
+    optimizer: Optimizer, saved: Any, stored: _Stored, path: list[str | int]
+) -> Callable[[], object]:
+    revived = _revive(saved, _with_devices(optimizer, saved, stored), stored, path)
+
+    def load() -> None:
+        optimizer.load_state_dict(revived)
+        # load_state_dict casts floating-point state to the parameter's dtype: fp32 moments of a bf16 parameter lose
+        # bits. The inner dicts of state_dict()["state"] are the optimizer's own, not copies.
+        for index, values in optimizer.state_dict().get("state", {}).items():
+            if isinstance(values, dict) and isinstance(revived.get("state", {}).get(index), dict):
+                for key, value in revived["state"][index].items():
+                    values[key] = _uncast(values.get(key), value)
+
+    return load
+
+
+def _with_devices(optimizer: Optimizer, saved: Any, stored: _Stored) -> dict[str, Any]:
+    """The live state_dict, with a parameter wherever a fresh optimizer has nothing yet: its state will lie beside it.
+
+    But for single numbers: a step count stays on the CPU unless the optimizer itself wants it elsewhere.
+    """
+    live = optimizer.state_dict()
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    there = live.get("state")
+    kept = saved.get("state") if isinstance(saved, dict) else None
+    if not isinstance(there, dict) or not isinstance(kept, dict):
+        return live
+    beside = {
+        index: {key: params[index] for key, value in values.items() if _is_large(value, stored)}
+        for index, values in kept.items()
+        if isinstance(index, int) and 0 <= index < len(params) and isinstance(values, dict) and index not in there
+    }
+    return {**live, "state": {**there, **beside}}
+
+
+def _is_large(value: Any, stored: _Stored) -> bool:
+    return isinstance(value, TensorRef) and stored.view(value).dim() > 0
 
 
 def _uncast(loaded: Any, saved: Any) -> Any:

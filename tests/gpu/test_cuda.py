@@ -53,3 +53,23 @@ def test_a_training_on_a_gpu_goes_on_bit_for_bit() -> None:
     state.restore_rng(loaded["rng"])
 
     assert [step(other, other_optimizer) for _ in range(3)] == unbroken
+
+
+def test_a_restore_goes_through_pinned_memory_and_leaves_everything_where_the_optimizer_wants_it() -> None:
+    torch.manual_seed(0)
+    model, optimizer = training()
+    step(model, optimizer)
+    big = torch.nn.Linear(4096, 6000).cuda()  # more than both pinned buffers
+    captured = state.capture({"model": model, "optimizer": optimizer, "big": big})
+    stored = {name: tensor.cpu() for name, tensor in captured.tensors.items()}
+    other, other_optimizer = training()
+    other_big = torch.nn.Linear(4096, 6000).cuda()
+    torch.cuda.synchronize()
+
+    state.restore({"model": other, "optimizer": other_optimizer, "big": other_big}, captured.tree, stored)
+
+    assert torch.equal(other_big.weight, big.weight)
+    for there, here in zip(
+        optimizer.state_dict()["state"].values(), other_optimizer.state_dict()["state"].values(), strict=True
+    ):
+        assert all(here[key].device == there[key].device and torch.equal(here[key], there[key]) for key in there)

@@ -39,8 +39,8 @@ class Agents:
             "sequence": sequence, "settings": Settings(store="/store", run="run").to_json(),
         }  # fmt: skip
         self.pages.append(ControlPage.create())
+        self.greeted.append(channel)  # before the trainer, welcomed, can ask who greeted it
         channel.send("welcome", [self.pages[-1].fd], **fields)
-        self.greeted.append(channel)
 
     def connect(self, sequence: int = 0) -> Link:
         """A trainer's link to the first of them."""

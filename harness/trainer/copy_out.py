@@ -1,0 +1,144 @@
+"""Slot to device: every tensor of a resume, copied in one go.
+
+Owns which way the bytes of a slot take into live tensors: threads, pinned memory, huge pages. Knows neither state_dicts
+nor what the tensors are for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]
+"""Into, from: of one shape and dtype."""
+
+_THREADS: Final = 8  # at most, torch's own included: more do not read memory faster
+_PIECE_BYTES: Final = 16 * 1024 * 1024
+_PINNED_BYTES: Final = 32 * 1024 * 1024  # twice: torch keeps pinned memory for good
+_HUGE_PAGE: Final = 2 * 1024 * 1024
+
+
+def copy_out(pairs: Sequence[Pair]) -> None:
+    """Copy a slot's tensors into live ones, on whatever devices they are. Blocks until all of it is done."""
+    devices = {into.device for into, _ in pairs}
+    for device in devices:
+        here = [pair for pair in pairs if pair[0].device == device]
+        if device.type == "cpu":
+            _copy_in_threads(_pieces(here, _PIECE_BYTES))
+        elif device.type == "cuda":
+            module = torch.get_device_module(device)
+            with module.device(device):
+                pinned = [torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+                through_pinned(here, [(buffer, module.Event()) for buffer in pinned])
+                module.synchronize(device)
+        else:
+            _copy(here)
+
+
+def through_pinned(pairs: Sequence[Pair], buffers: Sequence[tuple[Tensor, Any]]) -> None:
+    """Copy to a device through pinned memory: while it takes one buffer's bytes, the next one is filled.
+
+    A copy from memory that is not pinned goes through one small buffer of the driver's, and the processor waits for it.
+
+    Args:
+        pairs: live tensors on one device, and where they come from.
+        buffers: bytes on the CPU, each with an event of the device, which tells that they may be used again.
+    """
+    turns = itertools.cycle(buffers)
+    for batch in _batches(pairs, len(buffers[0][0])):
+        buffer, event = next(turns)
+        event.synchronize()  # at once where it was never recorded
+        staged = [(_carve(buffer, offset, source), source) for (_, source), offset in batch]
+        _copy_in_threads(_pieces(staged, _PIECE_BYTES))
+        with torch.no_grad():
+            for ((into, _), _), (stage, _) in zip(batch, staged, strict=True):
+                into.copy_(stage, non_blocking=True)
+        event.record()
+
+
+def empty_for(source: Tensor, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Memory for a copy of `source`, not filled; in huge pages where the host gives them.
+
+    Of a restore into fresh memory, most of the time goes into its first touch, page by page.
+    """
+    made = torch.empty(list(shape), dtype=source.dtype, device=device)
+    size = made.numel() * made.element_size()
+    if device.type == "cpu" and size >= 2 * _HUGE_PAGE:
+        begin = -(-made.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
+        end = (made.data_ptr() + size) // _HUGE_PAGE * _HUGE_PAGE
+        # Advice: a kernel without huge pages refuses it, and nothing else changes.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_HUGEPAGE)
+    return made
+
+
+def _copy_in_threads(pieces: Iterable[Pair]) -> None:
+    """Copy on the CPU with as many threads as memory is worth, whatever torch itself may use: torchrun gives it one."""
+    waiting = deque(pieces)
+    count = min(_THREADS, len(os.sched_getaffinity(0)), len(waiting)) // torch.get_num_threads()
+    if count <= 1:
+        return _copy(waiting)
+
+    def work() -> None:
+        with torch.no_grad():  # a setting of each thread
+            while True:
+                try:
+                    into, source = waiting.popleft()
+                except IndexError:
+                    return
+                into.copy_(source)
+
+    with ThreadPoolExecutor(count, "harness-restore") as pool:
+        for done in [pool.submit(work) for _ in range(count)]:
+            done.result()
+    return None
+
+
+def _copy(pairs: Iterable[Pair]) -> None:
+    with torch.no_grad():
+        for into, source in pairs:
+            into.copy_(source)
+
+
+def _pieces(pairs: Iterable[Pair], size: int) -> Iterator[Pair]:
+    """The same copies in pieces of at most `size` bytes; a tensor with gaps stays whole."""
+    for into, source in pairs:
+        count = max(1, size // into.element_size())
+        if into.numel() <= count or not (into.is_contiguous() and source.is_contiguous()):
+            yield into, source
+        else:
+            flat, from_ = into.view(-1), source.view(-1)
+            for begin in range(0, into.numel(), count):
+                yield flat[begin : begin + count], from_[begin : begin + count]
+
+
+def _batches(pairs: Sequence[Pair], size: int) -> Iterator[list[tuple[Pair, int]]]:
+    """Pieces that fit together into a buffer of `size` bytes, each with its place there."""
+    batch: list[tuple[Pair, int]] = []
+    end = 0
+    for into, source in _pieces(pairs, size):
+        needed = source.numel() * source.element_size()
+        if needed > size:
+            _copy([(into, source)])  # with gaps, and larger than a buffer
+            continue
+        if end + needed > size:
+            yield batch
+            batch, end = [], 0
+        batch.append(((into, source), end))
+        end += -(-needed // 64) * 64
+    if batch:
+        yield batch
+
+
+def _carve(buffer: Tensor, offset: int, like: Tensor) -> Tensor:
+    """A tensor like `like` in a buffer of bytes."""
+    size = like.numel() * like.element_size()
+    return buffer[offset : offset + size].view(like.dtype).view(like.shape)

@@ -1,0 +1,205 @@
+"""From a slot into live tensors: whatever way the bytes take, they arrive, and they arrive in the tensors there are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.trainer import copy_out as module
+from harness.trainer.copy_out import Pair, copy_out, empty_for, through_pinned
+from harness.trainer.state import capture, restore
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """As under torchrun."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(4)))
+
+
+def pairs() -> list[Pair]:
+    """All kinds: large, empty, a number, with gaps, another order, complex, a bool, a NaN with a payload."""
+    odd = torch.tensor([0x7FC0_1234, 0x7F80_0001], dtype=torch.int32).view(torch.float32)
+    sources = [
+        torch.arange(50_001, dtype=torch.float64),
+        torch.zeros(0, 3),
+        torch.tensor(7, dtype=torch.int64),
+        torch.randn(64, 64),
+        torch.randn(2, 3, 5, 7),
+        torch.randn(9, dtype=torch.complex64),
+        torch.tensor([True, False, True]),
+        odd,
+    ]
+    into = [torch.zeros_like(source) for source in sources]
+    into[3] = torch.zeros(64, 128)[:, ::2]
+    into[4] = torch.zeros_like(sources[4], memory_format=torch.channels_last)
+    return list(zip(into, sources, strict=True))
+
+
+def check(copied: list[Pair]) -> None:
+    for into, source in copied:
+        as_bytes = [tensor.contiguous().view(-1).view(torch.uint8).tolist() for tensor in (into, source)]
+        assert as_bytes[0] == as_bytes[1]
+
+
+@pytest.mark.usefixtures("one_torch_thread", "small_pieces")
+def test_every_tensor_arrives_bit_for_bit_through_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    real = Tensor.copy_
+
+    def noting(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        threads.add(threading.current_thread().name)
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Tensor, "copy_", noting)
+    wanted = pairs()
+    copy_out(wanted)
+
+    check(wanted)
+    assert all(name.startswith("harness-restore") for name in threads)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("harness-restore")]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_torch_s_own_threads_are_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(module, "ThreadPoolExecutor", None)
+    wanted = pairs()
+
+    copy_out(wanted)
+
+    check(wanted)
+
+
+@pytest.mark.usefixtures("one_torch_thread", "small_pieces")
+def test_a_copy_that_fails_in_a_thread_is_told() -> None:
+    with pytest.raises(RuntimeError):
+        copy_out([*pairs(), (torch.zeros(3), torch.zeros(4))])
+
+
+def test_nothing_to_copy_is_nothing() -> None:
+    copy_out([])
+    through_pinned([], [(torch.empty(64, dtype=torch.uint8), None)])
+
+
+class Event:
+    """A device's: what it was asked, in order."""
+
+    def __init__(self, number: int, told: list[tuple[int, str]]) -> None:
+        self._number, self._told = number, told
+
+    def synchronize(self) -> None:
+        self._told.append((self._number, "wait"))
+
+    def record(self) -> None:
+        self._told.append((self._number, "record"))
+
+
+@pytest.mark.parametrize("size", [64, 4096, 1 << 20])
+def test_through_pinned_memory_every_tensor_arrives_and_no_buffer_is_used_before_it_is_free(size: int) -> None:
+    told: list[tuple[int, str]] = []
+    wanted = pairs()
+
+    through_pinned(wanted, [(torch.empty(size, dtype=torch.uint8), Event(number, told)) for number in range(2)])
+
+    check(wanted)
+    turns = [(number, what) for number in (0, 1) for what in ("wait", "record")]
+    assert told == (turns * len(told))[: len(told)]
+    assert told
+
+
+def test_memory_for_a_copy_has_its_shape_whatever_the_kernel_says_of_huge_pages() -> None:
+    source = torch.randn(3, 1 << 20)
+
+    made = empty_for(source, (1 << 20, 3), source.device)
+
+    assert (made.shape, made.dtype) == ((1 << 20, 3), torch.float32)
+    made.fill_(1.0)
+
+
+def restored(saved: object, live: object) -> None:
+    captured = capture({"it": saved})
+    restore({"it": live}, captured.tree, {name: tensor.clone() for name, tensor in captured.tensors.items()})
+
+
+def test_a_module_s_tensors_stay_where_they_are() -> None:
+    saved, live = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    saved(torch.randn(8, 4))
+    weight, before = live.weight, live.weight.data_ptr()
+
+    restored(saved, live)
+
+    assert live.weight is weight
+    assert live.weight.data_ptr() == before
+    assert torch.equal(live.running_mean, saved.running_mean)  # type: ignore[arg-type]
+
+
+class Halved(nn.Module):
+    """Gives out something else than what it holds, and takes that back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.register_state_dict_post_hook(self._halve)
+        self.register_load_state_dict_pre_hook(self._double)
+
+    @staticmethod
+    def _halve(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        state[prefix + "weight"] = state[prefix + "weight"] / 2
+
+    @staticmethod
+    def _double(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        state[prefix + "weight"] = state[prefix + "weight"] * 2
+
+
+def test_a_module_that_gives_out_another_form_loads_that_form() -> None:
+    saved, live = Halved(), Halved()
+
+    restored(saved, live)
+
+    assert torch.equal(live.weight, saved.weight)
+
+
+class Counting(nn.Linear):
+    """Wants to be asked when it is loaded."""
+
+    loads = 0
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self.loads += 1
+        super()._load_from_state_dict(*arguments, **options)
+
+
+def test_a_module_still_loads_itself() -> None:
+    saved, live = Counting(2, 2), Counting(2, 2)
+
+    restored(saved, live)
+
+    assert live.loads == 1
+    assert torch.equal(live.weight, saved.weight)
+
+
+def test_a_fresh_optimizer_gets_its_moments_and_counts() -> None:
+    model = nn.Linear(3, 2)
+    saved, live = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(nn.Linear(3, 2).parameters())
+    model(torch.randn(4, 3)).sum().backward()
+    saved.step()
+
+    restored(saved, live)
+
+    there, here = saved.state_dict()["state"], live.state_dict()["state"]
+    assert here[0].keys() == there[0].keys()
+    assert all(torch.equal(here[index][key], there[index][key]) for index in there for key in there[index])
