@@ -146,7 +146,7 @@ def test_an_older_generation_that_is_waited_for_is_no_fetch(world: World) -> Non
     died(world)
     there = world.elsewhere()
     rigged = ("--handover-s", "1.0", "--await-s", "0.1", *FAST)
-    process = there.run_rigged(*rigged, command=there.tiny(*HOLD))
+    process = there.run_rigged(*rigged, command=there.tiny())
     assert process.wait() == 0, process.stderr
     there.check_tiny(20, world)
 
