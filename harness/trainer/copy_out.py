@@ -1,14 +1,12 @@
 """Slot to device: every tensor of a resume, copied in one go.
 
-Owns which way the bytes of a slot take into live tensors: threads, pinned memory, huge pages. Knows neither state_dicts
+Owns which way the bytes of a slot take into live tensors: threads, or pinned memory. Knows neither state_dicts
 nor what the tensors are for.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import mmap
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +22,6 @@ Pair = tuple[Tensor, Tensor]
 _THREADS: Final = 8  # at most, torch's own included: more do not read memory faster
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 _PINNED_BYTES: Final = 32 * 1024 * 1024  # twice: torch keeps pinned memory for good
-_HUGE_PAGE: Final = 2 * 1024 * 1024
 
 
 def copy_out(pairs: Sequence[Pair]) -> None:
@@ -63,21 +60,6 @@ def through_pinned(pairs: Sequence[Pair], buffers: Sequence[tuple[Tensor, Any]])
             for ((into, _), _), (stage, _) in zip(batch, staged, strict=True):
                 into.copy_(stage, non_blocking=True)
         event.record()
-
-
-def empty_for(source: Tensor, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Memory for a copy of `source`, not filled; in huge pages where the host gives them.
-
-    Of a restore into fresh memory, most of the time goes into its first touch, page by page.
-    """
-    made = torch.empty(list(shape), dtype=source.dtype, device=device)
-    size = made.numel() * made.element_size()
-    if device.type == "cpu" and size >= 2 * _HUGE_PAGE:
-        begin = -(-made.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
-        end = (made.data_ptr() + size) // _HUGE_PAGE * _HUGE_PAGE
-        # Advice: a kernel without huge pages refuses it, and nothing else changes.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_HUGEPAGE)
-    return made
 
 
 def _copy_in_threads(pieces: Iterable[Pair]) -> None:

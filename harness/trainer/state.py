@@ -40,7 +40,7 @@ from harness.core.shard import TensorSpec
 from harness.core.tree import EnumValue, TensorRef, format_path
 from harness.errors import SnapshotCorrupt, StateError
 from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, describe
-from harness.trainer.copy_out import Pair, copy_out, empty_for
+from harness.trainer.copy_out import Pair, copy_out
 
 _SHOWN: Final = 5
 """Differences named in one message; the rest are counted."""
@@ -532,8 +532,9 @@ class _Stored:
             device = like.device if like is not None else view.device
             order = ref.order or tuple(range(view.dim()))
             place = sorted(range(len(order)), key=lambda dim: order[dim])
-            self._copies[key] = empty_for(view, [view.shape[dim] for dim in order], device).permute(place)
-            self._waiting.append((self._copies[key], view))
+            made = torch.empty([view.shape[dim] for dim in order], dtype=view.dtype, device=device).permute(place)
+            self._copies[key] = made
+            self._waiting.append((made, view))
         return self._copies[key]
 
     def put(self, ref: TensorRef, live: Tensor) -> None:

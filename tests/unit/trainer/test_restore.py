@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.trainer import copy_out as module
-from harness.trainer.copy_out import Pair, copy_out, empty_for, through_pinned
+from harness.trainer.copy_out import Pair, copy_out, through_pinned
 from harness.trainer.state import capture, restore
 
 
@@ -119,15 +119,6 @@ def test_through_pinned_memory_every_tensor_arrives_and_no_buffer_is_used_before
     turns = [(number, what) for number in (0, 1) for what in ("wait", "record")]
     assert told == (turns * len(told))[: len(told)]
     assert told
-
-
-def test_memory_for_a_copy_has_its_shape_whatever_the_kernel_says_of_huge_pages() -> None:
-    source = torch.randn(3, 1 << 20)
-
-    made = empty_for(source, (1 << 20, 3), source.device)
-
-    assert (made.shape, made.dtype) == ((1 << 20, 3), torch.float32)
-    made.fill_(1.0)
 
 
 def restored(saved: object, live: object) -> None:
