@@ -7,8 +7,8 @@ after the program was started. One after the other, it would be their sum.
 A real run is ended after its first snapshot and started again, round after round, until its first step is complete; the
 durations are those of its own journal (`Restarted`). Each round starts it twice: from a store that is as fast as the
 disk, which tells what import and construction take alone, and from one that is slowed to a known rate, so that the
-fetch takes as long as the import just did, half as long, and twice as long. Steps cost nothing, so that the first one is no
-part of what is measured. Unlike `harness run`, the agent is started by this script, which slows its store.
+fetch takes as long as the import just did, half as long, and twice as long. Steps cost nothing, so that the first one
+is no part of what is measured. Unlike `harness run`, the agent is started by this script, which slows its store.
 
     python benchmarks/bench_resume_overlap.py [--mb 600] [--rounds 3] [--check] [--json]
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 
@@ -153,3 +154,16 @@ def test_an_older_generation_that_is_waited_for_is_no_fetch(world: World) -> Non
     (told,) = restarts(world)
     assert told.locate_s > 0.3
     assert told.fetch_s < 0.3
+
+
+def test_a_program_that_its_own_parent_starts_again_counts_from_the_death_of_the_one_before(world: World) -> None:
+    tiny = shlex.join(map(str, world.tiny()))
+    process = world.run_rigged(*FAST, command=["sh", "-c", f"{tiny} --raise-at 12; exec {tiny}"])
+    assert process.wait() == 0, process.stderr
+    world.check_tiny()
+
+    (told,) = restarts(world)
+    assert told.tier == "memory"
+    connected = [line.mono for line in lines(world) if isinstance(line.body, events.TrainerConnected)]
+    assert told.detect_s is not None
+    assert told.total_s < connected[1] - connected[0] + 1.0

@@ -257,6 +257,10 @@ def test_a_slot_that_was_published_is_verified_by_its_manifest(scene: Scene) -> 
 
     assert point is not None
     assert (point.tier, point.index, point.verified) == ("memory", 0, True)
+    assert point.filled is not None
+    assert point.filled.verify_share == 1.0
+    assert isinstance(copy, MemoryCopy)
+    assert point.slot is copy.slot, "nothing is copied"
 
 
 def test_a_slot_that_nobody_has_digests_of_is_trusted_and_that_is_said(scene: Scene) -> None:
