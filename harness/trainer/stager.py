@@ -84,17 +84,18 @@ class Stager:
     def stage(self, step: int) -> bool:
         """Copy the live state into the granted slot and seal it. Blocks the training step; nothing else does.
 
-            A step is sealed once: (generation, step) names one snapshot, and never two.
+        A step is sealed once: (generation, step) names one snapshot, and never two.
 
         Args:
-                step: completed optimizer steps.
+            step: completed optimizer steps.
 
         Returns:
-                Whether `step` is sealed. False, at once, while there is no slot to fill, and where the layout had to be
-                planned again, because tensors came, went or changed their shape.
+            Whether `step` is sealed. False, at once, while there is no slot to fill, and where the layout had to be
+            planned again, because tensors came, went or changed their shape.
 
         Raises:
-        XX in the states cannot be stored.
+            NoSpace: the slots fit neither into memory nor onto the local disk, or that has failed.
+            StateError: something in the states cannot be stored.
         """
         if self.sealed_step == step:
             return True

@@ -1,9 +1,9 @@
 """A training whose state is large and whose arithmetic is cheap: what the memory of a host is to be too small for.
 
-    python -m tests.support.large_trainer --mb 200 --steps 12 --final final.txt
+python -m tests.support.large_trainer --mb 200 --steps 12 --final final.txt
 
-    --step-s SECONDS               what each step takes longer
-    --more-mb MB --more-at STEP    as an evaluation may, it takes so much more memory at one step, in each life
+--step-s SECONDS               what each step takes longer
+--more-mb MB --more-at STEP    as an evaluation may, it takes so much more memory at one step, in each life
 """
 
 from __future__ import annotations
