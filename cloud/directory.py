@@ -7,6 +7,7 @@ The durability contract:
 
     put             draft beside the target → write all → check the size → fsync → rename → fsync the directories
     put_if_absent   the same up to fsync   → link (EEXIST: AlreadyExists) → unlink the draft → fsync the directories
+    copy            open the source, compare its size → link what is open (EEXIST: CannotCopy) → fsync the directories
     delete          unlink → remove the directories that it left empty → fsync the deepest one that remains
 
 - rename replaces and link does not: that is the whole difference between a payload and a commit.
@@ -19,6 +20,9 @@ The durability contract:
 - A draft is flocked by its writer. A draft whose lock can be had is a dead writer's, whatever host, container or boot
   it was written in; `sweep` removes those. (A pid in its name would not tell: pids come again after a reboot, and every
   container has a pid 1.)
+- A copy is a second name of the same file: no room, no writing, and each name is deleted by itself. Nothing here writes
+  into a file that has an object's name, so neither changes with the other; but a medium that rots takes both. The
+  source is not read for that: as after a put, whoever wants to know what a disk holds reads it back when it is idle.
 - Nothing below the root is reached through a symbolic link: every directory is opened from its parent, O_NOFOLLOW.
 - `a` and `a/b` cannot both be objects here, as they can in S3.
 """
@@ -41,7 +45,9 @@ from pathlib import Path
 from cloud.digest import Digester
 from cloud.errors import (
     AlreadyExists,
+    CannotCopy,
     CloudError,
+    CopyDiffers,
     Denied,
     Full,
     NotFound,
@@ -62,6 +68,8 @@ _RESERVE = ".reserve"
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 MOST_ATTEMPTS = 100
 """How often a put makes its directory again after a delete pruned it. A bound for bugs, not for races."""
@@ -144,6 +152,16 @@ class DirectoryStore:
             self._settle(draft.directories, key)
             if taken:
                 raise AlreadyExists(f"{key} is already in {self.root}")
+
+    def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
+        """See `ObjectStore.copy`. `OutcomeUnknown` as with `put`."""
+        *parents, name = check_key(key).split("/")
+        with self._errors(key), self._object(source) as fd:
+            if (size := self._fs.fstat(fd).st_size) != expected.size:
+                raise CopyDiffers(f"{source} in {self.root} has {size} bytes; {expected.size} were expected")
+            self._check_time(deadline, f"copy {key}")
+            with self._named(fd, parents, name) as directories:
+                self._settle(directories, key)
 
     def delete(self, key: str, *, deadline: Deadline) -> None:
         """See `ObjectStore.delete`. Directories that become empty go too."""
@@ -236,6 +254,36 @@ class DirectoryStore:
             draft = _Draft(directories, name, fd)
             opened.callback(self._discard, draft)
             yield draft
+
+    @contextlib.contextmanager
+    def _named(self, fd: int, parents: Sequence[str], name: str) -> Generator[_Descriptors]:
+        """Give an open object another name; its directories, made and open."""
+        with contextlib.ExitStack() as opened:
+            for attempt in range(MOST_ATTEMPTS):
+                directories = opened.enter_context(self._descent(parents, make=True))
+                try:
+                    # What is open, whatever has its name by now: link(2) follows this one when it is told to.
+                    self._fs.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=directories[-1], follow_symlinks=True)
+                    break
+                except FileNotFoundError:
+                    opened.close()  # as in `_draft`
+                    if self._fs.fstat(fd).st_nlink == 0:
+                        raise NotFound(f"the source of {name} has been deleted from {self.root}") from None
+                    if attempt == MOST_ATTEMPTS - 1:
+                        raise
+                except FileExistsError:
+                    if self._is_same(fd, name, directories[-1]):
+                        break  # an earlier attempt's, whose outcome nobody knew
+                    raise CannotCopy(f"{name} is already in {self.root}: a copy replaces nothing") from None
+                except OSError as err:
+                    if err.errno in _NO_LINKS:
+                        raise CannotCopy(f"{name} in {self.root}: no second name: {err.strerror}") from err
+                    raise
+            yield directories
+
+    def _is_same(self, fd: int, name: str, directory: int) -> bool:
+        found, meant = self._fs.stat(name, dir_fd=directory, follow_symlinks=False), self._fs.fstat(fd)
+        return (found.st_dev, found.st_ino) == (meant.st_dev, meant.st_ino)
 
     def _create(self, kind: str, directory: int) -> tuple[str, int]:
         """A new empty hidden file, locked for as long as its descriptor is open. Host and pid are for people."""

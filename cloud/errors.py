@@ -49,6 +49,14 @@ class TooLarge(CloudError):
     """An object is larger than anything that should stand there."""
 
 
+class CannotCopy(CloudError):
+    """The store makes no copy of its own objects, or none that can be trusted: whoever wants one sends the bytes."""
+
+
+class CopyDiffers(CloudError):
+    """What was to be copied, or the copy, is not what the caller expected: damage. Nothing of it is left."""
+
+
 class OutcomeUnknown(CloudError):
     """The call may or may not have taken effect: the reply was lost. Read back, never guess."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cloud.digest import Digester
-from cloud.errors import AlreadyExists, NotFound, TooLarge, Truncated, Unavailable
+from cloud.errors import AlreadyExists, CopyDiffers, NotFound, TooLarge, Truncated, Unavailable
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix
 
@@ -39,6 +39,15 @@ class MemoryStore:
         with self._lock:
             if key in self._objects:
                 raise AlreadyExists(f"{key} is already in {self.url}")
+            self._objects[key] = data, receipt.crc64nvme
+
+    def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
+        """See `ObjectStore.copy`."""
+        check_key(key)
+        data, receipt = _take(memoryview(self._find(source)[0]), deadline, None)
+        if receipt != expected:
+            raise CopyDiffers(f"{source} in {self.url} is not what was expected")
+        with self._lock:
             self._objects[key] = data, receipt.crc64nvme
 
     def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:

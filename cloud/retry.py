@@ -15,6 +15,9 @@ from cloud.errors import AlreadyExists, CloudError, OutcomeUnknown, TooLarge, ca
 from cloud.notice import Deadline
 from cloud.store import ObjectInfo, ObjectStore, Progress, Receipt, Source, check_prefix
 
+ATTEMPTS = 10
+COPY_ATTEMPTS = 5
+
 _T = TypeVar("_T")
 
 
@@ -83,6 +86,12 @@ class RetryingStore:
                 raise OutcomeUnknown(f"{key} in {self.url}: a reply was lost, and then: {err}") from err
             raise
 
+    def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
+        """See `ObjectStore.copy`. Tried less often than other calls: who cannot copy sends."""
+        self._retry(
+            lambda: self._store.copy(source, key, expected, deadline=deadline), deadline, attempts=COPY_ATTEMPTS
+        )
+
     def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
         """See `ObjectStore.get`."""
         self._retry(lambda: self._store.get(key, into, offset=offset, deadline=deadline), deadline)
@@ -128,8 +137,8 @@ class RetryingStore:
         """See `ObjectStore.close`."""
         self._store.close()
 
-    def _retry(self, call: Callable[[], _T], deadline: Deadline) -> _T:
-        return call_with_retry(call, deadline, sleep=self._sleep)
+    def _retry(self, call: Callable[[], _T], deadline: Deadline, attempts: int = ATTEMPTS) -> _T:
+        return call_with_retry(call, deadline, sleep=self._sleep, attempts=attempts)
 
     def _holds(self, key: str, data: bytes, deadline: Deadline) -> bool:
         """Whether `key` holds exactly `data`; `NotFound` where it has just gone is an unknown outcome to the caller."""

@@ -5,6 +5,7 @@ Owns which requests of S3 keep which promise of an ObjectStore, and nothing of h
     put             PutObject up to one part, a multipart upload above; CRC-64/NVME of every part and of the whole is
                     sent along, so that the store refuses what was damaged on the way
     put_if_absent   PutObject with If-None-Match: * (412: AlreadyExists; 409: undecided, ask again)
+    copy            HeadObject of the source, CopyObject or copies of its parts, HeadObject of the copy
     get             one ranged GetObject for each chunk, several at a time; whoever knows the sums compares them
     list            ListObjectsV2, which is ordered; `unfinished` and `abandon` look after multipart uploads
 
@@ -15,6 +16,7 @@ without an answer is `OutcomeUnknown`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloud.digest import crc64nvme
-from cloud.errors import CloudError, Denied, NotFound, TooLarge, Unavailable, call_with_retry
+from cloud.errors import CannotCopy, CloudError, CopyDiffers, Denied, NotFound, TooLarge, Unavailable, call_with_retry
 from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.s3_client import S3Client
+from cloud.s3_copy import COPY_BYTES, copy
 from cloud.s3_errors import Unsupported, UploadGone
 from cloud.s3_facts import BucketFacts, ask
 from cloud.s3_probe import Quirks, probe
@@ -72,6 +75,7 @@ class S3Store:
         url: "s3://bucket" or "s3://bucket/prefix".
         options: see there.
         part_bytes: of a multipart upload, where the object is not too large for it; for tests.
+        copy_bytes: that one request copies; for tests.
         sleep: how to pause before a part or range is tried again.
 
     Raises:
@@ -84,12 +88,13 @@ class S3Store:
         options: S3Options | None = None,
         *,
         part_bytes: int = CHUNK_BYTES,
+        copy_bytes: int = COPY_BYTES,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.bucket, self._prefix = _parse(url)
         self.url = f"s3://{self.bucket}/{self._prefix}".rstrip("/")
         self._options = options or S3Options()
-        self._part_bytes = part_bytes
+        self._part_bytes, self._copy_bytes = part_bytes, copy_bytes
         self._sleep = sleep
         self._client = S3Client(self.bucket, self._options.endpoint, connections=2 * self._options.streams)
         self._quirks: Quirks | None = None
@@ -164,6 +169,35 @@ class S3Store:
             raise Denied(f"{key}: {self.url} ignores If-None-Match; nothing would guard it against a second writer")
         sums = {"ChecksumCRC64NVME": encode_crc(crc64nvme(data))} if self._known.takes_sums else {}
         self._client.call("PutObject", full, deadline=deadline, Body=data, IfNoneMatch="*", **sums, **self._encryption)
+
+    def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
+        """See `ObjectStore.copy`. Refused where the store's own sums are no proof, which the first copy finds out."""
+        full, origin = self._full(key), self._full(source)
+        if self._quirks is None:
+            self.probe(f"{key}.", deadline=deadline)
+        self._check_is(source, expected, deadline)
+        try:
+            copy(
+                self._client,
+                origin,
+                full,
+                expected,
+                part_bytes=self._copy_bytes,
+                streams=self._options.streams,
+                options=self._encryption,
+                deadline=deadline,
+                sleep=self._sleep,
+            )
+        except Denied as err:
+            raise self._denied_or_absent(err, origin, deadline) from err
+        except NotFound as err:
+            raise NotFound(f"{source} has gone from {self.url} while it was copied") from err
+        try:
+            self._check_is(key, expected, deadline)
+        except (CopyDiffers, CannotCopy):
+            with contextlib.suppress(CloudError):  # not allowed: then the put that follows replaces it
+                self.delete(key, deadline=deadline)
+            raise
 
     def delete(self, key: str, *, deadline: Deadline) -> None:
         """See `ObjectStore.delete`."""
@@ -293,6 +327,14 @@ class S3Store:
             return err
         there = any(entry["Key"] == full for entry in listed.get("Contents", []))
         return err if there else NotFound(f"s3://{self.bucket}/{full} is not there")
+
+    def _check_is(self, key: str, expected: Receipt, deadline: Deadline) -> None:
+        """Raise `CopyDiffers` unless S3 says that `key` is just so, and `CannotCopy` if what it says proves nothing."""
+        info = self.stat(key, deadline=deadline)
+        if info.crc64nvme is None:
+            raise CannotCopy(f"{key} in {self.url}: the store tells no sum of it that it has checked itself")
+        if (info.size, info.crc64nvme) != (expected.size, expected.crc64nvme):
+            raise CopyDiffers(f"{key} in {self.url}: {info.size} bytes, and not those that were expected")
 
     @property
     def _encryption(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ class S3Client:
     """
 
     def __init__(self, bucket: str, endpoint: str | None, *, connections: int) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._endpoint = endpoint
         self._connections = connections
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class S3Client:
             OutcomeUnknown: no reply, and the call is one that makes an object visible.
             CloudError: of the kind that `s3_errors.explain` gives.
         """
-        where = f"s3://{self._bucket}" + (f"/{key}" if key is not None else "")
+        where = f"s3://{self.bucket}" + (f"/{key}" if key is not None else "")
         if deadline.expired:
             raise Unavailable(f"{operation} {where}: no time left")
         if key is not None:
@@ -69,7 +69,7 @@ class S3Client:
         self._current.deadline = deadline
         try:
             client = self._opened()
-            reply: dict[str, Any] = getattr(client, _method(operation))(Bucket=self._bucket, **parameters)
+            reply: dict[str, Any] = getattr(client, _method(operation))(Bucket=self.bucket, **parameters)
             return reply
         except library_errors() as err:
             error = self._understand(err, operation, where)
@@ -109,7 +109,7 @@ class S3Client:
         try:
             return str(credentials.get_frozen_credentials().access_key)[-4:], str(credentials.method)
         except library_errors() as err:
-            raise self._understand(err, "open", f"s3://{self._bucket}") from err
+            raise self._understand(err, "open", f"s3://{self.bucket}") from err
 
     def close(self) -> None:
         """Give up the connections. Idempotent; a later call opens others."""
@@ -121,7 +121,7 @@ class S3Client:
         try:
             return str(self._opened().meta.endpoint_url)
         except library_errors() as err:
-            raise self._understand(err, "open", f"s3://{self._bucket}") from err
+            raise self._understand(err, "open", f"s3://{self.bucket}") from err
 
     def _opened(self) -> Any:
         with self._lock:
@@ -151,7 +151,7 @@ class S3Client:
                 return session.client("s3", endpoint_url=self._endpoint, config=config)
             except ValueError as err:  # "Invalid endpoint"; our own one is checked, so it is the environment's
                 remedy = "check AWS_ENDPOINT_URL_S3, AWS_REGION and the profile"
-                raise Denied(f"s3://{self._bucket}: {err}; {remedy}") from err
+                raise Denied(f"s3://{self.bucket}: {err}; {remedy}") from err
 
         style = "path" if self._endpoint and not _is_aws(self._endpoint) else "auto"
         made = client(style)
@@ -179,7 +179,7 @@ class S3Client:
         from botocore import exceptions as boto
 
         if isinstance(err, boto.ClientError):
-            return explain(_refusal(err, operation, where, self._bucket))
+            return explain(_refusal(err, operation, where, self.bucket))
         if isinstance(err, boto.HTTPClientError) and isinstance(cause := err.kwargs.get("error"), CloudError):
             return cause  # our own body stopped the request: out of time, too slow, given up
         return no_answer(err, f"{operation} {where}", takes_effect=operation in TAKES_EFFECT)

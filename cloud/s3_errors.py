@@ -46,6 +46,7 @@ class Unsupported(Denied):
 IAM_ACTIONS = {
     "AbortMultipartUpload": "s3:AbortMultipartUpload",
     "CompleteMultipartUpload": "s3:PutObject",
+    "CopyObject": "s3:GetObject and s3:PutObject",
     "CreateMultipartUpload": "s3:PutObject",
     "DeleteObject": "s3:DeleteObject",
     "GetBucketEncryption": "s3:GetEncryptionConfiguration",
@@ -58,9 +59,10 @@ IAM_ACTIONS = {
     "ListParts": "s3:ListMultipartUploadParts",
     "PutObject": "s3:PutObject",
     "UploadPart": "s3:PutObject",
+    "UploadPartCopy": "s3:GetObject and s3:PutObject",
 }
 
-TAKES_EFFECT = {"PutObject", "CompleteMultipartUpload"}
+TAKES_EFFECT = {"PutObject", "CopyObject", "CompleteMultipartUpload"}
 """Calls that make an object visible: without a reply to one of them, nobody knows."""
 
 MOST_SKEW_S = 900.0

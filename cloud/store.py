@@ -6,12 +6,15 @@ with an ObjectStore.
 
 Obligations of every implementation:
 
-- Objects are immutable. There is put, put-if-absent and delete; no append, no rename, no overwrite of a committed name.
+- Objects are immutable. There is put, put-if-absent, copy and delete; no append, no rename, no overwrite of a committed name.
   (`put` to a key that exists replaces it atomically; the harness never does that: every payload key holds a nonce.)
 - When `put` or `put_if_absent` returns, the whole object is durable against process death and power loss. Before that,
   no reader sees any of it: not in `get`, not in `stat`, not in `list`.
 - `put_if_absent` succeeds for exactly one of any number of concurrent callers.
 - Read-after-write and list-after-write: what has returned is seen by every later call, from every process.
+- `copy` promises what `put` does, of an object that is there already. Size, and where the store keeps one its sum, are
+  compared with what the caller expects; where it keeps none, what the medium holds is as unread as after a `put`.
+  The copy is an object of its own: deleting either leaves the other. A store may refuse; then the caller sends.
 - `delete` of an absent key succeeds. Deleting is durable when it returns.
 - Keys come from `list` in ascending code-point order, and only such as `check_key` takes: the rest is not ours.
 - Every call blocks, may be made from several threads at once, and ends soon after its deadline.
@@ -90,6 +93,23 @@ class ObjectStore(Protocol):
         Raises:
             AlreadyExists: the key exists (a caller that had to retry compares: it may be its own).
             OutcomeUnknown: the reply was lost; the caller reads back.
+        """
+        ...
+
+    def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
+        """Make an object of what the object `source` holds durable under `key`, without the bytes coming by here.
+
+        Args:
+            source: the key of an object.
+            key: the key of the copy; nothing should stand there.
+            expected: what the bytes are that the caller means.
+            deadline: for the whole.
+
+        Raises:
+            NotFound: no such source; perhaps it has just been deleted.
+            CopyDiffers: the source, or what was made of it, is not what was expected: damaged.
+            CannotCopy: this store does not copy, or cannot prove what a copy holds, or something else stands there.
+            CloudError: any other kind. Whatever is raised, a `put` of `key` is right afterwards.
         """
         ...
 

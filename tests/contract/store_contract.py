@@ -5,6 +5,7 @@ A store that many processes or hosts share has more to prove; its own test file 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloud.digest import crc64nvme
-from cloud.errors import AlreadyExists, NotFound, TooLarge, Truncated, Unavailable
+from cloud.errors import AlreadyExists, CannotCopy, CopyDiffers, NotFound, TooLarge, Truncated, Unavailable
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt
 
@@ -169,6 +170,79 @@ class StoreContract:
 
         assert read(store, "run/a") == b"second"
 
+    # ------------------------------------------------------------------------------------------------------------ copy
+
+    def test_a_copy_is_an_object_of_its_own_or_is_refused(self, store: ObjectStore) -> None:
+        receipt = put(store, "run/a/1", CHECK)
+
+        try:
+            store.copy("run/a/1", "run/b/1", receipt, deadline=NEVER)
+        except CannotCopy:
+            assert keys(store) == ["run/a/1"]
+            return
+        store.delete("run/a/1", deadline=NEVER)
+
+        assert keys(store) == ["run/b/1"]
+        assert read(store, "run/b/1") == CHECK
+        put(store, "run/b/1", b"replaced")
+        assert read(store, "run/b/1") == b"replaced"
+
+    def test_replacing_or_deleting_a_copy_leaves_its_source(self, store: ObjectStore) -> None:
+        receipt = put(store, "run/a", CHECK)
+        with contextlib.suppress(CannotCopy):
+            store.copy("run/a", "run/b", receipt, deadline=NEVER)
+            store.copy("run/a", "run/c", receipt, deadline=NEVER)
+
+        put(store, "run/b", b"another")
+        store.delete("run/c", deadline=NEVER)
+
+        assert keys(store) == ["run/a", "run/b"]
+        assert (read(store, "run/a"), read(store, "run/b")) == (CHECK, b"another")
+
+    def test_a_copy_that_is_there_already_succeeds_and_another_object_is_replaced_or_refused(
+        self, store: ObjectStore
+    ) -> None:
+        receipt = put(store, "run/a", CHECK)
+        put(store, "run/b", b"another")
+
+        with contextlib.suppress(CannotCopy):
+            store.copy("run/a", "run/b", receipt, deadline=NEVER)
+            assert read(store, "run/b") == CHECK
+        with contextlib.suppress(CannotCopy):
+            store.copy("run/a", "run/c", receipt, deadline=NEVER)
+            store.copy("run/a", "run/c", receipt, deadline=NEVER)
+            assert read(store, "run/c") == CHECK
+
+        assert set(keys(store)) <= {"run/a", "run/b", "run/c"}
+        assert read(store, "run/b") in (CHECK, b"another")
+
+    def test_a_source_of_another_size_is_not_copied(self, store: ObjectStore) -> None:
+        put(store, "run/a", CHECK)
+
+        with pytest.raises((CopyDiffers, CannotCopy)):
+            store.copy("run/a", "run/b", Receipt(8, CHECK_CRC, (CHECK_CRC,)), deadline=NEVER)
+
+        assert keys(store) == ["run/a"]
+
+    def test_a_source_of_another_sum_is_not_copied_by_a_store_that_keeps_sums(self, store: ObjectStore) -> None:
+        put(store, "run/a", CHECK)
+        if store.stat("run/a", deadline=NEVER).crc64nvme is None:
+            pytest.skip("it keeps none")
+
+        with pytest.raises(CopyDiffers):
+            store.copy("run/a", "run/b", Receipt(9, 1, (1,)), deadline=NEVER)
+
+        assert keys(store) == ["run/a"]
+
+    @pytest.mark.parametrize("source", ["run/absent", "run", "run/a/below", "absent/a"])
+    def test_what_is_not_there_is_not_copied(self, store: ObjectStore, source: str) -> None:
+        receipt = put(store, "run/a", CHECK)
+
+        with pytest.raises(NotFound):
+            store.copy(source, "run/b", receipt, deadline=NEVER)
+
+        assert keys(store) == ["run/a"]
+
     # ------------------------------------------------------------------------------------------------------------ list
 
     def test_keys_are_listed_in_code_point_order(self, store: ObjectStore) -> None:
@@ -264,6 +338,10 @@ class StoreContract:
         with pytest.raises(ValueError, match="not a store key"):
             store.put_if_absent(key, b"", deadline=NEVER)
         with pytest.raises(ValueError, match="not a store key"):
+            store.copy(key, "run/a", Receipt(0, 0, ()), deadline=NEVER)
+        with pytest.raises(ValueError, match="not a store key"):
+            store.copy("run/a", key, Receipt(0, 0, ()), deadline=NEVER)
+        with pytest.raises(ValueError, match="not a store key"):
             store.get(key, memoryview(bytearray(1)), deadline=NEVER)
         with pytest.raises(ValueError, match="not a store key"):
             read(store, key)
@@ -286,6 +364,14 @@ class StoreContract:
             store.put_if_absent("run/b", b"late", deadline=PAST)
 
         assert keys(store) == []
+
+    def test_after_the_deadline_nothing_is_copied(self, store: ObjectStore) -> None:
+        receipt = put(store, "run/a", CHECK)
+
+        with pytest.raises(Unavailable):
+            store.copy("run/a", "run/b", receipt, deadline=PAST)
+
+        assert keys(store) == ["run/a"]
 
     def test_a_get_ends_at_its_deadline(self, store: ObjectStore) -> None:
         put(store, "run/a", b"bytes")

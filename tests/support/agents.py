@@ -112,6 +112,10 @@ class Watched(ProtocolStore):
         self.changed(key, True)
         return receipt
 
+    def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
+        super().copy(source, key, expected, deadline=deadline)
+        self.changed(key, True)
+
     def put_if_absent(self, key: str, data: bytes, *, deadline: Deadline) -> None:
         super().put_if_absent(key, data, deadline=deadline)
         self.changed(key, True)

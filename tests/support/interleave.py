@@ -189,6 +189,9 @@ class SteppedStore:
     def put_if_absent(self, key: str, data: bytes, *, deadline: Deadline) -> None:
         self._call("put", key, lambda: self.inner.put_if_absent(key, data, deadline=deadline))
 
+    def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
+        self._call("put", key, lambda: self.inner.copy(source, key, expected, deadline=deadline))
+
     def delete(self, key: str, *, deadline: Deadline) -> None:
         self._call("delete", key, lambda: self.inner.delete(key, deadline=deadline))
 

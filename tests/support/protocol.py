@@ -137,6 +137,13 @@ class ProtocolStore:
 
         self._change(effect)
 
+    def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
+        def effect() -> None:
+            self.inner.copy(source, key, expected, deadline=deadline)
+            self._check_write(key, self.peek(key))
+
+        self._change(effect)
+
     def delete(self, key: str, *, deadline: Deadline) -> None:
         def effect() -> None:
             self._check_delete(key)

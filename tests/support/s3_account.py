@@ -11,6 +11,7 @@ import pytest
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.s3 import S3Options, S3Store
+from cloud.s3_copy import COPY_BYTES
 from cloud.store import Receipt
 from tests.support.clock import FakeClock
 from tests.support.s3_server import S3Server
@@ -45,10 +46,10 @@ def use_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.session.create_loader", _loader)
 
 
-def open_store(server: S3Server, streams: int = STREAMS) -> S3Store:
+def open_store(server: S3Server, streams: int = STREAMS, copy_bytes: int = COPY_BYTES) -> S3Store:
     """A store in `server` that takes no time to pause."""
     options = S3Options(endpoint=server.url, streams=streams)
-    return S3Store("s3://bucket/runs", options, part_bytes=PART_BYTES, sleep=FakeClock().sleep)
+    return S3Store("s3://bucket/runs", options, part_bytes=PART_BYTES, copy_bytes=copy_bytes, sleep=FakeClock().sleep)
 
 
 def put(store: S3Store | RetryingStore, data: bytes = DATA) -> Receipt:

@@ -22,6 +22,7 @@ from tests.support.s3_bucket import (
     Settings,
     StoredObject,
     Upload,
+    compute,
     encryption,
     etag_of,
     kept,
@@ -42,6 +43,7 @@ IAM_ACTIONS = {
     "HeadBucket": "s3:ListBucket",
     "CreateMultipartUpload": "s3:PutObject",
     "UploadPart": "s3:PutObject",
+    "UploadPartCopy": "s3:PutObject",
     "CompleteMultipartUpload": "s3:PutObject",
     "AbortMultipartUpload": "s3:AbortMultipartUpload",
     "ListParts": "s3:ListMultipartUploadParts",
@@ -101,7 +103,8 @@ class Service:
             "PutObject": self._put, "CopyObject": self._copy, "GetObject": self._get, "HeadObject": self._head,
             "DeleteObject": self._delete, "DeleteObjects": self._delete_several, "ListObjectsV2": self._list,
             "HeadBucket": self._head_bucket, "CreateMultipartUpload": self._create, "UploadPart": self._upload_part,
-            "CompleteMultipartUpload": self._complete, "AbortMultipartUpload": self._abort,
+            "UploadPartCopy": self._copy_part, "CompleteMultipartUpload": self._complete,
+            "AbortMultipartUpload": self._abort,
             "ListParts": self._list_parts, "ListMultipartUploads": self._list_uploads,
             "GetBucketLocation": self._location, "GetBucketLifecycleConfiguration": self._lifecycle,
             "GetBucketEncryption": self._encryption,
@@ -122,8 +125,8 @@ class Service:
                 if request.method == method and bool(key) == has_key and parameters <= set(request.query):
                     operation = name
                     break
-        if operation == "PutObject" and "x-amz-copy-source" in request.headers:
-            operation = "CopyObject"
+        if "x-amz-copy-source" in request.headers:
+            operation = {"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"}.get(operation, operation)
         return Target(operation, bucket, key)
 
     def refusal(self, target: Target, request: Request) -> S3Error | None:
@@ -215,17 +218,26 @@ class Service:
             raise _precondition_failed("If-Match")
 
     def _copy(self, key: str, request: Request, _body: Body) -> Reply:
-        bucket, _, source = unquote(request.headers["x-amz-copy-source"]).removeprefix("/").partition("/")
-        if bucket != self.bucket.name or source not in self.bucket.objects:
-            raise _no_such_key(source)
-        if self._is_denied("s3:GetObject", source):
-            raise S3Error(403, "AccessDenied", "not authorized to perform: s3:GetObject")
+        stored = replace(self._source(request), modified=self.now())
         self._check_conditions(key, request.headers)
-        stored = replace(self.bucket.objects[source], modified=self.now())
+        algorithm = request.headers.get(f"{HEADER}algorithm", "").lower()
+        checksum = stored.checksum
+        if algorithm and self.settings.checksums == "verify":  # made anew, of what was read; else it goes along
+            checksum = Checksum(algorithm, compute(algorithm, *stored.parts))
         data = tuple(bytearray(part) for part in stored.parts)
-        self.bucket.objects[key] = replace(stored, parts=data, headers=stored.headers | kept(request.headers))
-        result = [text("LastModified", _iso(stored.modified)), text("ETag", f'"{stored.etag}"')]
+        headers = stored.headers | kept(request.headers)
+        self.bucket.objects[key] = replace(stored, parts=data, checksum=checksum, headers=headers)
+        result = [text("LastModified", _iso(stored.modified)), text("ETag", f'"{stored.etag}"'), *_sum_of(checksum)]
         return document(element("CopyObjectResult", *result, xmlns=NAMESPACE))
+
+    def _source(self, request: Request) -> StoredObject:
+        """What a request copies. Raises S3Error."""
+        bucket, _, source = unquote(request.headers["x-amz-copy-source"]).removeprefix("/").partition("/")
+        if bucket != self.bucket.name:
+            raise S3Error(404, "NoSuchBucket", "The specified bucket does not exist", BucketName=bucket)
+        if self._is_denied("s3:GetObject", source) or not self._role_allows("s3:GetObject", source):
+            raise S3Error(403, "AccessDenied", "not authorized to perform: s3:GetObject")
+        return self._found(source)
 
     def _get(self, key: str, request: Request, _body: Body) -> Reply:
         stored = self._found(key)
@@ -376,6 +388,23 @@ class Service:
         sums = {HEADER + checksum.algorithm: checksum.value} if checksum else {}
         return Reply(headers={"ETag": f'"{etag}"', **sums, **encryption(upload.headers)})
 
+    def _copy_part(self, key: str, request: Request, _body: Body) -> Reply:
+        upload, stored = self.bucket.upload(request.query["uploadId"], key), self._source(request)
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("x-amz-copy-source-range", ""))
+        first, last = (int(found[1]), int(found[2])) if found else (0, stored.size - 1)
+        if last >= stored.size:
+            raise S3Error(
+                400, "InvalidArgument", f"Range specified is not valid for source object of size {stored.size}"
+            )
+        data = bytearray().join(stored.read(first, last + 1))
+        checksum = None
+        if self.settings.checksums == "verify":
+            checksum = Checksum(upload.algorithm, compute(upload.algorithm, data))
+        part = Part(data, etag_of(data), checksum, self.now())
+        upload.parts[int(request.query["partNumber"])] = part
+        result = [text("LastModified", _iso(part.modified)), text("ETag", f'"{part.etag}"'), *_sum_of(checksum)]
+        return document(element("CopyPartResult", *result, xmlns=NAMESPACE))
+
     def _complete(self, key: str, request: Request, body: Body) -> Reply:
         upload = self.bucket.upload(request.query["uploadId"], key)
         self._check_conditions(key, request.headers)
@@ -482,6 +511,12 @@ def _listed(stored: StoredObject) -> Iterable[str]:
     if stored.checksum:
         yield text("ChecksumAlgorithm", stored.checksum.algorithm.upper())
         yield text("ChecksumType", stored.checksum.type)
+
+
+def _sum_of(checksum: Checksum | None) -> Iterable[str]:
+    if checksum:
+        yield text(f"Checksum{checksum.algorithm.upper()}", checksum.value)
+        yield text("ChecksumType", checksum.type)
 
 
 def _children(body: Body, name: str) -> list[dict[str, str]]:

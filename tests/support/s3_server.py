@@ -248,7 +248,7 @@ class S3Server:
     # For connections
 
     def begin(self, target: Target, request: Request) -> Call:
-        part = int(request.query.get("partNumber", "0")) if target.operation == "UploadPart" else 0
+        part = int(request.query.get("partNumber", "0")) if "partNumber" in request.query else 0
         call = Call(target.action, target.operation, target.key, part=part, access_key=access_key_of(request))
         with self._changed:
             self._requests += 1

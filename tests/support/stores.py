@@ -10,7 +10,7 @@ from typing import Any
 from cloud.errors import CloudError, Unavailable
 from cloud.store import ObjectStore
 
-VERBS = frozenset({"put", "put_if_absent", "get", "read", "stat", "list", "delete", "reserve", "free_bytes"})
+VERBS = frozenset({"put", "put_if_absent", "get", "read", "stat", "list", "copy", "delete", "reserve", "free_bytes"})
 
 
 class _Wrapper:

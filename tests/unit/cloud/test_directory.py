@@ -15,7 +15,16 @@ import pytest
 
 from cloud.digest import crc64nvme
 from cloud.directory import DirectoryStore, FileSystem
-from cloud.errors import AlreadyExists, CloudError, Denied, Full, NotFound, OutcomeUnknown, Unavailable
+from cloud.errors import (
+    AlreadyExists,
+    CannotCopy,
+    CloudError,
+    Denied,
+    Full,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.store import CHUNK_BYTES, Receipt
@@ -512,3 +521,76 @@ def test_a_reservation_is_room_that_others_do_not_see_and_its_owner_does(tmp_pat
 def test_a_missing_object_names_the_store(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=f"run/a is not in {tmp_path}"):
         DirectoryStore(tmp_path).read("run/a", limit_bytes=1, deadline=NEVER)
+
+
+# ---------------------------------------------------------------------------------------------------------- copying
+
+
+def test_a_copy_is_a_second_name_and_is_durable_when_it_returns(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    store = DirectoryStore(tmp_path, fs=fs)
+    receipt = put(store, "run/a/1", b"bytes")
+    store.put("run/b/0", memoryview(b"there"), deadline=NEVER)
+
+    done = fs.during(lambda: store.copy("run/a/1", "run/b/1", receipt, deadline=NEVER))
+
+    assert done == ["link", "fsync", "fsync", "fsync"]  # the file itself was synced when it was put
+    assert (tmp_path / "run/a/1").samefile(tmp_path / "run/b/1")
+    assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
+def test_where_a_file_can_have_no_second_name_a_copy_is_refused(tmp_path: Path, number: int) -> None:
+    store = DirectoryStore(tmp_path, fs=FaultyFileSystem("link", number))
+    receipt = put(store, "run/a", b"bytes")
+
+    with pytest.raises(CannotCopy, match=os.strerror(number)):
+        store.copy("run/a", "run/b", receipt, deadline=NEVER)
+
+    assert keys(store) == ["run/a"]
+    assert store.put("run/b", memoryview(b"bytes"), deadline=NEVER) == receipt
+
+
+def test_a_copy_whose_name_may_not_be_durable_is_known_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    fs = FaultyFileSystem("fsync", errno.EIO, nth=5, once=True)
+    store = RetryingStore(DirectoryStore(tmp_path, fs=fs), sleep=FakeClock().sleep)
+    receipt = put(store, "run/a", b"bytes")  # three of them: the file and two directories
+
+    store.copy("run/a", "run/b", receipt, deadline=NEVER)
+
+    assert fs.calls.count("link") == 2
+    assert fs.calls.count("fsync") == 3 + 2 + 2
+
+
+def test_a_source_that_is_deleted_while_it_is_copied_is_not_found(tmp_path: Path) -> None:
+    class Deletes(FileSystem):
+        def link(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+            (tmp_path / "run/a").unlink()
+            os.link(*args, **kwargs)
+
+    store = DirectoryStore(tmp_path, fs=Deletes())
+    receipt = put(store, "run/a", b"bytes")
+
+    with pytest.raises(NotFound, match="deleted"):
+        store.copy("run/a", "run/b", receipt, deadline=NEVER)
+
+    assert keys(store) == []
+    assert hidden(tmp_path) == []
+
+
+def test_a_directory_that_a_delete_takes_before_the_copy_has_its_name_is_made_again(tmp_path: Path) -> None:
+    class Prunes(FileSystem):
+        pruned = False
+
+        def link(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+            if not self.pruned:
+                self.pruned = True
+                (tmp_path / "run/b").rmdir()
+            os.link(*args, **kwargs)
+
+    store = DirectoryStore(tmp_path, fs=Prunes())
+    receipt = put(store, "run/a/1", b"bytes")
+
+    store.copy("run/a/1", "run/b/1", receipt, deadline=NEVER)
+
+    assert keys(store) == ["run/a/1", "run/b/1"]
