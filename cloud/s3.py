@@ -171,10 +171,8 @@ class S3Store:
         self._client.call("PutObject", full, deadline=deadline, Body=data, IfNoneMatch="*", **sums, **self._encryption)
 
     def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
-        """See `ObjectStore.copy`. Refused where the store's own sums are no proof, which the first copy finds out."""
+        """See `ObjectStore.copy`. Refused where the store's own sums are no proof: `probe` tells."""
         full, origin = self._full(key), self._full(source)
-        if self._quirks is None:
-            self.probe(f"{key}.", deadline=deadline)
         self._check_is(source, expected, deadline)
         try:
             copy(

@@ -6,8 +6,9 @@ with an ObjectStore.
 
 Obligations of every implementation:
 
-- Objects are immutable. There is put, put-if-absent, copy and delete; no append, no rename, no overwrite of a committed name.
-  (`put` to a key that exists replaces it atomically; the harness never does that: every payload key holds a nonce.)
+- Objects are immutable. There is put, put-if-absent, copy and delete; no append, no rename, no overwrite of a committed
+  name. (`put` to a key that exists replaces it atomically; the harness never does that: every payload key holds a
+  nonce.)
 - When `put` or `put_if_absent` returns, the whole object is durable against process death and power loss. Before that,
   no reader sees any of it: not in `get`, not in `stat`, not in `list`.
 - `put_if_absent` succeeds for exactly one of any number of concurrent callers.

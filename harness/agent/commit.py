@@ -12,15 +12,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from cloud.digest import crc64nvme, format_crc
-from cloud.errors import AlreadyExists, NotFound, Truncated
+from cloud.digest import crc64nvme, format_crc, parse_crc
+from cloud.errors import AlreadyExists, CloudError, CopyDiffers, NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
+from harness.agent.unchanged import Unchanged
 from harness.core import events
 from harness.core.manifest import (
     FORMAT,
@@ -38,6 +40,7 @@ from harness.core.manifest import (
     parse_manifest,
     parse_part,
 )
+from harness.core.policy import copy_patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 
@@ -82,11 +85,15 @@ class Attempt:
             (but for a copy of a committed snapshot, whose bytes are the same whoever sends them).
         stored: shards that are durable there.
         skipped_bytes: what the present attempt did not have to send.
+        copied_bytes: what the store copied by itself, in all attempts.
+        copying_s: seconds that the present attempt spent on looking for what to copy, and on copying it.
     """
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     stored: dict[str, ShardEntry] = field(default_factory=dict)
     skipped_bytes: int = 0
+    copied_bytes: int = 0
+    copying_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -198,6 +205,7 @@ def publish(
     *,
     attempt: Attempt | None = None,
     progress: Callable[[int], None] | None = None,
+    unchanged: Unchanged | None = None,
 ) -> Manifest:
     """Make `staged` durable and commit it. Blocks for as long as the bytes take.
 
@@ -212,28 +220,41 @@ def publish(
         deadline: for the whole.
         emit: the journal.
         attempt: what an earlier attempt at the same `staged` has left; shards that it stored are not sent again.
-        progress: see `ObjectStore.put`; not called for what is there already.
+        progress: see `ObjectStore.put`; called with 0 for what is copied, and not for what is there already.
+        unchanged: what the store holds already; `None` to send everything.
 
     Raises:
         CloudError: not committed; what was stored is in `attempt`, and otherwise garbage for `sweep`.
         SnapshotCorrupt: another, different snapshot stands under this id; or its shards were deleted meanwhile.
     """
     attempt = attempt or Attempt()
-    attempt.skipped_bytes = 0
+    attempt.skipped_bytes, attempt.copying_s = 0, 0.0
     directory = keys.directory(staged.id, attempt.nonce)
     for index, (name, source) in enumerate(staged.shards):
         key, known = keys.payload(directory, name), staged.known[index] if staged.known is not None else None
-        entry = attempt.stored.get(name)
+        how, entry = "kept", attempt.stored.get(name)
         if entry is None and known is not None and _is_there(store, key, known, deadline):
             entry = known
+        if entry is None and unchanged is not None:
+            began = time.monotonic()
+            if (equal := unchanged.find(name, source, known)) is not None:
+                reason = _copy(store, keys, unchanged, equal, key, deadline)
+                if reason is None:
+                    how, entry = "copied", msgspec.structs.replace(equal, name=name)
+                    attempt.copied_bytes += entry.size
+                else:
+                    emit(events.NotCopied(tier=tier, step=staged.id.step, name=name, reason=reason))
+            attempt.copying_s += time.monotonic() - began
         if entry is None:
-            entry = _entry(name, store.put(key, source, deadline=deadline, progress=progress))
+            how, entry = "sent", _entry(name, store.put(key, source, deadline=deadline, progress=progress))
         else:
             attempt.skipped_bytes += entry.size
         if known is not None and entry.crc64nvme != known.crc64nvme:
             raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy has rotted")
         attempt.stored[name] = entry
-        emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size))
+        emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how))
+        if how == "copied" and progress is not None:
+            progress(0)  # whoever measures or gives up does so between two copies as well
     part = Part(
         format=FORMAT,
         run_id=staged.run_id,
@@ -331,6 +352,16 @@ def complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline)
             continue  # incomplete: it stays invisible
         if manifest.run_id == run_id and _all_there(store, keys, manifest, deadline):
             yield manifest
+
+
+def newest(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Manifest | None:
+    """The newest snapshot whose manifest can be read and that is not quarantined. Raises CloudError."""
+    quarantined = set(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
+    for snapshot in reversed(_snapshots(store, keys.commits, keys.parse_commit, deadline)):
+        if snapshot not in quarantined:
+            with contextlib.suppress(NotFound, SnapshotCorrupt):
+                return read_manifest(store, keys, snapshot, deadline)
+    return None
 
 
 def read_manifest(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> Manifest:
@@ -503,6 +534,25 @@ def _names(
         return unknown
 
 
+def _copy(
+    store: ObjectStore, keys: RunKeys, unchanged: Unchanged, equal: ShardEntry, key: str, deadline: Deadline
+) -> str | None:
+    """Have the store copy a shard of the base to `key`. Why it did not, or `None`: whatever it says, it can be sent."""
+    assert unchanged.base is not None, "it was found there"
+    source = keys.payload(unchanged.base.directory, equal.name)
+    patience = deadline.sooner(copy_patience_s(equal.size, deadline.remaining_s))
+    try:
+        store.copy(source, key, _receipt(equal), deadline=patience)
+    except (NotFound, CopyDiffers) as err:  # retired just now, or damaged: nothing that the store could help
+        unchanged.forget()
+        return str(err)
+    except CloudError as err:
+        unchanged.tried(False)
+        return str(err)
+    unchanged.tried(True)
+    return None
+
+
 def _is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:
     """Whether the store itself says that `key` holds exactly the known bytes. One that keeps no sums never does."""
     try:
@@ -536,6 +586,10 @@ def _entry(name: str, receipt: Receipt) -> ShardEntry:
         chunk_bytes=CHUNK_BYTES,
         chunks=tuple(format_crc(crc) for crc in receipt.chunk_crcs),
     )
+
+
+def _receipt(entry: ShardEntry) -> Receipt:
+    return Receipt(entry.size, parse_crc(entry.crc64nvme), tuple(parse_crc(crc) for crc in entry.chunks))
 
 
 def _content(manifest: Manifest) -> list[object]:

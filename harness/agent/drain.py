@@ -53,6 +53,7 @@ class Speeds:
             store_bytes_s=self._saves.remote.bytes_s,
             step_s=None if steps_s is None else 1.0 / steps_s,
             disk_bytes_s=None if local is None else local.bytes_s,
+            copied=self._saves.remote.copied,
         )
 
     def plan(self, deadline: Deadline, *, trainer_alive: bool, layout_bytes: int | None) -> Plan:

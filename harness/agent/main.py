@@ -233,6 +233,7 @@ class Agent:
             "local_step": steps.local,
             "durable_step": steps.durable,
             "durable_age_s": None if durable_at is None else round(time.monotonic() - durable_at, 1),
+            "bytes_copied": remote.copied.bytes,
             "bytes_pending": left or 0,
             "estimate_s": round(left / rate, 1) if left and rate else None,
             "deadline_s": None if math.isinf(left_s) else round(left_s, 1),

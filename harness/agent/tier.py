@@ -10,6 +10,7 @@ failing store is retried for ever and never stops training. While nothing presse
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -20,9 +21,10 @@ from cloud.errors import CloudError, Full
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
+from harness.agent.unchanged import Unchanged
 from harness.core import events
 from harness.core.manifest import Manifest
-from harness.core.policy import gives_way, patience_s, retain
+from harness.core.policy import Copied, gives_way, patience_s, retain
 from harness.core.rate import Rate
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
@@ -219,8 +221,11 @@ class Tier:
         self._closing = False
         self._limit_bytes_s = limit_bytes_s
         self._attempt = commit.Attempt()
+        self._unchanged = Unchanged()
+        self._copied = Copied()
+        self._looked_for_base = False
         self._rate = Rate()
-        self._meter = _Meter()
+        self._meter = _Meter(self._attempt)
         self._gives_up = False
         self._pressing = False
         self._unverified: Manifest | None = None
@@ -282,6 +287,12 @@ class Tier:
             return self._rate.per_s
 
     @property
+    def copied(self) -> Copied:
+        """What the store copied by itself of the newest snapshot here: of the next one that need not be sent either."""
+        with self._condition:
+            return self._copied
+
+    @property
     def jobs(self) -> list[Job]:
         """What is in flight and waiting."""
         with self._condition:
@@ -319,7 +330,8 @@ class Tier:
             job, self._pending = self._pending, None
             self._current = job
             if job is not None:
-                self._attempt, self._meter, self._gives_up = job.attempt(), _Meter(), False
+                self._attempt, self._gives_up = job.attempt(), False
+                self._meter = _Meter(self._attempt)
             return job
 
     def _save(self, job: Job) -> None:
@@ -364,15 +376,21 @@ class Tier:
         now = time.monotonic()
         self._emit(
             events.Published(
-                tier=self.name, snapshot=str(manifest.id), step=job.step, bytes=job.bytes, seconds=now - job.sealed_at
+                tier=self.name,
+                snapshot=str(manifest.id),
+                step=job.step,
+                bytes=job.bytes,
+                seconds=now - job.sealed_at,
+                copied=self._attempt.copied_bytes,
             )
         )
         self._unverified = manifest
         self._tell.published(self, job, manifest)
 
     def _publish(self, job: Job, deadline: Deadline) -> Manifest:
+        self._look_for_base(deadline)
         with self._condition:
-            self._meter = _Meter()  # waiting for the claim, or for room, was not the network's fault
+            self._meter = _Meter(self._attempt)  # waiting for the claim, or for room, was not the network's fault
         manifest = commit.publish(
             self.store,
             self.keys,
@@ -382,11 +400,22 @@ class Tier:
             self._emit,
             attempt=self._attempt,
             progress=self._count,
+            unchanged=self._unchanged,
         )
+        self._unchanged.committed(manifest)
         with self._condition:
             if not self._meter.sampled:  # a small one: its round trips are most of what it costs
                 self._rate.add(self._meter.sent, self._meter.elapsed_s)
+            self._copied = Copied(self._attempt.copied_bytes, self._attempt.copying_s)
         return manifest
+
+    def _look_for_base(self, deadline: Deadline) -> None:
+        """A run that goes on elsewhere, or as another agent's, copies from the start what an earlier life has sent."""
+        if not self._looked_for_base:
+            with contextlib.suppress(CloudError):  # nothing is found then, and the next snapshot looks again
+                if (base := commit.newest(self.store, self.keys, deadline)) is not None:
+                    self._unchanged.committed(base)
+                self._looked_for_base = True
 
     def _overtaken(self, wait_s: float, deadline: Deadline) -> bool:
         """Wait before the next attempt, or until another deadline counts; whether a newer job makes it pointless."""
@@ -436,6 +465,7 @@ class Tier:
             try:
                 good = commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
             except SnapshotCorrupt as err:
+                self._unchanged.forget()
                 commit.quarantine(self.store, self.keys, manifest.id, str(err), self._host, deadline)
                 self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
                 raise
@@ -479,7 +509,8 @@ class Tier:
         current, waiting = self._current, self._pending
         if current is not None and waiting is not None and current.step < waiting.step:
             has_s, left = self._deadline.remaining_s, self._left(current)
-            self._gives_up = self._gives_up or gives_way(has_s, left, waiting.bytes, self._rate.per_s)
+            newer = max(0, waiting.bytes - self._copied.bytes)
+            self._gives_up = self._gives_up or gives_way(has_s, left, newer, self._rate.per_s)
 
     def _wait_for_pace(self) -> None:
         if self._limit_bytes_s is None:
@@ -498,9 +529,10 @@ class Tier:
 
 
 class _Meter:
-    """What one attempt has sent, and how fast. Pauses for the limit do not count as time."""
+    """What one attempt has sent, and how fast. Pauses for the limit do not count as time, nor does what is copied."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: commit.Attempt) -> None:
+        self._attempt = attempt
         self.began_at = time.monotonic()
         self.sent = 0
         self.paused_s = 0.0
@@ -509,7 +541,7 @@ class _Meter:
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self.began_at - self.paused_s
+        return time.monotonic() - self.began_at - self.paused_s - self._attempt.copying_s
 
     def count(self, sent: int, rate: Rate) -> None:
         self.sent += sent

@@ -192,12 +192,30 @@ class Sealed(Event, frozen=True):
 
 
 class ShardStored(Event, frozen=True):
-    """One shard is durable in a tier."""
+    """One shard is durable in a tier.
+
+    Attributes:
+        tier: "local" or "remote".
+        step: the snapshot's.
+        name: the shard's.
+        bytes: its size.
+        how: "sent"; "copied" by the store itself from the snapshot before; "kept" where it was there already.
+    """
 
     tier: str
     step: int
     name: str
     bytes: int
+    how: str = "sent"
+
+
+class NotCopied(Event, frozen=True):
+    """A store did not copy a shard that it should hold already. It is sent."""
+
+    tier: str
+    step: int
+    name: str
+    reason: str
 
 
 class PartStored(Event, frozen=True):
@@ -208,13 +226,23 @@ class PartStored(Event, frozen=True):
 
 
 class Published(Event, frozen=True):
-    """The manifest is in the tier: the snapshot exists there. `seconds` since it was sealed."""
+    """The manifest is in the tier: the snapshot exists there.
+
+    Attributes:
+        tier: "local" or "remote".
+        snapshot: its name.
+        step: completed optimizer steps.
+        bytes: of all shards.
+        seconds: since it was sealed.
+        copied: bytes of those shards that the store copied by itself; they were not sent.
+    """
 
     tier: str
     snapshot: str
     step: int
     bytes: int
     seconds: float
+    copied: int = 0
 
 
 class Verified(Event, frozen=True):
@@ -455,6 +483,7 @@ AnyEvent = (
     | Due
     | Sealed
     | ShardStored
+    | NotCopied
     | PartStored
     | Published
     | Verified

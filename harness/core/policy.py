@@ -39,6 +39,19 @@ class Choice(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Copied:
+    """What a store copied by itself of one snapshot: so much was not sent.
+
+    Attributes:
+        bytes: of the shards that were copied.
+        seconds: what it took to find and to copy them.
+    """
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Rates:
     """Measured speeds, pessimistic (`harness.core.rate`); `None` until something was measured.
 
@@ -47,12 +60,19 @@ class Rates:
         store_bytes_s: slot to the remote tier, publish included.
         step_s: from one boundary to the next.
         disk_bytes_s: slot to the local tier; `None` where there is none, too.
+        copied: by the store, of the newest snapshot: what changed then is what will have to be sent of the next one.
     """
 
     copy_bytes_s: float | None = None
     store_bytes_s: float | None = None
     step_s: float | None = None
     disk_bytes_s: float | None = None
+    copied: Copied = Copied()
+
+    def send_s(self, size: int) -> float:
+        """Seconds until a snapshot of `size` bytes is durable, if nothing else is being sent."""
+        changed = max(0, size - self.copied.bytes)
+        return changed / (self.store_bytes_s or ASSUMED_STORE_BYTES_S) + self.copied.seconds
 
 
 @dataclass(frozen=True)
@@ -144,9 +164,9 @@ def plan_drain(
     """
     store_bytes_s = rates.store_bytes_s or ASSUMED_STORE_BYTES_S
     size = state_bytes or 0
-    send_s, flight_s = size / store_bytes_s, (in_flight_bytes or 0) / store_bytes_s
+    send_s, flight_s = rates.send_s(size), (in_flight_bytes or 0) / store_bytes_s
     reach_s = size / (rates.copy_bytes_s or store_bytes_s) + (rates.step_s or 0.0)
-    write_s = size / rates.disk_bytes_s if rates.disk_bytes_s else None
+    write_s = max(0, size - rates.copied.bytes) / rates.disk_bytes_s if rates.disk_bytes_s else None
     may_replace = in_flight_bytes is not None and rates.store_bytes_s is not None
 
     def plan(choice: Choice, behind_s: float, alone_s: float, ready_s: float) -> Plan:
@@ -165,8 +185,8 @@ def plan_drain(
 
 def still_fits(has_s: float, size: int, rates: Rates) -> bool:
     """Whether a snapshot of `size` bytes that is taken right now becomes durable in `has_s` seconds."""
-    store_bytes_s = rates.store_bytes_s or ASSUMED_STORE_BYTES_S
-    return has_s >= size / (rates.copy_bytes_s or store_bytes_s) + size / store_bytes_s + MARGIN_S
+    copy_bytes_s = rates.copy_bytes_s or rates.store_bytes_s or ASSUMED_STORE_BYTES_S
+    return has_s >= size / copy_bytes_s + rates.send_s(size) + MARGIN_S
 
 
 def gives_way(has_s: float, in_flight_bytes: int, newer_bytes: int, store_bytes_s: float | None) -> bool:
@@ -184,10 +204,38 @@ def never_fits(state_bytes: int, rates: Rates, window_s: float) -> float | None:
     """Seconds that making one snapshot durable takes, if no notice of `window_s` ever leaves enough; else `None`."""
     if rates.store_bytes_s is None:
         return None  # nothing was measured: nothing is claimed
-    needs_s = state_bytes / rates.store_bytes_s + MARGIN_S
+    needs_s = rates.send_s(state_bytes) + MARGIN_S
     if rates.copy_bytes_s:
         needs_s += state_bytes / rates.copy_bytes_s
     return needs_s if needs_s > window_s else None
+
+
+LOOKS_IN_VAIN = 3
+LOOKS_EVERY = 16
+
+
+def worth_a_look(in_vain: int, passed: int) -> bool:
+    """Whether to look for what need not be sent; off by itself where it saves nothing.
+
+    Three times in a row for nothing, and it is tried at every 16th snapshot only: what is frozen later has another
+    layout, and so is new to us; what merely stops changing is found within those 16.
+
+    Args:
+        in_vain: looks in a row that found nothing.
+        passed: snapshots since the last look.
+    """
+    return in_vain < LOOKS_IN_VAIN or passed >= LOOKS_EVERY - 1
+
+
+COPY_S = 10.0  # for the round trips of one copy; its bytes may take as long as sending them would
+
+
+def copy_patience_s(size: int, has_s: float) -> float:
+    """How long a store may take to copy `size` bytes by itself, when everything has to be done in `has_s` seconds.
+
+    At most half of those: the other half is for sending, if the copy does not come.
+    """
+    return min(COPY_S + size / ASSUMED_STORE_BYTES_S, has_s / 2)
 
 
 def retain(

@@ -51,6 +51,9 @@ ALIGNMENT: Final = 4096
 """Where a shard's data starts: a page and a disk block, so that it can be mapped and written past the page cache."""
 
 MAX_SHARD_BYTES: Final = 1024**3
+MAX_FROZEN_SHARD_BYTES: Final = 256 * 1024**2
+"""Smaller, because a store copies what has not changed shard by shard: one frozen tensor that changes after all (an
+average that is kept by hand, say) costs no more than this."""
 MAX_HEADER_BYTES: Final = 100_000_000
 """safetensors' own limit."""
 
@@ -121,8 +124,8 @@ class ShardLayout:
 def plan_shards(specs: Iterable[TensorSpec], max_shard_bytes: int = MAX_SHARD_BYTES) -> tuple[ShardLayout, ...]:
     """Divide tensors among shards and place every one. The same specs in any order give the same plan.
 
-    Frozen tensors come first, in shards of their own: those shards keep their numbers when the optimizer's state grows.
-    A tensor larger than `max_shard_bytes` has a shard to itself.
+    Frozen tensors come first, in smaller shards of their own, which keep their numbers when the optimizer's state grows
+    and are not sent again while they stay as they are. A tensor larger than a shard has one to itself.
 
     Raises:
         StateError: so many or so long names that a header exceeds safetensors' limit.
@@ -132,9 +135,8 @@ def plan_shards(specs: Iterable[TensorSpec], max_shard_bytes: int = MAX_SHARD_BY
     names = {spec.name for spec in ordered}
     if len(names) != len(ordered) or _METADATA in names:
         raise ValueError(f"tensor names must be unique, and none of them {_METADATA}")
-    groups: list[list[TensorSpec]] = []
-    for frozen in (True, False):
-        groups += _divide([spec for spec in ordered if spec.frozen is frozen], max_shard_bytes)
+    groups = _divide([spec for spec in ordered if spec.frozen], min(max_shard_bytes, MAX_FROZEN_SHARD_BYTES))
+    groups += _divide([spec for spec in ordered if not spec.frozen], max_shard_bytes)
     return tuple(_lay_out(index, group) for index, group in enumerate(groups))
 
 

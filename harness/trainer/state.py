@@ -68,8 +68,9 @@ class Captured:
     Attributes:
         tree: small state with a `TensorRef` where a tensor was; `harness.core.tree` encodes it.
         tensors: what goes into shards, by name; dense or not, on any device, always of a dtype that a shard can hold.
-        frozen: names of parameters of modules that no optimizer changes (`requires_grad=False`). A hint for the layout,
-            no promise: an EMA's parameters may be frozen and still change.
+        frozen: names of parameters of modules that nobody trains: they require no gradient, and no optimizer has them.
+            A hint for the layout, no promise: an EMA's parameters may be frozen and still change. What an optimizer has
+            is never frozen, so that the two sides of a GAN, frozen in turns, have one layout.
     """
 
     tree: dict[str, Any]
@@ -154,7 +155,7 @@ def capture(states: Mapping[str, object]) -> Captured:
     """
     flat = flatten(states)
     names = _parameter_names(flat)
-    walk = _Walk()
+    walk = _Walk(_optimized(flat))
     tree = {name: _capture_state(name, state, names, walk) for name, state in flat.items()}
     return Captured(tree, walk.tensors, frozenset(walk.frozen))
 
@@ -319,7 +320,11 @@ def _capture_state(name: str, state: Any, names: Mapping[int, str], walk: _Walk)
 
 def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> dict[str, Any]:
     live = module.state_dict()
-    frozen = {key for key, param in module.named_parameters(remove_duplicate=False) if not param.requires_grad}
+    frozen = {
+        key
+        for key, param in module.named_parameters(remove_duplicate=False)
+        if not param.requires_grad and id(param) not in walk.optimized
+    }
     captured = {}
     for key, plain in _plain_keys(module, live).items():
         path.append(plain)
@@ -329,10 +334,22 @@ def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> di
     return captured
 
 
+def _optimized(flat: Mapping[str, object]) -> frozenset[int]:
+    """Identities of the parameters that an optimizer has."""
+    return frozenset(
+        id(param)
+        for state in flat.values()
+        if isinstance(state, Optimizer)
+        for group in state.param_groups
+        for param in group["params"]
+    )
+
+
 class _Walk:
     """One pass over state_dicts: tensors are taken out, everything else is copied and found storable."""
 
-    def __init__(self) -> None:
+    def __init__(self, optimized: frozenset[int]) -> None:
+        self.optimized = optimized
         self.tensors: dict[str, Tensor] = {}
         self.frozen: set[str] = set()
         self._stored: dict[Hashable, str] = {}

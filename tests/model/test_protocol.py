@@ -35,6 +35,7 @@ from harness.agent import commit
 from harness.agent.memory import SlotPool
 from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
 from harness.agent.tier import Generation, LocalSnapshot
+from harness.agent.unchanged import Unchanged
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest
 from harness.core.policy import retain
@@ -73,6 +74,7 @@ class Alive:
         self.manifests: dict[SnapshotId, Manifest] = {}
         self.verified: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
         self.ever_sealed = False
+        self.unchanged = {tier: Unchanged() for tier in TIERS}
 
     def hold(self, tier: str, index: int | None) -> None:
         """The newest job wins: `index` is what `tier` needs now, and nothing else."""
@@ -118,7 +120,7 @@ class Protocol(RuleBasedStateMachine):
         """The trainer dies, perhaps in the middle of filling a slot; the agent starts it again."""
         agent = self._agent()
         if torn and (index := self._granted()) is not None:
-            Content(SnapshotId(agent.generation.number, agent.step + 1)).fill(agent.pool[index], half=True)
+            Content(SnapshotId(agent.generation.number, agent.step + 1), frozen=True).fill(agent.pool[index], half=True)
         with self._mortal(tier, fault):
             self._start(agent, fresh=False)
 
@@ -131,7 +133,7 @@ class Protocol(RuleBasedStateMachine):
         if index is None:
             return  # every slot is needed: the trainer goes on without a snapshot
         name = SnapshotId(agent.generation.number, agent.step)
-        content = self.truth[name] = Content(name, agent.generation.run_id, agent.generation.parent)
+        content = self.truth[name] = Content(name, agent.generation.run_id, agent.generation.parent, frozen=True)
         content.fill(agent.pool[index])
         agent.sequence += 1
         agent.pool[index].seal(content.record(), agent.sequence)
@@ -402,7 +404,11 @@ class Protocol(RuleBasedStateMachine):
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
     def _publish(self, tier: str, staged: commit.Staged) -> Manifest:
-        manifest = commit.publish(self.retrying[tier], KEYS, staged, tier, FOREVER, self.events.append)
+        store, unchanged = self.retrying[tier], self._agent().unchanged[tier]
+        if unchanged.base is None and (base := commit.newest(store, KEYS, FOREVER)) is not None:
+            unchanged.committed(base)
+        manifest = commit.publish(store, KEYS, staged, tier, FOREVER, self.events.append, unchanged=unchanged)
+        unchanged.committed(manifest)
         assert manifest.id == staged.id
         assert manifest.id in self._committed(tier), "I13: published, and not there"
         self.promised[tier].add(manifest.id)
@@ -458,7 +464,14 @@ class Protocol(RuleBasedStateMachine):
 
     def _open(self, tier: str, store: ProtocolStore) -> None:
         store.may_uncommit = lambda snapshot: self._may_uncommit(tier, snapshot)
+        store.spoils = lambda key: self._spoil(tier, key)
         self.stores[tier], self.retrying[tier] = store, retrying(store)
+
+    def _spoil(self, tier: str, key: str) -> None:
+        """A copy of something damaged is damaged from its first moment on."""
+        named = KEYS.parse_directory(key)
+        assert named is not None
+        self.spoilt[tier].setdefault(named[0], set()).add(key)
 
     def _may_uncommit(self, tier: str, snapshot: SnapshotId) -> None:
         newer = [name for name in self._agent().verified[tier] if name > snapshot and name in self._committed(tier)]
@@ -475,10 +488,18 @@ class Protocol(RuleBasedStateMachine):
         """Snapshots that are not what was committed just now: a deleted manifest may have been put again."""
         store = self.stores[tier]
         present = set(store.keys(KEYS.run))
+
+        def counts(name: SnapshotId, key: str) -> bool:
+            """Whether it is the manifest, or in the directory that the manifest names: another attempt's is nothing."""
+            written = store.written.get(KEYS.commit(name))
+            if written is None or key == KEYS.commit(name):
+                return True
+            return key.startswith(f"{KEYS.snapshots}{parse_manifest(written, KEYS, name).directory}/")
+
         return {
             name
             for name, keys in self.spoilt[tier].items()
-            if any(key in store.damaged or key not in present for key in keys)
+            if any((key in store.damaged or key not in present) and counts(name, key) for key in keys)
         }
 
     def _quarantined(self, tier: str) -> set[SnapshotId]:

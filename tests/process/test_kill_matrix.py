@@ -29,6 +29,7 @@ ALL = ("trainer", "agent", "both")
 AGENT = ("agent",)  # no trainer lives at that moment
 
 HOLD = ("--hold-at", "12")  # two snapshots are sealed by then: at 5 and at 10, or one of them a little later
+FROZEN = (*HOLD, "--frozen-bytes", "100000")  # a shard beside it that the store copies from the second snapshot on
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--handover-s", "0.5", "--await-s", "0.1")
 CRASH = "Published:1:kill-trainer"
 
@@ -94,7 +95,10 @@ CASES = [
     Case("Due", rig=("--every-s", "0.1")),
     Case("Sealed", nth=2),
     Case("ShardStored", nth=2),
+    Case("ShardStored", nth=3, trainer=FROZEN),
+    Case("NotCopied", rig=("--fail", "copy:1"), trainer=FROZEN),
     Case("PartStored", nth=2),
+    Case("Published", nth=2, trainer=FROZEN),
     Case("Published", nth=2),
     Case("Verified"),
     Case("Retired", rig=("--keep-last", "1")),
@@ -104,7 +108,9 @@ CASES = [
     # ---- the same with a local tier: each comes once for each tier
     Case("Sealed", nth=2, local=True),
     *(Case(event, nth, local=True) for event in ("ShardStored", "PartStored", "Published") for nth in (1, 2, 3)),
+    Case("ShardStored", nth=5, local=True, trainer=FROZEN),
     Case("Retired", rig=("--keep-last", "1", "--keep-local", "1"), local=True),
+    Case("Retired", rig=("--keep-last", "1", "--keep-local", "1"), local=True, trainer=FROZEN),
     Case("Located", begun=True, local=True),
     Case("Restored", begun=True, local=True),
     Case("TrainerFinished", trainer=(), local=True),

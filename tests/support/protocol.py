@@ -70,6 +70,7 @@ class ProtocolStore:
         shared: several agents write at once. What one of them deletes another may be about to name: then a torn commit
             may be seen for a moment, and whoever watches the whole judges it.
         deleted: every key that was there and was deleted.
+        spoils: called with the key of each copy of something damaged.
     """
 
     inner: ObjectStore
@@ -78,6 +79,7 @@ class ProtocolStore:
     damaged: set[str] = field(default_factory=set)
     shared: bool = False
     deleted: set[str] = field(default_factory=set)
+    spoils: Callable[[str], None] = lambda key: None
     _fault: Fault | None = None
     _calls: int = 0
 
@@ -140,7 +142,12 @@ class ProtocolStore:
     def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
         def effect() -> None:
             self.inner.copy(source, key, expected, deadline=deadline)
-            self._check_write(key, self.peek(key))
+            self._check_write(key, self.written[source])
+            if source in self.damaged:  # a store without sums copies what it has; whoever reads it back finds out
+                self.damaged.add(key)
+                self.spoils(key)
+            else:
+                assert self.peek(key) == self.written[key], f"I3: {key} is not what {source} was when it was written"
 
         self._change(effect)
 
@@ -282,17 +289,24 @@ SHARD_BYTES = (64, 5000)
 
 @dataclass(frozen=True)
 class Content:
-    """What a snapshot holds: a function of its name and of the run, so that no two are alike."""
+    """What a snapshot holds: a function of its name and of the run, so that no two are alike.
+
+    With `frozen` the first shard is the same in all of a run's.
+    """
 
     id: SnapshotId
     run_id: str = RUN_ID
     parent: str | None = None
+    frozen: bool = False
 
     @property
     def shards(self) -> list[bytes]:
         """Each shard's bytes."""
-        seed = f"{self.run_id} {self.id}".encode()
-        return [hashlib.shake_128(seed + bytes([index])).digest(size) for index, size in enumerate(SHARD_BYTES)]
+        seeds = [self.run_id if self.frozen else f"{self.run_id} {self.id}", f"{self.run_id} {self.id}"]
+        return [
+            hashlib.shake_128(seeds[index].encode() + bytes([index])).digest(size)
+            for index, size in enumerate(SHARD_BYTES)
+        ]
 
     @property
     def state(self) -> str:

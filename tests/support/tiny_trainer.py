@@ -9,6 +9,7 @@ later one. It writes one line `step digest` for each step to --curve, and the fi
     --stuck-at STEP --hold-until FILE  stay in the middle of the step after STEP, deaf, until FILE exists
     --patient-until STEP               until then a snapshot that is due is taken at that very step, and is durable
                                        before the next one
+    --frozen-bytes BYTES               state beside it that never changes, as of a model of which an adapter is trained
     --raise-at STEP                    raise an exception after STEP
     --fork-at STEP --hold-until FILE   after STEP fork a child that exits and one that lives until FILE exists
 """
@@ -40,6 +41,11 @@ def advance(state: bytes, step: int) -> bytes:
     return hashlib.shake_128(seed).digest(STATE_BYTES)
 
 
+def frozen_bytes(size: int) -> bytes:
+    """What never changes."""
+    return hashlib.shake_128(b"frozen").digest(size)
+
+
 def digest(state: bytes) -> str:
     """What the curve shows of a state."""
     return hashlib.blake2b(state, digest_size=8).hexdigest()
@@ -48,10 +54,11 @@ def digest(state: bytes) -> str:
 class TinyTrainer:
     """One life of the trainer."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, frozen: int = 0) -> None:
         self.link = link
-        self.step, self.state = 0, bytes(STATE_BYTES)
-        self.shards = plan_shards([TensorSpec("state", "U8", (STATE_BYTES,))])
+        self.step, self.state, self.frozen = 0, bytes(STATE_BYTES), frozen_bytes(frozen)
+        specs = [TensorSpec("frozen", "U8", (frozen,), frozen=True)] if frozen else []
+        self.shards = plan_shards([*specs, TensorSpec("state", "U8", (STATE_BYTES,))])
         self.spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in self.shards])
         self.used_grant = 0
         self.sequence = 0
@@ -68,15 +75,15 @@ class TinyTrainer:
         if ready is not None:
             record = ready.slot.record()
             assert record is not None
-            data = ready.slot.shard(record.shards[0])
-            layout = parse_header(
-                bytes(data[: header_bytes(bytes(data[:8]), record.shards[0].size)]), record.shards[0].size
-            )
-            placed = layout.tensors[0]
-            self.state = bytes(data[placed.offset : placed.offset + placed.size])
+            found = {}
+            for span in record.shards:
+                data = bytes(ready.slot.shard(span))
+                for placed in parse_header(data[: header_bytes(data[:8], span.size)], span.size).tensors:
+                    found[placed.name] = data[placed.offset : placed.offset + placed.size]
+            self.state = found["state"]
+            assert found.get("frozen", b"") == self.frozen, "what never changes has changed"
             self.step = record.step
             assert json.loads(record.state)["step"] == self.step
-            del data
             self.link.send("restored", snapshot=ready.snapshot, step=self.step, seconds=0.0)
             self.link.drop_ready()
         self.restoring = (began, time.monotonic())
@@ -94,10 +101,11 @@ class TinyTrainer:
             return False
         self.used_grant, slot = granted
         slot.begin()
-        span, shard = self.spans[0], self.shards[0]
-        slot.buffer[span.offset : span.offset + len(shard.header)] = shard.header
-        start = span.offset + shard.tensors[0].offset
-        slot.buffer[start : start + STATE_BYTES] = self.state
+        for span, shard in zip(self.spans, self.shards, strict=True):
+            slot.buffer[span.offset : span.offset + len(shard.header)] = shard.header
+            placed = shard.tensors[0]
+            start = span.offset + placed.offset
+            slot.buffer[start : start + placed.size] = self.frozen if placed.name == "frozen" else self.state
         self.sequence += 1
         record = SlotRecord(
             step=self.step,
@@ -223,12 +231,13 @@ def main() -> int:
     parser.add_argument("--stuck-at", type=int)
     parser.add_argument("--hold-until", type=Path)
     parser.add_argument("--patient-until", type=int, default=0)
+    parser.add_argument("--frozen-bytes", type=int, default=0)
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--fork-at", type=int)
     options = parser.parse_args()
     detached = SOCKET_VARIABLE not in os.environ
     settings = resolve({}, os.environ, Path.cwd(), script=None) if detached else None
-    trainer = TinyTrainer(Link(settings, [sys.executable, *sys.argv], os.environ))
+    trainer = TinyTrainer(Link(settings, [sys.executable, *sys.argv], os.environ), options.frozen_bytes)
     os.register_at_fork(after_in_child=trainer.link.close_in_child)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, trainer.on_signal)

@@ -176,6 +176,15 @@ def test_a_shard_is_written_again_by_who_repeats_a_part(role: Role) -> None:
         assert role.verdict("s3:PutObject", f"{OBJECTS}/snapshots/1", **context) is ALLOWED
 
 
+def test_a_shard_is_copied_from_one_snapshot_to_another_of_the_run_and_from_nowhere_else(role: Role) -> None:
+    """A CopyObject is a GetObject of the source and a PutObject without If-None-Match; UploadPartCopy puts a part."""
+    assert role.verdict("s3:GetObject", f"{OBJECTS}/snapshots/1") is ALLOWED
+    assert role.verdict("s3:PutObject", f"{OBJECTS}/snapshots/2", **OVERWRITE) is ALLOWED
+    assert role.verdict("s3:PutObject", f"{OBJECTS}/snapshots/2", **PART) is ALLOWED
+    assert role.verdict("s3:GetObject", "checkpoints/other/snapshots/1") is NOT_ALLOWED
+    assert role.verdict("s3:PutObject", f"{OBJECTS}/commits/2", **OVERWRITE) is DENIED
+
+
 @pytest.mark.parametrize(
     ("action", "key"),
     [("s3:GetObject", f"{OBJECTS}/commits/1"), ("s3:PutObject", f"{OBJECTS}/snapshots/1"), ("s3:ListBucket", "")],

@@ -1,17 +1,30 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from cloud.directory import DirectoryStore
-from cloud.errors import AlreadyExists, OutcomeUnknown, Unavailable
+from cloud.errors import (
+    AlreadyExists,
+    CannotCopy,
+    CloudError,
+    CopyDiffers,
+    Denied,
+    Full,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
+from harness.agent.unchanged import Unchanged
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, encode
 from harness.core.snapshot import SnapshotId
@@ -532,3 +545,172 @@ def test_quarantine_is_said_once(store: ProtocolStore) -> None:
     assert store.peek(KEYS.quarantined(FIRST)) == before
     with pytest.raises(AlreadyExists):
         store.put_if_absent(KEYS.quarantined(FIRST), b"", deadline=FOREVER)
+
+
+# ---- what has not changed -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "directory"])
+def copying(request: pytest.FixtureRequest, tmp_path: Path) -> ProtocolStore:
+    """A store that keeps sums, and one that keeps none."""
+    return ProtocolStore(MemoryStore() if request.param == "memory" else DirectoryStore(tmp_path, fs=FastFileSystem()))
+
+
+def frozen(name: SnapshotId) -> Content:
+    return Content(name, frozen=True)
+
+
+def publish_onto(
+    store: ObjectStore, base: SnapshotId, name: SnapshotId, attempt: commit.Attempt | None = None
+) -> list[events.Event]:
+    """Publish `name` where its first shard is that of `base`; what was told."""
+    unchanged, told = Unchanged(), list[events.Event]()
+    unchanged.committed(commit.read_manifest(store, KEYS, base, FOREVER))
+    commit.publish(
+        store, KEYS, frozen(name).staged(), "remote", FOREVER, told.append, attempt=attempt, unchanged=unchanged
+    )
+    return told
+
+
+def how(told: list[events.Event]) -> list[str]:
+    return [event.how for event in told if isinstance(event, events.ShardStored)]
+
+
+def is_whole(store: ObjectStore, name: SnapshotId) -> bool:
+    return commit.verify(store, KEYS, commit.read_manifest(store, KEYS, name, FOREVER), FOREVER)
+
+
+def test_a_shard_that_has_not_changed_is_copied_and_the_others_are_sent(copying: ProtocolStore) -> None:
+    store = RecordingStore(copying)
+    commit.publish(store, KEYS, frozen(FIRST).staged(), "remote", FOREVER, lambda event: None)
+    store.calls.clear()
+
+    told = publish_onto(store, FIRST, SECOND)
+
+    assert how(told) == ["copied", "sent"]
+    assert [key.rpartition(".")[0][-2:] for key in store.keys("put")] == ["01"]
+    manifest = commit.read_manifest(store, KEYS, SECOND, FOREVER)
+    assert manifest.parts[0].shards == tuple(Content(SECOND, frozen=True).entries())
+    assert is_whole(store, SECOND)
+
+
+@pytest.mark.parametrize("removed", [FIRST, SECOND])
+def test_removing_either_of_two_snapshots_with_one_shard_in_common_leaves_the_other(
+    copying: ProtocolStore, removed: SnapshotId
+) -> None:
+    commit.publish(copying, KEYS, frozen(FIRST).staged(), "remote", FOREVER, lambda event: None)
+    publish_onto(copying, FIRST, SECOND)
+
+    commit.remove(copying, KEYS, removed, FOREVER)
+    commit.sweep(copying, KEYS, 9, FOREVER)
+
+    assert is_whole(copying, SECOND if removed == FIRST else FIRST)
+    assert commits(copying) == [KEYS.commit(SECOND if removed == FIRST else FIRST)]
+
+
+@pytest.mark.parametrize("error", [CannotCopy, Denied, Unavailable, OutcomeUnknown, CopyDiffers, NotFound, Full])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_copy_that_is_not_made_is_told_and_the_shard_is_sent(
+    copying: ProtocolStore, error: type[CloudError], after: bool
+) -> None:
+    commit.publish(copying, KEYS, frozen(FIRST).staged(), "remote", FOREVER, lambda event: None)
+
+    told = publish_onto(FaultyStore(copying, "copy", error=error, after=after), FIRST, SECOND)
+
+    assert how(told) == ["sent", "sent"]
+    (refused,) = [event for event in told if isinstance(event, events.NotCopied)]
+    assert (refused.tier, refused.step, refused.reason) == ("remote", SECOND.step, "injected into copy")
+    assert is_whole(copying, SECOND)
+
+
+def test_a_base_that_was_retired_just_now_is_sent_again(copying: ProtocolStore) -> None:
+    commit.publish(copying, KEYS, frozen(FIRST).staged(), "remote", FOREVER, lambda event: None)
+
+    class Retires:
+        def __getattr__(self, name: str) -> object:
+            return getattr(copying, name)
+
+        def copy(self, *args: Any, **options: Any) -> None:
+            commit.remove(copying, KEYS, FIRST, FOREVER)
+            copying.copy(*args, **options)
+
+    told = publish_onto(cast("ObjectStore", Retires()), FIRST, SECOND)
+
+    assert how(told) == ["sent", "sent"]
+    assert is_whole(copying, SECOND)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_a_damaged_shard_is_not_copied_by_a_store_that_can_tell(store: ProtocolStore, damage: str) -> None:
+    commit.publish(store, KEYS, frozen(FIRST).staged(), "remote", FOREVER, lambda event: None)
+    directory = commit.read_manifest(store, KEYS, FIRST, FOREVER).directory
+    store.damage(KEYS.payload(directory, "rank-00000-of-00001.00.safetensors"), damage)
+
+    told = publish_onto(store, FIRST, SECOND)
+
+    assert how(told) == ["sent", "sent"]
+    assert is_whole(store, SECOND)
+
+
+def test_what_a_directory_copied_of_a_damaged_file_is_found_when_it_is_read_back(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path, fs=FastFileSystem())
+    first = commit.publish(store, KEYS, frozen(FIRST).staged(), "local", FOREVER, lambda event: None)
+    path = store.local_path(KEYS.payload(first.directory, "rank-00000-of-00001.00.safetensors"))
+    assert path is not None
+    path.write_bytes(b"x" * path.stat().st_size)
+
+    publish_onto(store, FIRST, SECOND)
+
+    with pytest.raises(SnapshotCorrupt, match="differ"):
+        is_whole(store, SECOND)
+
+
+def test_another_attempt_keeps_what_was_copied(copying: ProtocolStore) -> None:
+    commit.publish(copying, KEYS, frozen(FIRST).staged(), "remote", FOREVER, lambda event: None)
+    attempt = commit.Attempt()
+    with pytest.raises(Unavailable):
+        publish_onto(FaultyStore(copying, "put"), FIRST, SECOND, attempt)
+
+    told = publish_onto(copying, FIRST, SECOND, attempt)
+
+    assert how(told) == ["kept", "sent"]
+    assert (attempt.copied_bytes, attempt.skipped_bytes) == (SHARD_BYTES[0], SHARD_BYTES[0])
+
+
+def test_a_copy_of_a_local_snapshot_is_compared_by_its_sums(store: ProtocolStore) -> None:
+    commit.publish(store, KEYS, frozen(FIRST).staged(), "remote", FOREVER, lambda event: None)
+    unchanged, told = Unchanged(), list[events.Event]()
+    unchanged.committed(commit.read_manifest(store, KEYS, FIRST, FOREVER))
+    content = frozen(SECOND)
+    staged = dataclasses.replace(content.staged(), known=content.entries())
+
+    commit.publish(store, KEYS, staged, "remote", FOREVER, told.append, unchanged=unchanged)
+
+    assert how(told) == ["copied", "sent"]
+
+
+@pytest.mark.parametrize("call", range(1, 9))
+@pytest.mark.parametrize("kind", ["die before", "die after", "lose reply"])
+def test_a_death_in_a_snapshot_that_copies_leaves_the_base_and_a_whole_commit_or_none(
+    copying: ProtocolStore, kind: str, call: int
+) -> None:
+    commit.publish(copying, KEYS, frozen(FIRST).staged(), "remote", FOREVER, lambda event: None)
+
+    with copying.armed(Fault(kind, call)), contextlib.suppress(Crash):
+        publish_onto(retrying(copying), FIRST, SECOND)
+
+    assert is_whole(copying, FIRST)
+    if KEYS.commit(SECOND) in commits(copying):
+        assert is_whole(copying, SECOND)
+
+
+def test_the_newest_readable_snapshot_is_the_base_of_a_new_life(store: ProtocolStore) -> None:
+    assert commit.newest(store, KEYS, FOREVER) is None
+    publish(store, FIRST, SECOND, THIRD)
+    commit.quarantine(store, KEYS, THIRD, "rotten", "here", FOREVER)
+    store.damage(KEYS.commit(SECOND), "truncate")
+
+    found = commit.newest(store, KEYS, FOREVER)
+
+    assert found is not None
+    assert found.id == FIRST

@@ -91,8 +91,8 @@ class Scene:
         self.until(lambda told: sum(isinstance(each, kind) for each in told) >= count)
         return [each for each in self.told if isinstance(each, kind)][count - 1]
 
-    def sealed(self, step: int) -> SealedSlot:
-        content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
+    def sealed(self, step: int, *, frozen: bool = False) -> SealedSlot:
+        content, slot = Content(SnapshotId(1, step), frozen=frozen), Slot.create(SLOT_BYTES)
         content.fill(slot)
         slot.seal(content.record(), step)
         self.slots.append(slot)
@@ -604,3 +604,96 @@ def test_a_bug_is_told_and_not_swallowed(scenes: Callable[..., Scene]) -> None:
     scene = scenes(Broken())
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: ("fatal", "KeyError('bug')") in told)
+
+
+# ---- what has not changed -------------------------------------------------------------------------------------------
+
+
+def stored_how(scene: Scene) -> list[str]:
+    return [event.how for event in scene.told if isinstance(event, events.ShardStored)]
+
+
+def test_what_has_not_changed_is_copied_from_the_second_snapshot_on(scenes: Callable[..., Scene]) -> None:
+    scene = scenes(MemoryStore())
+    for count, step in enumerate((10, 20, 30), 1):
+        scene.tier.submit(scene.sealed(step, frozen=True))
+        published = scene.until_event(events.Published, count)
+        assert published.copied == (0 if count == 1 else SHARD_BYTES[0])
+        scene.until(lambda told, step=step: ("released", step) in told)
+
+    assert stored_how(scene) == ["sent", "sent", "copied", "sent", "copied", "sent"]
+    assert scene.tier.copied.bytes == SHARD_BYTES[0]
+
+
+def test_another_life_copies_from_what_an_earlier_one_has_sent(scenes: Callable[..., Scene]) -> None:
+    store = MemoryStore()
+    first = scenes(store)
+    first.tier.submit(first.sealed(10, frozen=True))
+    first.until_event(events.Published)
+    first.close()
+
+    second = scenes(store)
+    second.tier.submit(second.sealed(20, frozen=True))
+    second.until_event(events.Published)
+
+    assert stored_how(second) == ["copied", "sent"]
+
+
+def test_what_was_found_damaged_is_not_copied_from(scenes: Callable[..., Scene]) -> None:
+    class Rots(MemoryStore):
+        def stat(self, key: str, **options: Any) -> Any:
+            found = super().stat(key, **options)
+            rotten = key.endswith(".00.safetensors") and "-000000000010-" in key
+            return dataclasses.replace(found, crc64nvme=0) if rotten else found
+
+    scene = scenes(Rots())
+    scene.tier.submit(scene.sealed(10, frozen=True))
+    scene.until_event(events.Quarantined)
+    scene.tier.submit(scene.sealed(20, frozen=True))
+    scene.until_event(events.Published, 2)
+
+    assert stored_how(scene) == ["sent"] * 4
+
+
+def test_a_store_that_cannot_list_is_sent_everything(scenes: Callable[..., Scene]) -> None:
+    scene = scenes(FaultyStore(MemoryStore(), "list", fail_on=None))
+    scene.tier.submit(scene.sealed(10, frozen=True))
+    scene.until(lambda told: ("published", 10) in told)
+    scene.tier.submit(scene.sealed(20, frozen=True))
+    scene.until(lambda told: ("published", 20) in told)
+
+    assert stored_how(scene) == ["sent", "sent", "copied", "sent"]
+
+
+def test_the_time_that_copies_take_is_no_slowness_of_the_network(scenes: Callable[..., Scene]) -> None:
+    clock = threading.Event()
+
+    class Slow(MemoryStore):
+        def copy(self, *args: Any, **options: Any) -> None:
+            clock.wait(0.1)
+            super().copy(*args, **options)
+
+    scene = scenes(Slow())
+    for step in (10, 20):
+        scene.tier.submit(scene.sealed(step, frozen=True))
+        scene.until(lambda told, step=step: ("published", step) in told)
+
+    assert scene.tier.copied.seconds >= 0.1
+    assert scene.tier.bytes_s is not None
+    assert scene.tier.bytes_s > SHARD_BYTES[1] / 0.1
+
+
+def test_what_is_copied_does_not_count_as_left_to_send(scenes: Callable[..., Scene]) -> None:
+    gate = Gate(MemoryStore())
+    gate.opened.set()
+    scene = scenes(gate)
+    scene.tier.submit(scene.sealed(10, frozen=True))
+    scene.until(lambda told: ("released", 10) in told)
+    gate.opened.clear()
+    gate.reached.clear()
+
+    scene.tier.submit(scene.sealed(20, frozen=True))
+    assert gate.reached.wait(WAIT_S)
+
+    assert scene.tier.bytes_left == SHARD_BYTES[1]
+    gate.opened.set()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,16 +12,19 @@ from harness.core.policy import (
     MARGIN_S,
     Cadence,
     Choice,
+    Copied,
     GiveUp,
     Rates,
     Restart,
     after_crash,
+    copy_patience_s,
     count,
     gives_way,
     never_fits,
     plan_drain,
     retain,
     still_fits,
+    worth_a_look,
 )
 from harness.core.snapshot import SnapshotId
 
@@ -276,3 +282,36 @@ def test_the_pause_before_a_restart_is_capped() -> None:
     found = after_crash(crashes=50, progressed=False, connected=True, max_crashes=100)
 
     assert found == Restart(60.0, 51)
+
+
+# ---- what has not changed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("in_vain", "passed", "looks"),
+    [(0, 0, True), (2, 0, True), (3, 0, False), (3, 14, False), (3, 15, True), (1000, 14, False), (1000, 15, True)],
+)
+def test_where_nothing_was_ever_found_it_is_rarely_looked(in_vain: int, passed: int, looks: bool) -> None:
+    assert worth_a_look(in_vain, passed) is looks
+
+
+def test_a_copy_has_as_long_as_sending_would_take_and_half_of_the_time_at_most() -> None:
+    assert copy_patience_s(0, math.inf) == 10.0
+    assert copy_patience_s(GB, math.inf) == 30.0
+    assert copy_patience_s(GB, 40.0) == 20.0
+
+
+def test_a_plan_counts_only_what_has_to_be_sent() -> None:
+    copies = dataclasses.replace(FAST, copied=Copied(bytes=95 * GB, seconds=3.0))
+
+    plan = plan_drain(60.0, 100 * GB, copies, trainer_alive=True, in_flight_bytes=None, sealed=False)
+
+    assert plan.needs_s == pytest.approx(100 / 10 + 1.0 + 5.0 + 3.0 + MARGIN_S)
+    assert plan.fits
+    assert still_fits(plan.needs_s, 100 * GB, copies)
+    assert never_fits(100 * GB, copies, 60.0) is None
+    assert never_fits(100 * GB, FAST, 60.0) is not None
+
+
+def test_what_was_copied_of_a_larger_snapshot_makes_no_plan_shorter_than_nothing() -> None:
+    assert Rates(store_bytes_s=GB, copied=Copied(10 * GB, 1.0)).send_s(GB) == 1.0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from harness.core.shard import (
     ALIGNMENT,
     DTYPE_BYTES,
+    MAX_FROZEN_SHARD_BYTES,
     MAX_HEADER_BYTES,
     Placed,
     ShardLayout,
@@ -85,6 +86,13 @@ def test_a_shard_ends_at_its_limit_and_a_larger_tensor_has_its_own() -> None:
     layouts = plan_shards([TensorSpec(name, "U8", (size,)) for name, size in sizes.items()], max_shard_bytes=100)
 
     assert [[placed.name for placed in layout.tensors] for layout in layouts] == [["huge"], ["a", "b"], ["c", "d"]]
+
+
+def test_frozen_tensors_have_smaller_shards_so_that_one_that_changes_costs_little() -> None:
+    specs = [TensorSpec(f"{index}", "U8", (MAX_FROZEN_SHARD_BYTES // 2,), frozen=True) for index in range(4)]
+    trained = [TensorSpec(f"t{index}", "U8", (MAX_FROZEN_SHARD_BYTES // 2,)) for index in range(4)]
+
+    assert [len(layout.tensors) for layout in plan_shards([*specs, *trained])] == [2, 2, 4]
 
 
 def test_no_tensors_need_no_shards() -> None:

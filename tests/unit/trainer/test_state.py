@@ -322,6 +322,24 @@ def test_parameters_without_gradient_are_frozen_and_buffers_are_not() -> None:
     assert capture({"model": model}).frozen == {"model/hidden.weight"}
 
 
+def test_what_an_optimizer_has_is_not_frozen_though_it_requires_no_gradient_just_now() -> None:
+    """The two sides of a GAN are frozen in turns: the layout stays."""
+    model = Net()
+    model.hidden.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.hidden.parameters(), lr=0.1)
+    assert capture({"model": model, "optimizer": optimizer}).frozen == frozenset()
+
+
+def test_freezing_and_unfreezing_are_other_layouts() -> None:
+    model = Net()
+    trained = capture({"model": model}).specs()
+    model.hidden.requires_grad_(False)
+    frozen = capture({"model": model}).specs()
+    model.hidden.requires_grad_(True)
+    assert frozen != trained
+    assert capture({"model": model}).specs() == trained
+
+
 def test_a_tensor_that_is_tied_to_a_trained_one_is_not_frozen() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
