@@ -24,6 +24,7 @@ from cloud.store import Progress, Receipt, Source
 from harness.agent import commit
 from harness.agent.handover import LOOK_S, Elders, newer_claim
 from harness.agent.resume import Finder, stored_copies
+from harness.agent.unchanged import Unchanged
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_claim, parse_manifest
 from harness.core.policy import retain
 from harness.core.snapshot import SnapshotId
@@ -344,7 +345,7 @@ class Agent:
         self._claims: dict[int, str] = {}
         self._expected: SnapshotId | None = None
         self._nonces, self._swept = 0, False
-
+        self._nonces, self._swept, self._unchanged = 0, False, Unchanged()
     @property
     def generation(self) -> int:
         """The one that it works in."""
@@ -506,7 +507,7 @@ class Agent:
         point = finder.find(stored_copies(self.store, "remote", sorted(names)), lambda copy, record: None)
         if point is None:
             return None
-        assert Content(point.id, self.run_id).is_in(point.slot), "I12: not the bytes that were committed"
+        assert Content(point.id, self.run_id, frozen=True).is_in(point.slot), "I12: not the bytes that were committed"
         point.slot.close()
         return point.id
 
@@ -515,7 +516,8 @@ class Agent:
     def _save(self) -> None:
         """As `harness.agent.tier`: publish until it is there; verify, retire, sweep where time allows."""
         self.step += 1
-        sealed = Sealed(Content(SnapshotId(self.generation, self.step), self.run_id, self.parent), self._nonce())
+        content = Content(SnapshotId(self.generation, self.step), self.run_id, self.parent, frozen=True)
+        sealed = Sealed(content, self._nonce())
         if self.life.same_host:
             self.run.local[self.place] = sealed
         manifest = self._publish(sealed, "publish")
@@ -530,11 +532,22 @@ class Agent:
             staged = dataclasses.replace(staged, known=sealed.content.entries())
         while True:
             try:
+                with self._doing("look for a base"):
+                    if self._unchanged.base is None and (base := commit.newest(self.store, KEYS, FOREVER)) is not None:
+                        self._unchanged.committed(base)
                 with self._doing(name):
                     manifest = commit.publish(
-                        self.store, KEYS, staged, "remote", FOREVER, lambda event: None, attempt=attempt
+                        self.store,
+                        KEYS,
+                        staged,
+                        "remote",
+                        FOREVER,
+                        lambda event: None,
+                        attempt=attempt,
+                        unchanged=self._unchanged,
                     )
                     self.run.promised.add(manifest.id)
+                self._unchanged.committed(manifest)
                 return manifest
             except CloudError:
                 continue
