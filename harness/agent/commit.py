@@ -237,13 +237,11 @@ def publish(
             entry = known
         if entry is None and unchanged is not None:
             began = time.monotonic()
-            if (equal := unchanged.find(name, source, known)) is not None:
-                reason = _copy(store, keys, unchanged, equal, key, deadline)
-                if reason is None:
-                    how, entry = "copied", msgspec.structs.replace(equal, name=name)
-                    attempt.copied_bytes += entry.size
-                else:
-                    emit(events.NotCopied(tier=tier, step=staged.id.step, name=name, reason=reason))
+            try:
+                how, entry = "copied", _copy(store, keys, unchanged, key, source, known, deadline)
+            except CloudError as err:  # whatever it says, the shard can be sent
+                emit(events.NotCopied(tier=tier, step=staged.id.step, name=name, reason=str(err)))
+            attempt.copied_bytes += 0 if entry is None else entry.size
             attempt.copying_s += time.monotonic() - began
         if entry is None:
             how, entry = "sent", _entry(name, store.put(key, source, deadline=deadline, progress=progress))
@@ -535,22 +533,30 @@ def _names(
 
 
 def _copy(
-    store: ObjectStore, keys: RunKeys, unchanged: Unchanged, equal: ShardEntry, key: str, deadline: Deadline
-) -> str | None:
-    """Have the store copy a shard of the base to `key`. Why it did not, or `None`: whatever it says, it can be sent."""
-    assert unchanged.base is not None, "it was found there"
-    source = keys.payload(unchanged.base.directory, equal.name)
+    store: ObjectStore,
+    keys: RunKeys,
+    unchanged: Unchanged,
+    key: str,
+    source: Source,
+    known: ShardEntry | None,
+    deadline: Deadline,
+) -> ShardEntry | None:
+    """Have the store copy to `key` what equals `source` in the base; `None` if nothing does. Raises CloudError."""
+    name = key.rpartition("/")[2]
+    base, equal = unchanged.base, unchanged.find(name, source, known)
+    if base is None or equal is None:
+        return None
     patience = deadline.sooner(copy_patience_s(equal.size, deadline.remaining_s))
     try:
-        store.copy(source, key, _receipt(equal), deadline=patience)
-    except (NotFound, CopyDiffers) as err:  # retired just now, or damaged: nothing that the store could help
+        store.copy(keys.payload(base.directory, equal.name), key, _receipt(equal), deadline=patience)
+    except (NotFound, CopyDiffers):  # retired just now, or damaged: nothing that the store could help
         unchanged.forget()
-        return str(err)
-    except CloudError as err:
+        raise
+    except CloudError:
         unchanged.tried(False)
-        return str(err)
+        raise
     unchanged.tried(True)
-    return None
+    return msgspec.structs.replace(equal, name=name)
 
 
 def _is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:

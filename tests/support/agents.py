@@ -346,6 +346,7 @@ class Agent:
         self._expected: SnapshotId | None = None
         self._nonces, self._swept = 0, False
         self._nonces, self._swept, self._unchanged = 0, False, Unchanged()
+
     @property
     def generation(self) -> int:
         """The one that it works in."""
