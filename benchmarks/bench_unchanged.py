@@ -39,7 +39,7 @@ from cloud.digest import crc64nvme
 from cloud.directory import DirectoryStore
 from cloud.notice import Deadline
 from harness.agent import commit
-from harness.agent.unchanged import Unchanged
+from harness.agent.unchanged import Unchanged, Wanted
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
 from tests.support.s3_server import serving, steer
 
@@ -220,7 +220,7 @@ def on_disk(directory: Path, data: memoryview, number: int) -> OnDisk:
     read_s, _ = timed(lambda: [read(path) for path in paths if path is not None])
     for at in range(0, len(data), SHARD_BYTES):
         data[at] ^= 1
-    vain_s, found = timed(lambda: [unchanged.find(name, shard, None) for name, shard in shards(data)])
+    vain_s, found = timed(lambda: [unchanged.find(Wanted(name, shard)) for name, shard in shards(data)])
     if any(found):
         raise SystemExit("what has changed was taken for what has not")
     commit.remove(store, KEYS, base.id, NEVER)

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cloud.digest import crc64nvme, format_crc, parse_crc
-from cloud.errors import AlreadyExists, CloudError, CopyDiffers, NotFound, Truncated
+from cloud.digest import crc64nvme, format_crc
+from cloud.errors import AlreadyExists, CloudError, NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
-from harness.agent.unchanged import Unchanged
+from harness.agent.unchanged import Unchanged, Wanted
 from harness.core import events
 from harness.core.manifest import (
     FORMAT,
@@ -40,7 +40,6 @@ from harness.core.manifest import (
     parse_manifest,
     parse_part,
 )
-from harness.core.policy import copy_patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 
@@ -230,29 +229,40 @@ def publish(
     attempt = attempt or Attempt()
     attempt.skipped_bytes, attempt.copying_s = 0, 0.0
     directory = keys.directory(staged.id, attempt.nonce)
+    how = dict.fromkeys(attempt.stored, "kept")
+    missing = []
     for index, (name, source) in enumerate(staged.shards):
-        key, known = keys.payload(directory, name), staged.known[index] if staged.known is not None else None
-        how, entry = "kept", attempt.stored.get(name)
-        if entry is None and known is not None and _is_there(store, key, known, deadline):
-            entry = known
-        if entry is None and unchanged is not None:
-            began = time.monotonic()
-            try:
-                how, entry = "copied", _copy(store, keys, unchanged, key, source, known, deadline)
-            except CloudError as err:  # whatever it says, the shard can be sent
-                emit(events.NotCopied(tier=tier, step=staged.id.step, name=name, reason=str(err)))
-            attempt.copied_bytes += 0 if entry is None else entry.size
-            attempt.copying_s += time.monotonic() - began
-        if entry is None:
-            how, entry = "sent", _entry(name, store.put(key, source, deadline=deadline, progress=progress))
+        known = staged.known[index] if staged.known is not None else None
+        if name in attempt.stored:
+            continue
+        if known is not None and _is_there(store, keys.payload(directory, name), known, deadline):
+            attempt.stored[name], how[name] = known, "kept"
         else:
-            attempt.skipped_bytes += entry.size
-        if known is not None and entry.crc64nvme != known.crc64nvme:
+            missing.append(Wanted(name, source, known))
+
+    def copied(entry: ShardEntry) -> None:
+        attempt.stored[entry.name], how[entry.name] = entry, "copied"
+        attempt.copied_bytes += entry.size
+        if progress is not None:
+            progress(0)  # whoever gives up does so between two copies as well
+
+    def refused(name: str, err: CloudError) -> None:
+        emit(events.NotCopied(tier=tier, step=staged.id.step, name=name, reason=str(err)))
+
+    if unchanged is not None:
+        began = time.monotonic()
+        unchanged.copy(store, keys, directory, missing, deadline, copied, refused)
+        attempt.copying_s = time.monotonic() - began
+    attempt.skipped_bytes = sum(entry.size for entry in attempt.stored.values())
+    for index, (name, source) in enumerate(staged.shards):
+        entry = attempt.stored.get(name)
+        if entry is None:
+            key = keys.payload(directory, name)
+            entry = _entry(name, store.put(key, source, deadline=deadline, progress=progress))
+        if staged.known is not None and entry.crc64nvme != staged.known[index].crc64nvme:
             raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy has rotted")
         attempt.stored[name] = entry
-        emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how))
-        if how == "copied" and progress is not None:
-            progress(0)  # whoever measures or gives up does so between two copies as well
+        emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how.get(name, "sent")))
     part = Part(
         format=FORMAT,
         run_id=staged.run_id,
@@ -532,33 +542,6 @@ def _names(
         return unknown
 
 
-def _copy(
-    store: ObjectStore,
-    keys: RunKeys,
-    unchanged: Unchanged,
-    key: str,
-    source: Source,
-    known: ShardEntry | None,
-    deadline: Deadline,
-) -> ShardEntry | None:
-    """Have the store copy to `key` what equals `source` in the base; `None` if nothing does. Raises CloudError."""
-    name = key.rpartition("/")[2]
-    base, equal = unchanged.base, unchanged.find(name, source, known)
-    if base is None or equal is None:
-        return None
-    patience = deadline.sooner(copy_patience_s(equal.size, deadline.remaining_s))
-    try:
-        store.copy(keys.payload(base.directory, equal.name), key, _receipt(equal), deadline=patience)
-    except (NotFound, CopyDiffers):  # retired just now, or damaged: nothing that the store could help
-        unchanged.forget()
-        raise
-    except CloudError:
-        unchanged.tried(False)
-        raise
-    unchanged.tried(True)
-    return msgspec.structs.replace(equal, name=name)
-
-
 def _is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:
     """Whether the store itself says that `key` holds exactly the known bytes. One that keeps no sums never does."""
     try:
@@ -592,10 +575,6 @@ def _entry(name: str, receipt: Receipt) -> ShardEntry:
         chunk_bytes=CHUNK_BYTES,
         chunks=tuple(format_crc(crc) for crc in receipt.chunk_crcs),
     )
-
-
-def _receipt(entry: ShardEntry) -> Receipt:
-    return Receipt(entry.size, parse_crc(entry.crc64nvme), tuple(parse_crc(crc) for crc in entry.chunks))
 
 
 def _content(manifest: Manifest) -> list[object]:

@@ -547,6 +547,6 @@ class _Meter:
         self.sent += sent
         sent_before, elapsed_before = self._since
         elapsed_s = self.elapsed_s
-        if elapsed_s - elapsed_before >= SAMPLE_S:
+        if sent and elapsed_s - elapsed_before >= SAMPLE_S:
             rate.add(self.sent - sent_before, elapsed_s - elapsed_before)
             self._since, self.sampled = (self.sent, elapsed_s), True

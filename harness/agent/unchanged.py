@@ -1,8 +1,8 @@
 """What need not be sent: shards whose very bytes the store holds already, in the newest snapshot committed there.
 
-Owns the comparison, and when it is worth making; `commit.publish` has the store copy what was found. The snapshot that
-is copied from is called the base. Each snapshot stays self-contained: a copy is an object in the snapshot's own
-directory, and the base may be retired the moment after.
+Owns the comparison, when it is worth making, and the copies: several at once, since each is a wait for the store. The
+snapshot that is copied from is called the base. Each snapshot stays self-contained: a copy is an object in the
+snapshot's own directory, and the base may be retired the moment after. What is not copied is sent, by `commit.publish`.
 
     a shard in a slot ─▶ sum of its first chunk ─▶ no shard of the base has it: send (trained tensors end here)
                                  └─▶ of the next, … of the last, all equal ─▶ copy that one
@@ -13,13 +13,39 @@ often and in vain is rarely looked at again. Equal means: equal in size and in t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloud.digest import crc64nvme, format_crc
-from cloud.store import CHUNK_BYTES, Source
+import msgspec
+
+from cloud.digest import crc64nvme, format_crc, parse_crc
+from cloud.errors import CloudError, CopyDiffers, NotFound
+from cloud.notice import Deadline
+from cloud.pool import Pool
+from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
 from harness.core.manifest import Manifest, ShardEntry
-from harness.core.policy import worth_a_look
+from harness.core.policy import copy_patience_s, worth_a_look
+from harness.core.snapshot import RunKeys
+
+COPIES = 4
+"""Shards that are copied at the same time, each in S3 by several requests."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A shard of a new snapshot.
+
+    Attributes:
+        name: its own, which with its size is what it was called before.
+        source: its bytes.
+        known: what they are, where that is known already; then nothing is read.
+    """
+
+    name: str
+    source: Source
+    known: ShardEntry | None = None
 
 
 @dataclass
@@ -58,20 +84,84 @@ class Unchanged:
         """The base is gone, or is not what was committed."""
         self.base = None
 
-    def tried(self, copied: bool) -> None:
-        """Whether the store made a copy. One that refused is not asked again for this snapshot."""
-        self._store.found(copied)
-        if not copied:
-            self.base = None
+    def copy(
+        self,
+        store: ObjectStore,
+        keys: RunKeys,
+        directory: str,
+        wanted: Sequence[Wanted],
+        deadline: Deadline,
+        copied: Callable[[ShardEntry], None],
+        refused: Callable[[str, CloudError], None],
+    ) -> None:
+        """Have the store copy into `directory` every shard that it holds already. Blocks until it has, or has not.
 
-    def find(self, name: str, source: Source, known: ShardEntry | None) -> ShardEntry | None:
-        """The base's shard that is equal to this one.
+        The first copy is made alone: a store that refuses it is not asked for the others.
 
         Args:
-            name: of the shard; with its size, what it was called before.
-            source: its bytes.
-            known: what they are, where that is known already; then nothing is read.
+            store: where the base is.
+            keys: of the run.
+            directory: the new snapshot's.
+            wanted: its shards.
+            deadline: for each.
+            copied: called with each shard that is there now; what it raises ends this, and leaves copies under way.
+            refused: called with the name of each that is not, and why.
         """
+        base = self.base
+        if base is None:
+            return
+
+        def make(one: Wanted, equal: ShardEntry) -> ShardEntry:
+            source, key = keys.payload(base.directory, equal.name), keys.payload(directory, one.name)
+            patience = deadline.sooner(copy_patience_s(equal.size, deadline.remaining_s))
+            store.copy(source, key, _receipt(equal), deadline=patience)
+            return msgspec.structs.replace(equal, name=one.name)
+
+        def conclude(name: str, result: Callable[[], ShardEntry]) -> None:
+            try:
+                entry = result()
+            except CloudError as err:
+                # Retired just now, or damaged: nothing that the store could help.
+                self._failed(store_is_able=isinstance(err, NotFound | CopyDiffers))
+                refused(name, err)
+            else:
+                self._store.found(True)
+                copied(entry)
+
+        found = ((one, equal) for one in wanted if (equal := self.find(one)) is not None)
+        for one, equal in found:
+            conclude(one.name, lambda: make(one, equal))  # noqa: B023  called at once
+            break
+        self._copy_rest(found, make, conclude)
+
+    def _copy_rest(
+        self,
+        found: Iterator[tuple[Wanted, ShardEntry]],
+        make: Callable[[Wanted, ShardEntry], ShardEntry],
+        conclude: Callable[[str, Callable[[], ShardEntry]], None],
+    ) -> None:
+        pool, pending = Pool(COPIES, "harness-copy"), dict[Future[ShardEntry], str]()
+        try:
+            while True:
+                while len(pending) < COPIES and (following := next(found, None)) is not None:
+                    pending[pool.submit(make, *following)] = following[0].name
+                if not pending:
+                    return
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)  # each ends soon after its deadline
+                for future in done:
+                    conclude(pending.pop(future), future.result)
+        finally:
+            pool.shutdown()
+
+    def _failed(self, *, store_is_able: bool) -> None:
+        """A copy was not made. The base serves no more; a store that cannot copy is rarely asked again."""
+        if not store_is_able:
+            self._store.found(False)
+        self.base = None
+
+    def find(self, wanted: Wanted) -> ShardEntry | None:
+        """The base's shard that is equal to this one; `None` without a base."""
+        name, source, known = wanted.name, wanted.source, wanted.known
         if self.base is None:
             return None
         shards = (shard for part in self.base.parts for shard in part.shards if shard.chunk_bytes == CHUNK_BYTES)
@@ -96,6 +186,10 @@ def _equal(data: memoryview, candidates: list[ShardEntry]) -> ShardEntry | None:
         if not candidates:
             return None
     return candidates[0]
+
+
+def _receipt(entry: ShardEntry) -> Receipt:
+    return Receipt(entry.size, parse_crc(entry.crc64nvme), tuple(parse_crc(crc) for crc in entry.chunks))
 
 
 def _content(shard: ShardEntry) -> tuple[int, str, int, tuple[str, ...]]:
