@@ -15,7 +15,6 @@ from cloud.errors import AlreadyExists, CloudError, OutcomeUnknown, TooLarge, ca
 from cloud.notice import Deadline
 from cloud.store import ObjectInfo, ObjectStore, Progress, Receipt, Source, check_prefix
 
-ATTEMPTS = 10
 COPY_ATTEMPTS = 5
 
 _T = TypeVar("_T")
@@ -88,8 +87,11 @@ class RetryingStore:
 
     def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
         """See `ObjectStore.copy`. Tried less often than other calls: who cannot copy sends."""
-        self._retry(
-            lambda: self._store.copy(source, key, expected, deadline=deadline), deadline, attempts=COPY_ATTEMPTS
+        call_with_retry(
+            lambda: self._store.copy(source, key, expected, deadline=deadline),
+            deadline,
+            sleep=self._sleep,
+            attempts=COPY_ATTEMPTS,
         )
 
     def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
@@ -137,8 +139,8 @@ class RetryingStore:
         """See `ObjectStore.close`."""
         self._store.close()
 
-    def _retry(self, call: Callable[[], _T], deadline: Deadline, attempts: int = ATTEMPTS) -> _T:
-        return call_with_retry(call, deadline, sleep=self._sleep, attempts=attempts)
+    def _retry(self, call: Callable[[], _T], deadline: Deadline) -> _T:
+        return call_with_retry(call, deadline, sleep=self._sleep)
 
     def _holds(self, key: str, data: bytes, deadline: Deadline) -> bool:
         """Whether `key` holds exactly `data`; `NotFound` where it has just gone is an unknown outcome to the caller."""
