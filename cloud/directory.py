@@ -5,12 +5,15 @@ below the root, so that `ls` tells the truth; names that start with a dot are th
 
 The durability contract:
 
-    put             draft beside the target → write all → check the size → fsync → rename → fsync the directories
-    put_if_absent   the same up to fsync   → link (EEXIST: AlreadyExists) → unlink the draft → fsync the directories
+    put             draft beside the target → write all → check the size → fdatasync → rename → fsync the directories
+    put_if_absent   the same up to fdatasync → link (EEXIST: AlreadyExists) → unlink the draft → fsync the directories
     copy            open the source, compare its size → link what is open (EEXIST: CannotCopy) → fsync the directories
     delete          unlink → remove the directories that it left empty → fsync the deepest one that remains
 
 - rename replaces and link does not: that is the whole difference between a payload and a commit.
+- "Write all" goes past the page cache where the object is large and the file system takes that (`direct.py`); the same
+  bytes are written otherwise. fdatasync waits for either, and covers the size and the blocks that were allocated before
+  they were written: it leaves out only times, which nobody reads.
 - "The directories" are all from the target's up to the root. One that was there already may have been made a moment ago
   by a writer that has not synced it yet; syncing a clean directory costs microseconds.
 - What is lost before rename or link is a draft, which no reader sees. Between rename or link and the directories' fsync
@@ -42,6 +45,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloud import direct
 from cloud.digest import Digester
 from cloud.errors import (
     AlreadyExists,
@@ -56,11 +60,13 @@ from cloud.errors import (
     Truncated,
     Unavailable,
 )
+from cloud.filesystem import FileSystem
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _DRAFT = ".tmp"
@@ -73,41 +79,6 @@ _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENO
 
 MOST_ATTEMPTS = 100
 """How often a put makes its directory again after a delete pruned it. A bound for bugs, not for races."""
-
-
-class FileSystem:
-    """The system calls of a DirectoryStore: the seam where tests make one fail, fall short, or be the last."""
-
-    open = staticmethod(os.open)
-    close = staticmethod(os.close)
-    write = staticmethod(os.write)
-    preadv = staticmethod(os.preadv)
-    fsync = staticmethod(os.fsync)
-    fstat = staticmethod(os.fstat)
-    stat = staticmethod(os.stat)
-    statvfs = staticmethod(os.statvfs)
-    rename = staticmethod(os.rename)
-    link = staticmethod(os.link)
-    unlink = staticmethod(os.unlink)
-    mkdir = staticmethod(os.mkdir)
-    rmdir = staticmethod(os.rmdir)
-    ftruncate = staticmethod(os.ftruncate)
-    flock = staticmethod(fcntl.flock)
-
-    @staticmethod
-    def scandir(fd: int) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
-        """os.scandir of an open directory."""
-        return os.scandir(fd)
-
-    @staticmethod
-    def fallocate(fd: int, size: int) -> None:
-        """Preallocate. Not `os.posix_fallocate`: where the file system cannot (NFS), that writes every block."""
-        import ctypes  # 10 ms that only a reservation costs
-
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
 
 
 class DirectoryStore:
@@ -125,6 +96,7 @@ class DirectoryStore:
         self.root = root.absolute()
         self.url = str(self.root)
         self._fs = fs or FileSystem()
+        self._direct = direct.DirectIO()
         with self._errors("open the store"):
             self._make_root()
         self._reservation = _Reservation(self)
@@ -137,7 +109,10 @@ class DirectoryStore:
         """See `ObjectStore.put`. `OutcomeUnknown` means that the object is there and its name may not be durable."""
         *parents, name = check_key(key).split("/")
         with self._opened(source) as (size, pieces), self._errors(key, size), self._draft(parents) as draft:
-            receipt = self._fill(draft, key, size, pieces, deadline, progress)
+            if isinstance(source, memoryview) and direct.is_aligned(source):
+                receipt = self._fill_directly(draft, key, source.cast("B"), deadline, progress)
+            else:
+                receipt = self._fill(draft, key, size, pieces, deadline, progress)
             self._fs.rename(draft.name, name, src_dir_fd=draft.directory, dst_dir_fd=draft.directory)
             self._settle(draft.directories, key)
         return receipt
@@ -175,9 +150,13 @@ class DirectoryStore:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
-        """See `ObjectStore.get`."""
-        with self._errors(key), self._object(key) as fd:
-            self._read_exactly(fd, into.cast("B"), offset, key, deadline)
+        """See `ObjectStore.get`. Past the page cache where `into` is large, and it and `offset` are aligned."""
+        into = into.cast("B")
+        with self._errors(key):
+            done = self._read_directly(key, into, offset, deadline)
+            if done < len(into) or not into:
+                with self._object(key) as fd:
+                    self._read_exactly(fd, into[done:], offset + done, key, deadline)
 
     def read(self, key: str, *, limit_bytes: int, deadline: Deadline) -> bytes:
         """See `ObjectStore.read`."""
@@ -320,12 +299,37 @@ class DirectoryStore:
             written += len(piece)
             if progress is not None:
                 progress(len(piece))
+        self._sync(draft, key, size, deadline)
+        return digester.receipt()
+
+    def _fill_directly(
+        self, draft: _Draft, key: str, source: memoryview, deadline: Deadline, progress: Progress | None
+    ) -> Receipt:
+        """`_fill` past the page cache, or through it where the file system refuses that."""
+        size = len(source)
+        with contextlib.ExitStack() as opened:
+            fd = None
+            if self._direct.usable:
+                try:
+                    fd = self._fs.open(draft.name, _WRITE | os.O_DIRECT, dir_fd=draft.directory)
+                    opened.callback(self._fs.close, fd)
+                except OSError as err:
+                    if not self._direct.refuses(err):
+                        raise
+            writer = direct.Writer(self._fs, self._direct, draft.fd, fd, source, self._reservation.give_back)
+            receipt = writer.run(
+                lambda written: self._check_time(deadline, f"write {key}: {written} of {size} bytes are written"),
+                progress,
+            )
+        self._sync(draft, key, size, deadline)
+        return receipt
+
+    def _sync(self, draft: _Draft, key: str, size: int, deadline: Deadline) -> None:
         found = self._fs.fstat(draft.fd).st_size
         if found != size:
             raise Unavailable(f"{key} in {self.root}: {size} bytes were to be written, and the file has {found}")
         self._check_time(deadline, f"sync {key}")
-        self._fs.fsync(draft.fd)
-        return digester.receipt()
+        self._fs.fdatasync(draft.fd)
 
     def _write(self, fd: int, piece: memoryview) -> None:
         while piece:
@@ -492,13 +496,13 @@ class DirectoryStore:
     # ------------------------------------------------------------------------------------------------- reading a file
 
     @contextlib.contextmanager
-    def _object(self, key: str) -> Generator[int]:
+    def _object(self, key: str, flags: int = 0) -> Generator[int]:
         *parents, name = check_key(key).split("/")
         with self._descent(parents) as directories:
             try:
                 if len(directories) <= len(parents):
                     raise FileNotFoundError
-                fd = self._fs.open(name, _READ, dir_fd=directories[-1])
+                fd = self._fs.open(name, _READ | flags, dir_fd=directories[-1])
             except FileNotFoundError:
                 raise NotFound(f"{key} is not in {self.root}") from None
         try:
@@ -507,6 +511,21 @@ class DirectoryStore:
             yield fd
         finally:
             self._fs.close(fd)
+
+    def _read_directly(self, key: str, into: memoryview, offset: int, deadline: Deadline) -> int:
+        """Fill `into` past the page cache, as far as that goes; how far it went."""
+        if not self._direct.usable or offset % direct.BLOCK or not direct.is_aligned(into):
+            return 0
+        words = f"of {len(into)} bytes are read"
+        try:
+            with self._object(key, os.O_DIRECT) as fd:
+                return direct.read(
+                    self._fs, fd, into, offset, lambda done: self._check_time(deadline, f"read {key}: {done} {words}")
+                )
+        except OSError as err:
+            if not self._direct.refuses(err):
+                raise
+            return 0
 
     def _read_exactly(self, fd: int, into: memoryview, offset: int, key: str, deadline: Deadline) -> None:
         done = 0

@@ -2,9 +2,9 @@
 
     python -m tests.power.stopping_run --stop calls --forget nothing --store DIR --run NAME -- python train.py
 
-`--stop calls` stops after each changing call of its store, within each fsync of a file, and after each `Published`;
+`--stop calls` stops after each changing call of its store, within each fdatasync of a file, and after each `Published`;
 `--stop published` only there; `--stop never` not at all. It leads a process group; whoever waits for it (waitid,
-WSTOPPED) sends SIGCONT there.
+WSTOPPED) sends SIGCONT there. Its shards are small, and go past the page cache all the same.
 `--forget` is the bug that a test must be able to find: `files`, `directories` or `everything` are never synced.
 """
 
@@ -13,24 +13,38 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import stat
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloud.directory import DirectoryStore, FileSystem
+from cloud import direct
+from cloud.directory import DirectoryStore
+from cloud.filesystem import FileSystem
 from harness.agent.main import Agent
 from harness.config import resolve
 from harness.core import events
 
-CHANGING = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "ftruncate", "fallocate")
+CHANGING = (
+    "open",
+    "write",
+    "pwrite",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "link",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "ftruncate",
+    "fallocate",
+)
 _WRITE_AND_WAIT = 7  # sync_file_range(2): SYNC_FILE_RANGE_WAIT_BEFORE | _WRITE | _WAIT_AFTER
 
 
 class StoppingFileSystem(FileSystem):
-    """The real system calls; the process stops after each one that changes something, and amid each fsync."""
+    """The real system calls; the process stops after each one that changes something, and amid each fdatasync."""
 
     def __init__(self, *, forget: str, stops: bool) -> None:
         self._forget, self._stops = forget, stops
@@ -39,13 +53,16 @@ class StoppingFileSystem(FileSystem):
                 setattr(self, name, _stopping(getattr(self, name)))
 
     def fsync(self, fd: int) -> None:  # type: ignore[override]
-        kind = "directories" if stat.S_ISDIR(os.fstat(fd).st_mode) else "files"
-        if self._forget in (kind, "everything"):
+        if self._forget not in ("directories", "everything"):
+            os.fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        if self._forget in ("files", "everything"):
             return
-        if self._stops and kind == "files":
+        if self._stops:
             submit(fd)
             stop()
-        os.fsync(fd)
+        os.fdatasync(fd)
 
 
 def _stopping(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +76,7 @@ def _stopping(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def submit(fd: int) -> None:
-    """The first half of a file's fsync: its data go to the disk, and nothing there says yet whose they are."""
+    """The first half of a file's fdatasync: its data go to the disk, and nothing there says yet whose they are."""
     if ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT) != 0:
         raise OSError("sync_file_range failed")
 
@@ -87,6 +104,7 @@ def main(arguments: list[str]) -> int:
     settings = resolve(
         {name: numbers.get(name, str)(value) for name, value in flags.items()}, os.environ, Path.cwd(), script=None
     )
+    direct.LEAST_BYTES = direct.BLOCK
     fs = StoppingFileSystem(forget=forget, stops=when == "calls")
     agent = Agent(
         settings,

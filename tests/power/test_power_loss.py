@@ -3,7 +3,7 @@
 The store lies on ext4 on a loop device (`disk.py`). Copies of its image, each a point in time, are mounted as by a
 machine that starts again, and judged. The moments:
 
-- *every* state that the disk has between two system calls of the agent, and between the two halves of an fsync: the
+- *every* state that the disk has between two system calls of the agent, and between the two halves of an fdatasync: the
   agent stops itself there (`stopping_run.py`);
 - states that are caught while it runs freely. Which they are is chance, the verdict is not.
 

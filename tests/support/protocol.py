@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cloud.digest import crc64nvme, format_crc
-from cloud.directory import FileSystem
 from cloud.errors import NotFound, OutcomeUnknown, Unavailable
+from cloud.filesystem import FileSystem
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.store import CHUNK_BYTES, ObjectInfo, ObjectStore, Progress, Receipt, Source
@@ -55,6 +55,10 @@ class FastFileSystem(FileSystem):
 
     @staticmethod
     def fsync(fd: int) -> None:
+        """Nothing."""
+
+    @staticmethod
+    def fdatasync(fd: int) -> None:
         """Nothing."""
 
 
