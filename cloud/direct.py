@@ -21,6 +21,7 @@ import mmap
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from typing import Protocol
 
 from cloud.digest import combine, crc64nvme
 from cloud.filesystem import FileSystem
@@ -74,7 +75,9 @@ class DirectIO:
         return True
 
 
-def read(fs: FileSystem, fd: int, into: memoryview, offset: int, check: Callable[[int], None]) -> int:
+def read(
+    fs: FileSystem, fd: int, into: memoryview, offset: int, check: Callable[[int], None] = lambda done: None
+) -> int:
     """Fill an aligned buffer from a descriptor past the page cache, as far as that goes; how far it went.
 
     Less than everything: the file ends there, or the rest does not begin with a block. Who asked reads on otherwise,
@@ -111,17 +114,31 @@ def _preadv(fs: FileSystem, fd: int, into: memoryview, offset: int) -> int:
             continue
 
 
-class Writer:
-    """Writes one buffer as one file. For one thread, which hears of each chunk; others write.
+class Chunks(Protocol):
+    """What is written. Several chunks may be taken at once.
 
-    When `run` has returned or raised, nobody reads the buffer and nobody writes the file any more.
+    Attributes:
+        size: bytes.
+    """
+
+    size: int
+
+    def take(self, at: int) -> contextlib.AbstractContextManager[memoryview]:
+        """The bytes from `at` on, `CHUNK_BYTES` or what is left; `at` is a multiple of that. For one thread."""
+        ...
+
+
+class Writer:
+    """Writes one source as one file. For one thread, which hears of each chunk; others write.
+
+    When `run` has returned or raised, nobody reads the source and nobody writes the file any more.
 
     Args:
         fs: the system calls.
         io: whether its file system lets bytes past the page cache.
         fd: the file, empty, open for writing.
         direct: the same file past the page cache; `None` where that is refused.
-        source: an aligned buffer.
+        source: what to write, in aligned chunks.
         make_room: asked when the disk is full, with the bytes that are needed; whether it is worth another try.
     """
 
@@ -131,7 +148,7 @@ class Writer:
         io: DirectIO,
         fd: int,
         direct: int | None,
-        source: memoryview,
+        source: Chunks,
         make_room: Callable[[int], bool],
     ) -> None:
         self._fs, self._io, self._fd, self._direct = fs, io, fd, direct
@@ -147,7 +164,7 @@ class Writer:
         """
         check(0)
         self._allocate()
-        size, written, whole = len(self._source), 0, 0
+        size, written, whole = self._source.size, 0, 0
         sums: list[int] = []
         pool = Pool(THREADS, "harness-write")
         pending: deque[Future[int]] = deque()
@@ -174,31 +191,31 @@ class Writer:
         """All the room at once: a full disk is told before anything is written, and writes need not wait in line."""
         while True:
             try:
-                self._fs.fallocate(self._fd, len(self._source))
+                self._fs.fallocate(self._fd, self._source.size)
                 return
             except InterruptedError:
                 continue
             except OSError as err:
                 if err.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                     return  # this file system cannot; then each write finds its own
-                if err.errno not in _NO_ROOM or not self._make_room(len(self._source)):
+                if err.errno not in _NO_ROOM or not self._make_room(self._source.size):
                     raise
 
     def _write_chunk(self, at: int) -> int:
-        chunk = self._source[at : at + CHUNK_BYTES]
-        crc = crc64nvme(chunk)
-        done = 0
-        while done < len(chunk):
-            if self._stopped:
-                raise _Stopped
-            try:
-                done += self._write(chunk[done:], at + done)
-            except InterruptedError:
-                continue
-            except OSError as err:
-                if err.errno not in _NO_ROOM or not self._make_room(len(chunk) - done):
-                    raise
-        return crc
+        with self._source.take(at) as chunk:
+            crc = crc64nvme(chunk)
+            done = 0
+            while done < len(chunk):
+                if self._stopped:
+                    raise _Stopped
+                try:
+                    done += self._write(chunk[done:], at + done)
+                except InterruptedError:
+                    continue
+                except OSError as err:
+                    if err.errno not in _NO_ROOM or not self._make_room(len(chunk) - done):
+                        raise
+            return crc
 
     def _write(self, data: memoryview, offset: int) -> int:
         """Write some of it: whole blocks past the page cache, the last bytes and a short write's rest through it."""

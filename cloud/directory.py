@@ -62,6 +62,7 @@ from cloud.errors import (
 )
 from cloud.filesystem import FileSystem
 from cloud.notice import Deadline
+from cloud.source import Chunks, opened
 from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -108,11 +109,9 @@ class DirectoryStore:
     def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
         """See `ObjectStore.put`. `OutcomeUnknown` means that the object is there and its name may not be durable."""
         *parents, name = check_key(key).split("/")
-        with self._opened(source) as (size, pieces), self._errors(key, size), self._draft(parents) as draft:
-            if isinstance(source, memoryview) and direct.is_aligned(source):
-                receipt = self._fill_directly(draft, key, source.cast("B"), deadline, progress)
-            else:
-                receipt = self._fill(draft, key, size, pieces, deadline, progress)
+        with opened(self._fs, source) as chunks, self._errors(key, chunks.size), self._draft(parents) as draft:
+            fill = self._fill_directly if chunks.aligned else self._fill
+            receipt = fill(draft, key, chunks, deadline, progress)
             self._fs.rename(draft.name, name, src_dir_fd=draft.directory, dst_dir_fd=draft.directory)
             self._settle(draft.directories, key)
         return receipt
@@ -121,7 +120,8 @@ class DirectoryStore:
         """See `ObjectStore.put_if_absent`. `OutcomeUnknown` as with `put`."""
         *parents, name = check_key(key).split("/")
         with self._errors(key, len(data)), self._draft(parents) as draft:
-            self._fill(draft, key, len(data), iter([memoryview(data)]), deadline, None)
+            with opened(self._fs, memoryview(data)) as chunks:
+                self._fill(draft, key, chunks, deadline, None)
             taken = not self._link(draft, name)
             self._discard(draft)
             self._settle(draft.directories, key)
@@ -281,42 +281,34 @@ class DirectoryStore:
                 return name, fd
             self._fs.close(fd)  # a sweep came between open and flock
 
-    def _fill(
-        self,
-        draft: _Draft,
-        key: str,
-        size: int,
-        pieces: Iterator[memoryview],
-        deadline: Deadline,
-        progress: Progress | None,
-    ) -> Receipt:
+    def _fill(self, draft: _Draft, key: str, chunks: Chunks, deadline: Deadline, progress: Progress | None) -> Receipt:
         digester = Digester()
-        written = 0
-        for piece in pieces:
-            self._check_time(deadline, f"write {key}: {written} of {size} bytes are written")
-            digester.update(piece)
-            self._write(draft.fd, piece)
-            written += len(piece)
+        for at in range(0, chunks.size, CHUNK_BYTES):
+            self._check_time(deadline, f"write {key}: {at} of {chunks.size} bytes are written")
+            with chunks.take(at) as chunk:
+                digester.update(chunk)
+                self._write(draft.fd, chunk)
+                count = len(chunk)
             if progress is not None:
-                progress(len(piece))
-        self._sync(draft, key, size, deadline)
+                progress(count)
+        self._sync(draft, key, chunks.size, deadline)
         return digester.receipt()
 
     def _fill_directly(
-        self, draft: _Draft, key: str, source: memoryview, deadline: Deadline, progress: Progress | None
+        self, draft: _Draft, key: str, chunks: Chunks, deadline: Deadline, progress: Progress | None
     ) -> Receipt:
-        """`_fill` past the page cache, or through it where the file system refuses that."""
-        size = len(source)
-        with contextlib.ExitStack() as opened:
+        """`_fill` past the page cache, or through it where the file system refuses that; by several threads."""
+        size = chunks.size
+        with contextlib.ExitStack() as stack:
             fd = None
             if self._direct.usable:
                 try:
                     fd = self._fs.open(draft.name, _WRITE | os.O_DIRECT, dir_fd=draft.directory)
-                    opened.callback(self._fs.close, fd)
+                    stack.callback(self._fs.close, fd)
                 except OSError as err:
                     if not self._direct.refuses(err):
                         raise
-            writer = direct.Writer(self._fs, self._direct, draft.fd, fd, source, self._reservation.give_back)
+            writer = direct.Writer(self._fs, self._direct, draft.fd, fd, chunks, self._reservation.give_back)
             receipt = writer.run(
                 lambda written: self._check_time(deadline, f"write {key}: {written} of {size} bytes are written"),
                 progress,
@@ -538,38 +530,6 @@ class DirectoryStore:
             if count == 0:
                 raise Truncated(f"{key} in {self.root} has {offset + done} bytes; {offset + len(into)} were expected")
             done += count
-
-    @contextlib.contextmanager
-    def _opened(self, source: Source) -> Generator[tuple[int, Iterator[memoryview]]]:
-        """The source's size, and its bytes in pieces of at most `CHUNK_BYTES`, each valid until the next is drawn."""
-        if not isinstance(source, Path):
-            view = source.cast("B")
-            yield len(view), (view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES))
-            return
-        try:
-            fd = self._fs.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as err:
-            raise NotFound(f"the source {source} is gone") from err
-        except OSError as err:
-            raise Unavailable(f"cannot read the source {source}: {err.strerror}") from err
-        try:
-            size = self._fs.fstat(fd).st_size
-            yield size, self._pieces(source, fd, size)
-        finally:
-            self._fs.close(fd)
-
-    def _pieces(self, source: Path, fd: int, size: int) -> Generator[memoryview]:
-        buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
-        at = 0
-        while at < size:
-            try:
-                count = self._fs.preadv(fd, [buffer[: size - at]], at)
-            except OSError as err:
-                raise Unavailable(f"cannot read the source {source}: {err.strerror}") from err
-            if count == 0:
-                raise Truncated(f"the source {source} had {size} bytes and now ends after {at}")
-            yield buffer[:count]
-            at += count
 
     # ---------------------------------------------------------------------------------------------------------- errors
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cloud.digest import crc64nvme, format_crc
+from cloud.direct import aligned_buffer
 from cloud.errors import AlreadyExists, CloudError, NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
@@ -420,9 +421,8 @@ def verify(
     Raises:
         SnapshotCorrupt: which shard differs, and how.
     """
-    scratch = memoryview(
-        bytearray(min(CHUNK_BYTES, max((s.size for p in manifest.parts for s in p.shards), default=1)))
-    )
+    # Aligned, so that what was just written is read from the disk, and what the training loop has cached stays cached.
+    scratch = aligned_buffer(min(CHUNK_BYTES, max((s.size for p in manifest.parts for s in p.shards), default=1)))
     for part in manifest.parts:
         for shard in part.shards:
             key = keys.payload(manifest.directory, shard.name)

@@ -123,7 +123,8 @@ class Saves:
     @pressing.setter
     def pressing(self, pressing: bool) -> None:
         self._pressing = pressing
-        self.remote.press(pressing)
+        for tier in self.tiers:
+            tier.press(pressing)
 
     @property
     def idle(self) -> bool:

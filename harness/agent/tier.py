@@ -11,7 +11,6 @@ failing store is retried for ever and never stops training. While nothing presse
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -19,6 +18,8 @@ from dataclasses import dataclass, field
 
 from cloud.errors import CloudError, Full
 from cloud.notice import Deadline
+from cloud.pool import Pool
+from cloud.priority import Background
 from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.agent.unchanged import Unchanged
@@ -231,6 +232,7 @@ class Tier:
         self._unverified: Manifest | None = None
         self._verified: set[SnapshotId] = set()
         self._swept = False
+        self._background = Background()
         self._thread = threading.Thread(target=self._run, name=f"harness-tier-{name}", daemon=True)
 
     def start(self) -> None:
@@ -253,13 +255,15 @@ class Tier:
         """From now on nothing is worth doing after `deadline`, and nothing idle is done."""
         with self._condition:
             self._deadline = deadline
+            self._background.urgent = True
             self._give_way()
             self._condition.notify_all()
 
     def press(self, pressing: bool) -> None:
-        """Whether to send as fast as it goes, whatever the limit."""
+        """Whether to send as fast as it goes: whatever the limit, and whoever else wants the machine."""
         with self._condition:
             self._pressing = pressing
+            self._background.urgent = pressing or self._deadline.remaining_s != float("inf")
             self._condition.notify_all()
 
     def trust(self, snapshot: SnapshotId) -> None:
@@ -309,17 +313,21 @@ class Tier:
             return self._current is None or not self._thread.is_alive()
 
     def _run(self) -> None:
-        # Linux keeps a nice value for each thread: saving must not take the training loop's cores.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        # Saving must not take the training loop's cores, nor its disk. This thread decides and waits, like any other;
+        # the store's pools have the bytes, and one of its own has what is done when nothing waits.
+        self._background.begin()
+        idle = Pool(1, f"harness-upkeep-{self.name}")
         try:
             while (job := self._next()) is not None:
                 self._save(job)
                 with self._condition:
                     self._current = None
                 self._tell.released(self, job)
-                self._upkeep()
+                idle.submit(self._upkeep).result()
         except Exception as err:  # noqa: BLE001  the thread's root: a bug here must end the agent, not hang it
             self._tell.fatal(err)
+        finally:
+            idle.shutdown()
 
     def _next(self) -> Job | None:
         with self._condition:

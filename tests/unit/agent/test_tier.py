@@ -13,6 +13,7 @@ from cloud.directory import DirectoryStore
 from cloud.errors import Full, Unavailable
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
+from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent import commit, tier
 from harness.agent.tier import Generation, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
@@ -20,6 +21,7 @@ from harness.core import events
 from harness.core.manifest import Manifest
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
+from tests.support.priority import LAST, ORDINARY, priority
 from tests.support.protocol import (
     FOREVER,
     KEYS,
@@ -135,6 +137,27 @@ class Gate:
         self.reached.set()
         assert self.opened.wait(WAIT_S)
         return self.store.put(*args, **options)
+
+
+class Watched:
+    """A store that notes at which priority its pool writes, and at which it is read."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self.put_at, self.got_at = list[tuple[int, int]](), list[tuple[int, int]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def put(self, *args: Any, **options: Any) -> Any:
+        pool = Pool(1, "test-put")
+        self.put_at.append(pool.submit(priority).result(WAIT_S))
+        pool.shutdown()
+        return self.store.put(*args, **options)
+
+    def get(self, *args: Any, **options: Any) -> None:
+        self.got_at.append(priority())
+        self.store.get(*args, **options)
 
 
 # ---- saving ---------------------------------------------------------------------------------------------------------
@@ -413,6 +436,39 @@ def test_a_notice_lifts_the_limit(scenes: Callable[..., Scene]) -> None:
 
     scene.tier.drain(Deadline.after(60.0))
     scene.until(lambda told: ("published", 10) in told)
+
+
+def test_saving_and_verifying_leave_the_machine_to_the_training_loop_until_something_presses(
+    scenes: Callable[..., Scene], tmp_path: Path
+) -> None:
+    store = Watched(DirectoryStore(tmp_path, fs=FastFileSystem()))
+    scene = scenes(store)
+    scene.tier.submit(scene.sealed(10))
+    scene.until_event(events.Verified)
+    low, store.put_at = store.put_at, []
+
+    scene.tier.press(True)
+    scene.tier.submit(scene.sealed(20))
+    scene.until_event(events.Verified, 2)
+    urgent, store.put_at = store.put_at, []
+    scene.tier.press(False)
+    scene.tier.submit(scene.sealed(30))
+    scene.until_event(events.Verified, 3)
+
+    assert set(low) == set(store.put_at) == {LAST}
+    assert set(urgent) == {ORDINARY}
+    assert store.got_at[0] == store.got_at[-1] == LAST
+
+
+def test_after_a_notice_saving_is_urgent_for_good(scenes: Callable[..., Scene]) -> None:
+    store = Watched(MemoryStore())
+    scene = scenes(store)
+    scene.tier.drain(Deadline.after(WAIT_S))
+    scene.tier.press(False)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("released", 10) in told)
+
+    assert set(store.put_at) == {ORDINARY}
 
 
 def test_closing_while_nothing_is_in_flight_is_quiet_at_once(scenes: Callable[..., Scene]) -> None:

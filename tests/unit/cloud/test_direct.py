@@ -405,6 +405,61 @@ def test_the_real_file_system_takes_it_or_refuses_and_holds_the_bytes_in_either_
     assert into == source
 
 
+# ---------------------------------------------------------------------------------------------------- files to send
+
+
+@pytest.mark.parametrize("refused", ["", "open direct", "preadv direct", "pwrite direct"])
+def test_a_large_file_goes_from_disk_to_disk_past_the_page_cache_where_that_is_let(
+    tmp_path: Path, refused: str
+) -> None:
+    disk, source, size = Failing(refused, errno.EINVAL), tmp_path / "source", 2 * CHUNK_BYTES + SMALLEST
+    source.write_bytes(filled(size))
+    store, sent = DirectoryStore(tmp_path / "store", fs=disk), list[int]()
+
+    receipt = store.put("run/a", source, deadline=NEVER, progress=sent.append)
+
+    assert receipt == receipt_of(tmp_path, filled(size))
+    assert (tmp_path / "store" / "run" / "a").read_bytes() == source.read_bytes()
+    assert sum(sent) == size
+    if not refused:
+        assert (disk.direct_bytes, disk.directly_read) == (size - size % BLOCK, size)
+
+
+def test_a_small_file_to_send_stays_in_the_page_cache(tmp_path: Path) -> None:
+    disk, source = Disk(), tmp_path / "source"
+    source.write_bytes(b"small")
+
+    DirectoryStore(tmp_path / "store", fs=disk).put("run/a", source, deadline=NEVER)
+
+    assert "open direct" not in disk.calls
+
+
+def test_a_file_to_send_that_becomes_shorter_is_truncated_and_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(filled(CHUNK_BYTES + SMALLEST))
+
+    class Shrinks(Disk):
+        def fallocate(self, fd: int, size: int) -> None:  # type: ignore[override]
+            os.truncate(source, CHUNK_BYTES + 9)
+
+    store = DirectoryStore(tmp_path / "store", fs=Shrinks())
+    with pytest.raises(Truncated, match=f"now ends after {CHUNK_BYTES + 9}"):
+        store.put("run/a", source, deadline=NEVER)
+
+    assert keys(store) == hidden(tmp_path / "store") == []
+
+
+def test_a_file_to_send_that_reads_badly_is_unavailable_and_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(filled(SMALLEST))
+    store = DirectoryStore(tmp_path / "store", fs=Failing("preadv direct", errno.EIO))
+
+    with pytest.raises(Unavailable, match=r"cannot read the source .*/source: Input/output error"):
+        store.put("run/a", source, deadline=NEVER)
+
+    assert keys(store) == hidden(tmp_path / "store") == []
+
+
 # -------------------------------------------------------------------------------------------------------------- reading
 
 

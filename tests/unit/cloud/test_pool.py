@@ -1,16 +1,39 @@
 from __future__ import annotations
 
+import contextvars
+import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
 
 import pytest
 
 from cloud.pool import Pool
+from cloud.priority import NICE, Background
+from tests.support.priority import LAST, ORDINARY, priority
 
 WAIT_S = 30.0
+
+
+def made_in(background: Background, size: int = 1) -> Pool:
+    """A pool that a thread made which works in the background."""
+
+    def make() -> Pool:
+        background.begin()
+        return Pool(size, "test")
+
+    return contextvars.copy_context().run(make)
+
+
+@pytest.fixture
+def let_go() -> Iterator[threading.Event]:
+    """Set at the end, so that no thread hangs."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 def test_as_many_calls_as_there_are_threads_run_at_once() -> None:
@@ -61,3 +84,109 @@ def test_a_thread_that_hangs_does_not_hold_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], timeout=WAIT_S, check=False)
 
     assert done.returncode == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- priority
+
+
+def test_a_pool_works_at_the_priority_of_its_maker_unless_that_works_in_the_background() -> None:
+    pool = Pool(1, "test")
+
+    assert pool.submit(priority).result(WAIT_S) == priority() == ORDINARY
+    pool.shutdown()
+
+
+def test_a_pool_that_is_made_in_the_background_has_the_last_turn_at_cpu_and_disk() -> None:
+    pool = made_in(Background())
+
+    assert pool.submit(priority).result(WAIT_S) == LAST
+    assert priority() == ORDINARY  # who made it is not lowered: it could not be raised again
+    pool.shutdown()
+
+
+def test_threads_that_a_lowered_one_makes_are_low_as_well() -> None:
+    pool = made_in(Background())
+
+    assert pool.submit(lambda: Pool(1, "test").submit(priority).result(WAIT_S)).result(WAIT_S) == LAST
+    pool.shutdown()
+
+
+def test_what_has_become_urgent_is_done_by_new_threads_and_later_work_by_low_ones_again() -> None:
+    background = Background()
+    pool = made_in(background)
+    found = [pool.submit(priority).result(WAIT_S)]
+
+    for background.urgent in (True, True, False, True):
+        found.append(pool.submit(priority).result(WAIT_S))
+
+    assert found == [LAST, ORDINARY, ORDINARY, LAST, ORDINARY]
+    pool.shutdown()
+
+
+def test_what_becomes_urgent_does_not_wait_for_what_runs(let_go: threading.Event) -> None:
+    background = Background()
+    pool, begun = made_in(background), threading.Event()
+
+    def hang() -> str:
+        begun.set()
+        let_go.wait(WAIT_S)
+        return "done"
+
+    running = pool.submit(hang)
+    assert begun.wait(WAIT_S)
+    background.urgent = True
+
+    assert pool.submit(priority).result(WAIT_S) == ORDINARY
+    let_go.set()
+    assert running.result(WAIT_S) == "done"
+    pool.shutdown()
+
+
+def test_shutting_down_cancels_what_waits_for_low_threads_too(let_go: threading.Event) -> None:
+    background = Background()
+    pool, begun = made_in(background), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        let_go.wait(WAIT_S)
+
+    running, waiting = pool.submit(hang), pool.submit(hang)
+    assert begun.wait(WAIT_S)
+    background.urgent = True
+    assert pool.submit(int, "7").result(WAIT_S) == 7
+    pool.shutdown()
+
+    assert wait([waiting], WAIT_S).done == {waiting}
+    assert waiting.cancelled()
+    let_go.set()
+    running.result(WAIT_S)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become somebody without privileges")
+def test_nobody_needs_privileges_for_that() -> None:
+    program = f"""
+import ctypes, os
+from cloud.pool import Pool
+from cloud.priority import Background
+from tests.support.priority import priority
+os.setuid(65534)
+background = Background()
+background.begin()
+pool = Pool(1, "test")
+print(*pool.submit(priority).result({WAIT_S}))
+background.urgent = True
+print(*pool.submit(priority).result({WAIT_S}))
+try:
+    os.setpriority(os.PRIO_PROCESS, 0, {NICE})
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
+except PermissionError:
+    print("a thread that was lowered stays low")
+"""
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, timeout=WAIT_S, capture_output=True, text=True, check=False
+    )
+
+    low, ordinary = " ".join(map(str, LAST)), " ".join(map(str, ORDINARY))
+    assert done.stdout.splitlines() == [low, ordinary, "a thread that was lowered stays low"], done.stderr
