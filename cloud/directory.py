@@ -150,7 +150,10 @@ class DirectoryStore:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
-        """See `ObjectStore.get`. Past the page cache where `into` is large, and it and `offset` are aligned."""
+        """See `ObjectStore.get`. Past the page cache where `into` is large, and it and `offset` are aligned.
+
+        `into` is memory: where it is the mapping of a file, the kernel may lose what a disk writes there.
+        """
         into = into.cast("B")
         with self._errors(key):
             done = self._read_directly(key, into, offset, deadline)

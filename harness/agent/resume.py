@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloud.digest import combine, crc64nvme, format_crc
+from cloud.direct import aligned_buffer
 from cloud.errors import CloudError, NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.pool import Pool
@@ -272,7 +273,7 @@ class Finder:
             info = store.stat(key, deadline=deadline)
             if info.size != shard.size:
                 raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
-            total = _fetch_shard(store, key, shard, slot.shard(span), watch, deadline)
+            total = _fetch_shard(store, key, shard, slot, span, watch, deadline)
             if format_crc(total) != shard.crc64nvme:
                 raise SnapshotCorrupt(f"{key}: not what was committed")
 
@@ -289,25 +290,37 @@ class Finder:
 
 
 def _fetch_shard(
-    store: ObjectStore, key: str, shard: ShardEntry, target: memoryview, watch: _Stopwatch, deadline: Deadline
+    store: ObjectStore,
+    key: str,
+    shard: ShardEntry,
+    slot: Slot,
+    span: ShardSpan,
+    watch: _Stopwatch,
+    deadline: Deadline,
 ) -> int:
-    """Fill `target`, each chunk verified as it arrives; the sum of the whole. Many requests at once where that pays."""
+    """Fill `span`, each chunk verified as it arrives; the sum of the whole. Many requests at once."""
+    target, local = slot.shard(span), store.local_path(key) is not None
 
     def fetch(number: int) -> tuple[int, int]:
-        piece = target[number * shard.chunk_bytes : (number + 1) * shard.chunk_bytes]
+        at = number * shard.chunk_bytes
+        piece = target[at : at + shard.chunk_bytes]
+        # IMPORTANT: a disk must not write into the mapping of a file, behind the back of that file's own disk.
+        by_way = aligned_buffer(len(piece)) if slot.on_disk and local else piece
         with watch.reading():
-            store.get(key, piece, offset=number * shard.chunk_bytes, deadline=deadline)
+            store.get(key, by_way, offset=at, deadline=deadline)
         with watch.verifying():
-            crc = crc64nvme(piece)
+            crc = crc64nvme(by_way)
         if format_crc(crc) != shard.chunks[number]:
             raise SnapshotCorrupt(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
+        if by_way is not piece:
+            piece[:] = by_way
         return crc, len(piece)
 
     numbers = range(len(shard.chunks))
     if len(numbers) == 1:
         fetched = [fetch(0)]
     else:
-        pool = Pool(min(REQUESTS if store.local_path(key) is None else READS, len(numbers)), "harness-fetch")
+        pool = Pool(min(READS if local else REQUESTS, len(numbers)), "harness-fetch")
         futures = [pool.submit(fetch, number) for number in numbers]
         try:
             fetched = [future.result() for future in futures]

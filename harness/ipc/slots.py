@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.ipc import pages
+
 PAGE = 4096
 NO_SLOT = 255
 _MAGIC = b"HRNSLOT1"
@@ -131,7 +133,7 @@ class Slot:
 
     @classmethod
     def create(cls, size: int, directory: Path | None = None) -> Slot:
-        """Make a new, empty slot with every page or block allocated. Blocks about 0.5 s per GiB in memory.
+        """Make a new, empty slot with every page or block allocated. Blocks up to 0.5 s per GiB in memory.
 
         Args:
             size: bytes.
@@ -142,7 +144,7 @@ class Slot:
         """
         fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC) if directory is None else _unnamed_file(directory)
         try:
-            os.posix_fallocate(fd, 0, size)
+            pages.allocate(fd, size) if directory is None else os.posix_fallocate(fd, 0, size)
             slot = cls(fd)
         except BaseException:
             os.close(fd)

@@ -1,0 +1,88 @@
+"""Memory for slots: all of it allocated, whatever the host thinks of huge pages."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.ipc import pages
+from harness.ipc.pages import HUGE, allocate
+
+SIZES = [mmap.PAGESIZE, HUGE - mmap.PAGESIZE, HUGE, 3 * HUGE + 5 * mmap.PAGESIZE]
+
+
+@pytest.fixture
+def memfd() -> Iterator[int]:
+    fd = os.memfd_create("test")
+    yield fd
+    os.close(fd)
+
+
+def mappings() -> list[str]:
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:test" in line]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_page_is_allocated_and_zero(memfd: int, size: int) -> None:
+    allocate(memfd, size)
+
+    found = os.fstat(memfd)
+    assert (found.st_size, found.st_blocks * 512) == (size, size)
+    assert os.pread(memfd, size, 0) == bytes(size)
+    assert mappings() == []
+
+
+@pytest.mark.parametrize("collapsed", [0, 1])
+def test_a_host_without_huge_pages_gives_small_ones(
+    memfd: int, monkeypatch: pytest.MonkeyPatch, collapsed: int
+) -> None:
+    class NoHugePages(ctypes.CDLL):
+        asked = 0
+
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)
+            self.madvise = self.refuse
+
+        def refuse(self, *_: object) -> int:
+            NoHugePages.asked += 1
+            return 0 if NoHugePages.asked <= collapsed else -1
+
+    monkeypatch.setattr(pages.ctypes, "CDLL", NoHugePages)
+    allocate(memfd, 9 * HUGE)
+
+    assert NoHugePages.asked == collapsed + 3  # it does not insist
+    assert os.fstat(memfd).st_blocks * 512 == 9 * HUGE
+
+
+def test_too_little_memory_is_told_and_leaves_no_mapping(memfd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_memory)
+
+    with pytest.raises(OSError, match="no memory"):
+        allocate(memfd, 3 * HUGE)
+    assert mappings() == []
+
+
+def test_a_slot_is_in_huge_pages_where_the_kernel_gives_them(memfd: int) -> None:
+    size = 4 * HUGE
+    allocate(memfd, size)
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    with pages._mapped(libc, memfd, size) as address:
+        assert address is not None
+        assert address % HUGE == 0
+        if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(HUGE), pages._MADV_COLLAPSE) != 0:
+            pytest.skip("this kernel gives none")
+        ctypes.memset(address, 1, HUGE)
+        smaps = Path("/proc/self/smaps").read_text()
+    entry = smaps[smaps.index("memfd:test") :]
+
+    assert int(entry[entry.index("ShmemPmdMapped:") :].split()[1]) * 1024 >= HUGE
