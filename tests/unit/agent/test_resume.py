@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,17 +12,29 @@ from typing import Any
 
 import pytest
 
+from cloud.digest import crc64nvme, format_crc
+from cloud.directory import DirectoryStore
 from cloud.errors import Unavailable
 from cloud.memory import MemoryStore
 from harness.agent import commit, memory
 from harness.agent.memory import SlotPool
-from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, StoredCopy, order, to_record
+from harness.agent.resume import (
+    READS,
+    Copy,
+    Finder,
+    MemoryCopy,
+    ResumePoint,
+    StoredCopy,
+    _fetch_shard,
+    order,
+    to_record,
+)
 from harness.config import Settings
 from harness.core import events
-from harness.core.manifest import FORMAT, Claim
+from harness.core.manifest import FORMAT, Claim, ShardEntry
 from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace, SnapshotCorrupt
-from harness.ipc.slots import Slot
+from harness.ipc.slots import Slot, place_shards
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content, Fault, ProtocolStore
 
 FIRST, SECOND, THIRD = SnapshotId(1, 10), SnapshotId(1, 20), SnapshotId(2, 15)
@@ -372,3 +387,64 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
     assert answered.wait(10)
     assert start.finding is origin.Finding.FAILED
     assert "--fresh" in " ".join(said)
+
+
+# ---- fetching from a disk -------------------------------------------------------------------------------------------
+
+
+CHUNK = 4096
+CONTENT = b"".join(bytes([number]) * CHUNK for number in range(2 * READS)) + b"the rest"
+ENTRY = ShardEntry(
+    name="shard",
+    size=len(CONTENT),
+    crc64nvme=format_crc(crc64nvme(CONTENT)),
+    chunk_bytes=CHUNK,
+    chunks=tuple(format_crc(crc64nvme(CONTENT[at : at + CHUNK])) for at in range(0, len(CONTENT), CHUNK)),
+)
+(SPAN,) = place_shards([("shard", len(CONTENT))])
+
+
+class Together(DirectoryStore):
+    """Answers when `READS` are asked for at once."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.together = threading.Barrier(READS, timeout=10.0)
+        self.into: list[memoryview] = []
+
+    def get(self, key: str, into: memoryview, **options: Any) -> None:
+        self.into.append(into)
+        if len(into) == CHUNK:
+            self.together.wait()
+        super().get(key, into, **options)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Together:
+    store = Together(tmp_path / "store")
+    store.put("run/shard", memoryview(CONTENT), deadline=FOREVER)
+    return store
+
+
+def test_several_chunks_of_a_local_shard_are_read_at_once(disk: Together) -> None:
+    with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT))) as slot:
+        total = _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, FOREVER)
+
+        assert format_crc(total) == ENTRY.crc64nvme
+        assert slot.shard(SPAN) == CONTENT
+        disk.into.clear()
+
+
+def test_no_disk_writes_into_a_slot_that_is_a_file(disk: Together, tmp_path: Path) -> None:
+    with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT), tmp_path)) as slot:
+        if not slot.on_disk:
+            pytest.skip("the temporary directory is in memory")
+        _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, FOREVER)
+
+        assert slot.shard(SPAN) == CONTENT
+        mapped = range(address(slot.buffer), address(slot.buffer) + slot.size)
+        assert not any(address(into) in mapped for into in disk.into)
+
+
+def address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
