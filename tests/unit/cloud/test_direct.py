@@ -545,6 +545,23 @@ def test_a_read_ends_at_its_deadline(tmp_path: Path) -> None:
         store.get("run/a", aligned_buffer(SMALLEST), deadline=Deadline(0.0, lambda: 1.0))
 
 
+def test_memory_for_reads_is_private_to_this_process_and_no_fork_shares_it() -> None:
+    buffer = aligned_buffer(3 * BLOCK)
+    buffer[0] = 1
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and len(words) >= 5:
+            start, _, end = words[0].partition("-")
+            ours = int(start, 16) <= address < int(end, 16)
+            private = words[1].endswith("p")
+        elif words[0] == "VmFlags:" and ours:
+            assert private
+            assert "dc" in words  # not copied on fork
+            return
+    raise AssertionError("it is mapped nowhere")
+
+
 def test_several_may_write_and_read_at_once(tmp_path: Path) -> None:
     store, source, failed = DirectoryStore(tmp_path, fs=Disk()), filled(CHUNK_BYTES + 9), list[CloudError]()
 

@@ -190,6 +190,20 @@ def test_a_closed_body_reads_nothing_more(tmp_path: Path) -> None:
             body.crc(0, 5)
 
 
+def test_what_was_sent_of_a_file_does_not_stay_in_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, advised = tmp_path / "shard", list[tuple[int, int, int]]()
+    file.write_bytes(bytes(100))
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *advice: advised.append(advice))
+    reader = Reader(file)
+
+    reader.body(20, 30).close()
+    reader.close()
+
+    assert advised == [(20, 30, os.POSIX_FADV_DONTNEED)]
+
+
 def test_a_closed_target_is_not_written() -> None:
     into = bytearray(4)
     target = Target(memoryview(into))
