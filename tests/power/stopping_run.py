@@ -11,6 +11,7 @@ WSTOPPED) sends SIGCONT there. Its shards are small, and go past the page cache 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -48,9 +49,14 @@ class StoppingFileSystem(FileSystem):
 
     def __init__(self, *, forget: str, stops: bool) -> None:
         self._forget, self._stops = forget, stops
+        self.wrote_directly = False
         if stops:
             for name in CHANGING:
                 setattr(self, name, _stopping(getattr(self, name)))
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:  # type: ignore[override]
+        self.wrote_directly |= bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+        return os.pwrite(fd, data, offset)
 
     def fsync(self, fd: int) -> None:  # type: ignore[override]
         if self._forget not in ("directories", "everything"):
@@ -114,7 +120,9 @@ def main(arguments: list[str]) -> int:
         listeners=() if when == "never" else (stop_when_published,),
         stores=lambda location: DirectoryStore(Path(location), fs=fs),
     )
-    return agent.run()
+    code = agent.run()
+    assert fs.wrote_directly, "no shard went past the page cache: that is not tested here"
+    return code
 
 
 if __name__ == "__main__":
