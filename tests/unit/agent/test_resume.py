@@ -26,6 +26,7 @@ from harness.agent.resume import (
     ResumePoint,
     StoredCopy,
     _fetch_shard,
+    _Stopwatch,
     order,
     to_record,
 )
@@ -428,7 +429,7 @@ def disk(tmp_path: Path) -> Together:
 
 def test_several_chunks_of_a_local_shard_are_read_at_once(disk: Together) -> None:
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT))) as slot:
-        total = _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, FOREVER)
+        total = _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, _Stopwatch(), FOREVER)
 
         assert format_crc(total) == ENTRY.crc64nvme
         assert slot.shard(SPAN) == CONTENT
@@ -439,7 +440,7 @@ def test_no_disk_writes_into_a_slot_that_is_a_file(disk: Together, tmp_path: Pat
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT), tmp_path)) as slot:
         if not slot.on_disk:
             pytest.skip("the temporary directory is in memory")
-        _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, FOREVER)
+        _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, _Stopwatch(), FOREVER)
 
         assert slot.shard(SPAN) == CONTENT
         mapped = range(address(slot.buffer), address(slot.buffer) + slot.size)
