@@ -8,7 +8,7 @@
 Starts real `harness run`s on `tests.support.s3_server` with this script as the trainer, and counts the bytes of the
 requests that the server received for each snapshot. What looking, linking and writing take is measured in this process,
 on the disk of --directory; "reading to compare" is what a link would cost if its source were read before (it is not:
-ADR 0015). The file is dropped from the page cache before it is read.
+ADR 0017). The file is dropped from the page cache before it is read.
 
     python benchmarks/bench_unchanged.py [--mb 400] [--rounds 3] [--directory DIR] [--check] [--json]
 """
