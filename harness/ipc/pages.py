@@ -1,7 +1,8 @@
 """The memory behind a slot: huge pages where the host has them, and every page allocated before anybody fills it.
 
 Owns one call, and knows nothing of what a slot holds. A disk moves huge pages in fewer and larger requests, and they
-are cheaper to allocate: measured 1.8 times the speed of O_DIRECT writes, 2.6 of reads, a quarter of the time to make.
+are cheaper to allocate. Measured at 1 GB on one virtual disk: O_DIRECT writes up to 1.8 times as fast, reads one at a
+time up to 2.6, and a quarter of the time to make where the host has the memory at hand.
 
 A memfd gets huge pages of itself only where an administrator has switched that on (`shmem_enabled`, "never" nearly
 everywhere). MADV_COLLAPSE (Linux 6.1) asks for them once, whatever is switched on, in a range that has one page at
