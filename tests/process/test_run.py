@@ -305,13 +305,13 @@ def test_where_memory_has_no_room_for_a_snapshot_the_disk_takes_it(world: World,
         said += again.stderr
 
     assert "training waits for that disk meanwhile" in said
-    assert finish(world)
+    assert world.survey().finished_at == STEPS
     world.check_tiny(STEPS)
 
 
+@pytest.mark.root
 def test_too_little_memory_and_no_disk_for_a_snapshot_is_a_clear_error(world: World) -> None:
-    (world.root / "disk").mkdir()
-    with mounted(world.root / "disk", "-t", "tmpfs", "-o", "size=256k"):
+    with mounted(world.root / "disk", "256k"):
         world.store = world.root / "disk" / "store"
         process = world.run_rigged(*FAST, "--max-crashes", "1", "--memory", "100000000", command=world.tiny())
 
