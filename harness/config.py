@@ -25,6 +25,7 @@ DEFAULT_STORE = ".harness"
 CONFIG_FILE = "harness.toml"
 _ONLY_FLAGS = frozenset({"fresh", "run_named"})  # written down somewhere, --fresh would begin anew at every start
 SOCKET_VARIABLE = "HARNESS_SOCKET"  # set by the agent for its child
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 OFF_VARIABLE = "HARNESS"  # HARNESS=off makes every Checkpointer inert
 
 
@@ -44,6 +45,7 @@ class Settings:
         keep_every: snapshots whose step is a multiple of this are kept for good; `None` for none.
         keep_local: how many snapshots the local tier keeps.
         slots: images of the state held in shared memory; `None` for 2, or 1 below 32 GB of RAM.
+        overlap: copy what a torch optimizer owns during the next step, and not at the boundary.
         grace_s: how long a SIGTERM leaves us, since it does not say.
         drain_file: a file whose appearance is a notice; `None` for none.
         max_crashes: crashes in a row without progress that are answered by a restart in place.
@@ -69,6 +71,7 @@ class Settings:
     keep_every: int | None = None
     keep_local: int = 2
     slots: int | None = None
+    overlap: bool = False
     grace_s: float = 30.0
     drain_file: str | None = None
     max_crashes: int = 3
@@ -149,7 +152,8 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, 
     for name, kind in _kinds().items():
         text = environ.get(f"HARNESS_{name.upper()}")
         if text is not None and name not in _ONLY_FLAGS:
-            values[name] = _convert(text, kind, f"HARNESS_{name.upper()}")
+            word = _WORDS.get(text.lower(), text) if kind is bool else text
+            values[name] = _convert(word, kind, f"HARNESS_{name.upper()}")
     values |= {name: value for name, value in flags.items() if value is not None}
     if not values.get("run"):
         values["run"] = _name_from(script)

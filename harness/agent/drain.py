@@ -32,9 +32,9 @@ class Speeds:
         self._last_step: tuple[int, float] | None = None
         self._told_never_fits = False
 
-    def sealed(self, size: int, stall_s: float) -> None:
-        """A snapshot of `size` bytes was copied, while the loop waited."""
-        self._copying.add(size, stall_s)
+    def sealed(self, size: int, copy_s: float) -> None:
+        """A snapshot of `size` bytes was copied, and would stop the loop for at most `copy_s`."""
+        self._copying.add(size, copy_s)
 
     def reached(self, step: int, now: float) -> None:
         """The trainer has completed `step` by monotonic `now`."""

@@ -620,7 +620,7 @@ class Agent:
     def _on_sealed(self, message: Message) -> None:
         if message["index"] not in self._saves.pool:
             return
-        self._speeds.sealed(message["bytes"], message["stall_s"])
+        self._speeds.sealed(message["bytes"], message["copy_s"])
         self._wants.reasons.clear()
         if self._wants.asked is Ask.SNAPSHOT:
             self._ask(Ask.NOTHING)

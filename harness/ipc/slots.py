@@ -26,7 +26,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,7 @@ class Slot:
         # A forked DataLoader worker must neither see the slot nor pay for copying its page tables.
         self._map.madvise(mmap.MADV_DONTFORK)
         self.buffer = memoryview(self._map)
+        self._at_close: list[Callable[[], object]] = []
 
     @classmethod
     def create(cls, size: int, directory: Path | None = None) -> Slot:
@@ -226,10 +227,16 @@ class Slot:
         """The bytes of one shard, without a copy."""
         return self.buffer[span.offset : span.offset + span.size]
 
+    def at_close(self, call: Callable[[], object]) -> None:
+        """Call `call` before the memory goes: for whoever has registered it somewhere."""
+        self._at_close.append(call)
+
     def close(self) -> None:
         """Unmap where nothing refers to the memory any more (tensors may), and close the descriptor. Idempotent."""
         if self.fd < 0:
             return
+        while self._at_close:
+            self._at_close.pop()()
         os.close(self.fd)
         self.fd = -1
         with contextlib.suppress(BufferError):  # views are alive: the mapping goes with the last of them

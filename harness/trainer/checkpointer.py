@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from harness.config import SOCKET_VARIABLE, is_off, resolve
 from harness.core import tree
@@ -39,6 +39,7 @@ from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
 from harness.trainer.link import Link, Ready
 from harness.trainer.loader import InstrumentedLoader, instrument
+from harness.trainer.overlap import Overlap
 from harness.trainer.stager import Stager, read_tensors
 
 EXTRA_WARN_BYTES = 1_000_000
@@ -96,6 +97,7 @@ class Checkpointer:
         accumulate: int | None = None,
         on_interrupt: Literal["exit", "return"] = "exit",
         seed_workers: bool = True,
+        overlap: bool | None = None,
         run: str | None = None,
         store: str | None = None,
         local: str | None = None,
@@ -115,6 +117,9 @@ class Checkpointer:
             on_interrupt: "exit" leaves the loop by SystemExit(75); "return" ends it, with `interrupted` set.
             seed_workers: seed the RNG of DataLoader workers for each batch; without it, random numbers drawn in workers
                 differ after a resume.
+            overlap: copy what a torch optimizer owns while the next forward and backward run, and not at the boundary.
+                For loops in which nothing but `optimizer.step()` changes those tensors; the first snapshots are
+                compared, and it is switched off where that is not so. Without it, as the run's settings say.
             run: name of the run; without it the script's name. Only without `harness run`, as the next five.
             store: durable store; without it ./.harness.
             local: directory of the local tier.
@@ -175,7 +180,10 @@ class Checkpointer:
             state.capture(self._states).tree
         )  # what cannot be stored is told now, not at the first step
         self._link = self._open_link(run, store, local, every_s, every_steps, fresh)
-        self._stager = Stager(self._link, self._states, self._small_state)
+        self._stager = Stager(self._link, self._states, self._small_state, Overlap(_say))
+        self._overlaps = self._link.settings.overlap if overlap is None else overlap
+        if self._overlaps:
+            register_optimizer_step_pre_hook(lambda *_: self._settle(updating=True))
         self._every_steps = self._link.settings.every_steps
         self._words = self._link.page.words
         self._learn_head()
@@ -306,6 +314,7 @@ class Checkpointer:
     def evaluating(self) -> Iterator[None]:
         """Around a validation phase. Entering is a boundary; inside, `batches` only hands out; nothing is captured."""
         place = self._place
+        self._settle()
         if not self._inert and not self._evaluating and not self.interrupted:
             ordinal = place.evaluation
             place.evaluation += 1
@@ -327,6 +336,7 @@ class Checkpointer:
 
         Never captures.
         """
+        self._settle()
         if self._inert or self._words[Word.ASK] == self._seen:
             return
         ask = Request.decode(self._words[Word.ASK]).value
@@ -341,6 +351,7 @@ class Checkpointer:
         if self._inert or self._words[_ASK] == self._seen:
             return
         ask = Request.decode(self._words[_ASK]).value
+        self._settle()
         current = self._stager.sealed_step == self.step_count
         if ask == Ask.LEAVE or (ask == Ask.SNAPSHOT_AND_LEAVE and current):
             self._leave()
@@ -491,6 +502,7 @@ class Checkpointer:
         if self._inert:
             self._next_due = _NEVER
             return
+        self._settle()
         self._place.kind = kind
         if self.step_count and not self._stepped_told:
             self._stepped_told = True
@@ -507,19 +519,22 @@ class Checkpointer:
         if not self._stager.planned:
             self._stager.plan(self.step_count)
         sealed_before = self._stager.sealed_step == self.step_count
-        if (ask == Ask.SNAPSHOT or self._overdue) and self._take(kind):
+        # Not on the way into a validation, which may swap weights and lasts long: the snapshot is to be sealed first.
+        overlap = self._overlaps and not self._wait_after and kind != "evaluating"
+        asked = ask == Ask.SNAPSHOT and word != self._seen  # what is asked still was taken up before
+        if (asked or self._overdue) and self._take(kind, overlap=overlap):
             # The agent asks again only after a new seal: what this step has already is taken at the next one.
-            self._overdue = ask == Ask.SNAPSHOT and sealed_before
+            self._overdue = asked and sealed_before
             if self._wait_after:
                 self._wait_after = False
                 self._wait_durable()
-        elif ask == Ask.SNAPSHOT:
+        elif asked:
             self._overdue = True
         self._seen = word
         self._next_due = self._following_due()
 
     def _following_due(self) -> int:
-        if self._overdue:
+        if self._overdue or self._stager.unsettled:
             return self.step_count + 1
         if self._every_steps is not None:
             return (self.step_count // self._every_steps + 1) * self._every_steps
@@ -527,10 +542,15 @@ class Checkpointer:
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
-    def _take(self, kind: str) -> bool:
+    def _take(self, kind: str, *, overlap: bool = False) -> bool:
         """Seal a snapshot of this place, if a slot is free. See `Stager.stage`."""
         self._place.kind = kind
-        return self._stager.stage(self.step_count)
+        return self._stager.stage(self.step_count, overlap=overlap)
+
+    def _settle(self, *, updating: bool = False) -> None:
+        """See to the snapshot that a thread still copies, if there is one; take another if it has come to nothing."""
+        if not self._inert and not self._stager.settle(self.step_count, updating=updating):
+            self._overdue, self._next_due = True, self.step_count + 1
 
     def _small_state(self, step: int, states: dict[str, Any]) -> dict[str, Any]:
         extra = tree.dumps(self.extra)
@@ -584,6 +604,7 @@ class Checkpointer:
 
     def _wait_durable(self) -> None:
         """Block until the newest sealed snapshot is durable, the deadline has passed, or nobody can do it."""
+        self._settle()
         step = self._stager.sealed_step
         if step is None:
             return
@@ -764,6 +785,7 @@ class Checkpointer:
         """The process ends: a loop without an end of its own gets its final snapshot here, at its last boundary."""
         if self._inert:
             return
+        self._settle()
         failed = self._exit_failed or getattr(sys, "last_value", None) is not None
         trained = self._restored and self.step_count > 0 and not self.interrupted and not self._finished
         if trained and not failed and not self._link.gone:

@@ -7,7 +7,7 @@ shards begin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -42,6 +42,8 @@ TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     }
 )
 """safetensors' name of a dtype to torch's."""
+
+_REGISTER_PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every context
 
 DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 """torch's dtype to safetensors' name; what is not here cannot be stored."""
@@ -149,7 +151,40 @@ def _copy(into: list[Tensor], sources: list[Tensor]) -> None:
     with torch.no_grad():
         torch._foreach_copy_(into, sources, non_blocking=True)
     for device in {source.device for source in sources if source.device.type != "cpu"}:
-        torch.get_device_module(device).synchronize(device)  # a non-blocking copy is over only after this
+        # A non-blocking copy is over only after this. Its stream alone: what other streams do is not waited for.
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        else:
+            torch.accelerator.synchronize(device)
+
+
+def pin(buffer: Any, device: torch.device) -> Callable[[], None]:
+    """Register `buffer` as pinned memory: a copy from a CUDA device into it goes at full speed, and waits for nobody.
+
+    Takes some tenths of a second per GB, without the GIL. For every CUDA device of the process.
+
+    Args:
+        buffer: a writable buffer that begins and ends at a page.
+        device: one that is in use: on no other a context is made for this.
+
+    Returns:
+        What undoes it; to be called before the memory goes.
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    data = torch.frombuffer(buffer, dtype=torch.uint8)
+    address, runtime = data.data_ptr(), torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        code = int(runtime.cudaHostRegister(address, data.numel(), _REGISTER_PORTABLE))
+    if code != 0:
+        raise RuntimeError(f"cudaHostRegister of {data.numel()} bytes: error {code}")
+
+    def unpin() -> None:
+        with torch.cuda.device(device):
+            runtime.cudaHostUnregister(address)
+
+    return unpin
 
 
 def _page(offset: int) -> int:

@@ -13,7 +13,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ class Link:
         self._error: HarnessError | None = None
         self._slots: dict[int, Slot] = {}
         self._slot_error: HarnessError | None = None
+        self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
         self.life: dict[str, Any] = {}
         self._replacements = 0
@@ -173,10 +174,13 @@ class Link:
         """The index that the agent knows `slot` by."""
         return next(index for index, held in self._slots.items() if held is slot)
 
-    def ask_slots(self, size: int) -> None:
-        """Ask for slots of `size` bytes each. Does not wait."""
+    def ask_slots(self, size: int, prepare: Callable[[Slot], None] | None = None) -> None:
+        """Ask for slots of `size` bytes each. Does not wait.
+
+        Each is given to `prepare` before it can be granted, in the link's thread, when its pages have been mapped.
+        """
         with self._condition:
-            self._slot_error = None
+            self._slot_error, self._prepare = None, prepare
             self._layout_number += 1
             old, self._slots = self._slots, {}
         for slot in old.values():
@@ -233,6 +237,8 @@ class Link:
         if message.type == "slots":
             for slot in slots:
                 slot.populate()
+                if self._prepare is not None:
+                    self._prepare(slot)
         with self._condition:
             if "life" in message.fields:
                 self.life = message["life"]

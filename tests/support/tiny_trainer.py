@@ -120,7 +120,7 @@ class TinyTrainer:
         slot.seal(record, self.sequence)
         self.sealed_step = self.step
         size = sum(span.size for span in self.spans)
-        self.link.send("sealed", index=self.link.index_of(slot), step=self.step, bytes=size, stall_s=0.0001)
+        self.link.send("sealed", index=self.link.index_of(slot), step=self.step, bytes=size, stall_s=1e-4, copy_s=1e-4)
         return True
 
     def wait_durable(self) -> None:

@@ -6,6 +6,8 @@ to --final.
 
     python -m tests.support.torch_trainer --curve curve.txt --final final.txt [--workers 0 | 2 | persistent]
 
+    --optimizer sgd                     with momentum, instead of AdamW
+    --overlap                           copy during the next step what is large enough for it, as with --hidden 1024
     --step-s SECONDS                    what each step takes longer
     --phase-at EPOCH --hold-until FILE  a long phase after that epoch, with nothing but safe points, until FILE exists
 """
@@ -47,6 +49,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--curve", type=Path, required=True)
     parser.add_argument("--final", type=Path, required=True)
     parser.add_argument("--workers", choices=["0", "2", "persistent"], default="0")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
+    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--phase-at", type=int)
     parser.add_argument("--hold-until", type=Path)
@@ -75,11 +80,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     random.seed(1)
-    model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model = nn.Sequential(nn.Linear(WIDTH, told.hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(told.hidden, 1))
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if told.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     data, validation = loader(told.workers), DataLoader(Noisy(), batch_size=BATCH)
-    ckpt = Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler)
+    ckpt = Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler, overlap=told.overlap or None)
     with told.curve.open("a") as curve:
         for epoch in ckpt.epochs(EPOCHS):
             model.train()

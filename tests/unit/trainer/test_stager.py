@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.ipc.slots import Slot
+from harness.trainer.overlap import Overlap
 from harness.trainer.stager import Stager
 
 
@@ -23,7 +24,7 @@ class PlayedLink:
 def test_seals_are_counted_on_from_those_that_the_agent_knows_who_found_what_is_resumed() -> None:
     """Counted on from those of an agent that had died before, no grant of the next one counted, ever."""
     link = PlayedLink(sequence=5)
-    stager = Stager(link, {}, lambda step, states: {})  # type: ignore[arg-type]
+    stager = Stager(link, {}, lambda step, states: {}, Overlap(print))  # type: ignore[arg-type]
     link.sequence = 2  # another agent: the first one died while it looked
 
     stager.begin()

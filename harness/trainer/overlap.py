@@ -1,0 +1,245 @@
+"""Overlap: the copy of what a torch optimizer owns, made while the next forward and backward run.
+
+Owns which tensors may be copied late, the thread that copies them, and the watch over them. Knows neither slots nor
+when a snapshot is due: it has sources, targets, and somebody who says when an optimizer is about to step.
+
+    boundary ─▶ everything else is copied ─▶ forward, backward ─▶ pre-hook: wait, look, seal ─▶ optimizer.step()
+                       └─ a thread copies parameters and moments ─────┘
+
+It is right as long as nothing but `Optimizer.step()` changes those tensors, and everything else goes past the hook:
+CUDA graphs, hand-written updates, foreign optimizers, weights that are swapped for validation. So it is looked at:
+
+- always: the version counter of each tensor, which any write by torch raises that does not go through `.data`;
+- for the first `PROOFS` snapshots, which are taken at the boundary: each byte is compared, by the thread at the time
+  when it would have copied, and once more when the optimizer is about to step;
+- where a step was counted and no hook has fired: each byte again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+PROOFS: Final = 2
+"""Snapshots that are taken at the boundary and compared, before one is trusted to a late copy."""
+
+MIN_BYTES: Final = 64 * 1024
+"""A smaller tensor is copied at the boundary: most of a model's tensors, and next to none of its bytes."""
+
+_PIECE: Final = 16 * 1024 * 1024
+_LATE_DEVICES: Final = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Late:
+    """A tensor that is copied late.
+
+    Attributes:
+        name: the tensor's, for messages.
+        target: its view into the slot.
+        source: the live tensor, detached: held, so that its memory is nobody else's meanwhile.
+        version: the live tensor's version counter at the boundary.
+    """
+
+    name: str
+    target: Tensor
+    source: Tensor
+    version: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """One copy, or one comparison, in the thread.
+
+    Attributes:
+        late: what it is about.
+        proving: it compares, with what was copied at the boundary.
+        result: seconds that it took, and the name of a tensor that differed, if it compares.
+    """
+
+    late: tuple[Late, ...]
+    proving: bool
+    result: Future[tuple[float, str | None]]
+
+    @property
+    def done(self) -> bool:
+        """Whether the thread neither reads nor writes any more."""
+        return self.result.done()
+
+    def wait(self) -> float:
+        """Until the thread is done; the seconds that it took. Raises what went wrong there."""
+        return self.result.result()[0]
+
+    def changed(self, *, thoroughly: bool) -> str | None:
+        """The name of a tensor that was not the same all the time since the boundary, after `wait`.
+
+        Args:
+            thoroughly: compare every byte, as well as every version.
+        """
+        if (name := self.result.result()[1]) is not None:
+            return name
+        for late in self.late:
+            if late.source._version != late.version:
+                return late.name
+        return _first_difference(self.late) if thoroughly else None
+
+
+class Overlap:
+    """Late copies, one at a time. Switches itself off, loudly and for good, once a tensor changed under one."""
+
+    def __init__(self, say: Callable[[str], None], executor: Executor | None = None) -> None:
+        """On, and nothing proved yet.
+
+        Args:
+            say: tells the user.
+            executor: runs the copies; without it, a thread of its own.
+        """
+        self._say = say
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="harness-overlap")
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._proved = 0
+        self.on = True
+
+    def choose(
+        self, states: Mapping[str, object], tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> tuple[Late, ...]:
+        """What of a captured state may be copied late: whole blocks of memory that a torch optimizer owns.
+
+        Args:
+            states: the live objects.
+            tensors: what was captured of them.
+            targets: the slot's views, by the same names.
+        """
+        if not self.on:
+            return ()
+        owned = {tensor.data_ptr(): tensor.nbytes for tensor in _owned(states)}
+        late = tuple(
+            Late(name, targets[name], tensor, tensor._version)
+            for name, tensor in tensors.items()
+            if (size := tensor.nbytes) >= MIN_BYTES
+            and owned.get(tensor.data_ptr()) == size
+            and tensor.is_contiguous()
+            and tensor.device.type in _LATE_DEVICES
+            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+        )
+        if not late:
+            self.on = False
+            self._say(f"overlap is OFF: no tensor of {MIN_BYTES} bytes or more belongs to an optimizer of torch")
+        return late
+
+    @property
+    def proving(self) -> bool:
+        """Whether the next snapshot has to be copied at the boundary and compared."""
+        return self._proved < PROOFS
+
+    def begin(self, late: tuple[Late, ...]) -> Work:
+        """Copy `late` in the thread; while `proving`, compare it with what was copied already. Does not wait.
+
+        What the current streams were given so far comes before it.
+        """
+        proving = self.proving
+        devices = {item.source.device for item in late if item.source.device.type == "cuda"}
+        ready = {device: torch.cuda.current_stream(device).record_event() for device in devices}
+        work = _first_difference if proving else _copy
+        return Work(late, proving, self._executor.submit(self._run, work, late, ready))
+
+    def note_proof(self, late: Sequence[Late]) -> None:
+        """A snapshot was compared up to an optimizer's step, and nothing had changed."""
+        self._proved += 1
+        if not self.proving:
+            size = sum(item.source.nbytes for item in late)
+            self._say(f"overlap is on: {size / 1e9:.3g} GB are copied during the step after a snapshot's boundary")
+
+    def switch_off(self, name: str, step: int) -> None:
+        """`name` changed under a copy: from now on every snapshot is copied at its boundary."""
+        self.on = False
+        self._say(
+            f"overlap is OFF from now on: {name} changed between the boundary of step {step} and the optimizer's step. "
+            "Something else than torch.optim writes to it (a CUDA graph, an update of your own, a foreign optimizer, "
+            "swapped weights). What was stored is right; every snapshot is copied at its boundary again"
+        )
+
+    def _run(
+        self,
+        work: Callable[[Sequence[Late]], str | None],
+        late: Sequence[Late],
+        ready: Mapping[torch.device, torch.cuda.Event],
+    ) -> tuple[float, str | None]:
+        started = time.perf_counter()
+        found = None
+        done = []
+        for device in sorted({item.source.device for item in late}, key=str):
+            there = [item for item in late if item.source.device == device]
+            if device.type == "cpu":
+                found = found or work(there)
+                continue
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream):
+                stream.wait_event(ready[device])
+                found = found or work(there)
+                # Blocking: the thread sleeps until the copy is over, and does not spin on a core of the training.
+                done.append(stream.record_event(torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
+        for event in done:
+            event.synchronize()
+        return time.perf_counter() - started, found
+
+
+def _owned(states: Mapping[str, object]) -> Iterator[Tensor]:
+    """Every tensor that a torch optimizer among `states` changes in its step."""
+    for state in states.values():
+        if isinstance(state, Optimizer):
+            for group in state.param_groups:
+                yield from group["params"]
+            yield from _tensors(state.state.values())
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+# In the thread. What takes long does not hold the GIL: memmove and memcmp through ctypes, and torch. -----------------
+
+
+def _copy(late: Sequence[Late]) -> None:
+    if late[0].source.device.type == "cpu":
+        # Not torch's copy: from another thread it starts a second team of OpenMP threads beside that of the training.
+        for item in late:
+            ctypes.memmove(item.target.data_ptr(), item.source.data_ptr(), item.source.nbytes)
+        return
+    with torch.no_grad():
+        torch._foreach_copy_([item.target for item in late], [item.source for item in late], non_blocking=True)
+
+
+def _first_difference(late: Sequence[Late]) -> str | None:
+    """The name of the first tensor whose bytes are not those of its target. Bytes: a nan is equal to itself."""
+    return next((item.name for item in late if not _same_bytes(item.target, item.source)), None)
+
+
+def _same_bytes(target: Tensor, source: Tensor) -> bool:
+    if source.device.type == "cpu":
+        return _equal(target.data_ptr(), source.data_ptr(), source.nbytes)
+    there, live = (tensor.reshape(-1).view(torch.uint8) for tensor in (target, source))
+    for start in range(0, live.nbytes, _PIECE):
+        piece = live[start : start + _PIECE].cpu()
+        if not _equal(there[start:].data_ptr(), piece.data_ptr(), piece.nbytes):
+            return False
+    return True
+
+
+def _equal(one: int, other: int, size: int) -> bool:
+    memcmp = ctypes.CDLL(None).memcmp
+    return bool(memcmp(ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_size_t(size)) == 0)

@@ -1,0 +1,78 @@
+"""Snapshots that were copied during the next step: whoever dies, the final tensors are the unbroken run's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.test_torch import IMPORT_S, check_identical, settle
+from tests.support.processes import Process, World, steps_said
+from tests.support.torch_trainer import STEPS
+
+pytestmark = pytest.mark.slow
+OFTEN = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "2")
+PROOFS = 2  # of a start's first snapshots, which are copied at their boundary
+
+
+def command(world: World, optimizer: str, *options: str) -> list[str | Path]:
+    output = ["--curve", world.curve, "--final", world.final, "--hold-until", world.released]
+    pace = ["--step-s", "0.03", "--hidden", "1024", "--optimizer", optimizer]
+    return [sys.executable, "-m", "tests.support.torch_trainer", *output, *pace, *options]
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], World]]:
+    """The world of an unbroken run without overlap, for each optimizer."""
+    worlds: dict[str, World] = {}
+
+    def of(optimizer: str) -> World:
+        if optimizer not in worlds:
+            world = worlds[optimizer] = World(tmp_path_factory.mktemp("unbroken"))
+            process = world.start(*command(world, optimizer), env={"HARNESS": "off"})
+            assert process.wait(IMPORT_S) == 0, process.stderr
+        return worlds[optimizer]
+
+    yield of
+    for world in worlds.values():
+        world.close()
+
+
+def train(world: World, optimizer: str, *options: str) -> Process:
+    """One start, up to its end, whatever that is."""
+    process = world.run_rigged(*OFTEN, *options, command=command(world, optimizer, "--overlap"))
+    settle(world, process)
+    assert "overlap is OFF" not in process.stderr, process.stderr
+    return process
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "at"),
+    [("adamw", "Published:4:kill-both"), ("sgd", "Published:4:kill-both"), ("adamw", "Sealed:5:terminate")],
+)
+def test_what_was_copied_late_is_resumed_bit_identical(
+    optimizer: str, at: str, world: World, unbroken: Callable[[str], World]
+) -> None:
+    expected = unbroken(optimizer)
+    first = train(world, optimizer, "--at", at)
+    assert f"test: {at.split(':')[-1]} at" in first.stderr
+    assert "overlap is on" in first.stderr, first.stderr
+
+    second = train(world, optimizer)
+
+    assert steps_said(second.stderr, "Restored")[0] in steps_said(first.stderr, "Sealed")[PROOFS:]
+    assert world.survey().finished_at == STEPS
+    check_identical(world, expected)
+
+
+@pytest.mark.parametrize("victim", ["trainer", "agent"])
+def test_a_process_that_dies_when_a_late_copy_is_sealed_costs_nothing(
+    victim: str, world: World, unbroken: Callable[[str], World]
+) -> None:
+    process = train(world, "sgd", "--at", f"Sealed:4:kill-{victim}")
+
+    assert f"test: kill-{victim} at Sealed 4" in process.stderr
+    assert "overlap is on" in process.stderr
+    check_identical(world, unbroken("sgd"))
