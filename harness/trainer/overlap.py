@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from harness.trainer.copy import is_block
+
 PROOFS: Final = 2
 """Snapshots that are taken at the boundary and compared, before one is trusted to a late copy."""
 
@@ -126,9 +128,9 @@ class Overlap:
             for name, tensor in tensors.items()
             if (size := tensor.nbytes) >= MIN_BYTES
             and owned.get(tensor.data_ptr()) == size
-            and tensor.is_contiguous()
+            and is_block(tensor)
             and tensor.device.type in _LATE_DEVICES
-            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+            and not tensor.is_inference()  # those count no versions
         )
         if not late:
             self.on = False

@@ -7,7 +7,8 @@ to --final.
     python -m tests.support.torch_trainer --curve curve.txt --final final.txt [--workers 0 | 2 | persistent]
 
     --optimizer sgd                     with momentum, instead of AdamW
-    --overlap                           copy during the next step what is large enough for it, as with --hidden 1024
+    --overlap                           copy during the next step what is large enough for it, as with --hidden 1024;
+                                        and let each snapshot become durable, so that the next one finds a slot
     --step-s SECONDS                    what each step takes longer
     --phase-at EPOCH --hold-until FILE  a long phase after that epoch, with nothing but safe points, until FILE exists
 """
@@ -18,6 +19,7 @@ import argparse
 import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +76,13 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tupl
             yield f"{index}.{name}", value
 
 
+def await_durable(ckpt: Checkpointer, step: int) -> None:
+    """Wait until `step` is durable, or for a second: it may not have found a slot."""
+    give_up_at = time.monotonic() + 1.0
+    while (ckpt.durable_step or 0) < step and time.monotonic() < give_up_at:
+        threading.Event().wait(0.01)
+
+
 def main() -> None:
     """Train; leave as the Checkpointer says."""
     told = options()
@@ -104,6 +113,8 @@ def main() -> None:
                     curve.flush()
                     total = 0.0
                     threading.Event().wait(told.step_s)
+                    if told.overlap:
+                        await_durable(ckpt, (step - 1) // 2 * 2)
             with ckpt.evaluating(), torch.no_grad():
                 model.eval()
                 for x, y in validation:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from harness.core.shard import DTYPE_BYTES, TensorSpec, plan_shards
 from harness.errors import StateError
 from harness.ipc.slots import Slot, place_shards, slot_bytes
 from harness.ipc.window import Window
+from harness.trainer import copy
 from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, copy_into, copy_through, views
 
 
@@ -165,3 +167,28 @@ def test_a_shard_that_does_not_fit_its_place_is_refused(offset: int) -> None:
     (layout,) = plan_shards([TensorSpec("a", "F32", (4,))])
     with pytest.raises(ValueError, match="a shard of 4112 bytes"):
         views(bytearray(layout.size), [layout], [offset])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_large_blocks_are_copied_piece_by_piece_and_whole(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces end in the middle of elements and of tensors; small ones and strange ones are torch's."""
+    monkeypatch.setattr(copy, "_PIECE_BYTES", 100_003)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    tensors = {
+        "one block": torch.randn(300_000),
+        "bytes": torch.randint(0, 255, (123_457,), dtype=torch.uint8),
+        "exactly at the limit": torch.randn(32_768),
+        "small": torch.randn(3),
+        "empty": torch.empty(0),
+        "transposed": torch.randn(400, 500).t(),
+        "negated lazily": torch.randn(300, 400, dtype=torch.complex64).conj().imag,
+        "a part": torch.randn(900, 300)[7:800],
+    }
+    targets = {name: torch.full(tuple(tensor.shape), 7, dtype=tensor.dtype) for name, tensor in tensors.items()}
+    running = threading.active_count()
+
+    copy_into(targets, tensors)
+
+    for name, tensor in tensors.items():
+        assert torch.equal(targets[name], tensor), name
+    assert threading.active_count() == running
