@@ -1,0 +1,265 @@
+"""The training script that bench_save.py measures: one state, and everybody saves it in turn, round after round.
+
+Runs under `harness run`, so that its Checkpointer and the agent are those of a user. In each round
+everybody is measured twice: alone, for the stall, the time until durable and the CPU of the whole machine; and beside a
+training loop, for what that loop loses. Before each the disk is idle, and the agent has nothing left to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from circumstances import ROOT
+from gpt_state import Size, State, gpt_state
+from limits import THREADS, Limits, direct_writes
+from peers import ASYNCHRONOUS, SAVE_PEERS, Durable, one_process_group
+
+sys.path.insert(0, str(ROOT))
+
+from harness import Checkpointer
+
+OURS = "ours"
+PATIENCE_S = 120.0
+POLL_S = 0.001
+QUIET_S = 0.3
+BASELINE_S = 0.6
+
+
+class Contender(Protocol):
+    """Somebody who saves."""
+
+    def save(self, state: State, target: Path) -> Durable: ...
+
+    def boundary(self) -> None: ...
+
+    def settle(self, meanwhile: Callable[[], None]) -> None: ...
+
+
+@dataclass
+class Figures:
+    """What was measured of one contender, a number for each round.
+
+    Attributes:
+        stall_s: how long the save blocks.
+        durable_s: from the beginning of the save.
+        cpu_s_per_gb: of the whole machine, until durable.
+        lost_s: training time lost until durable.
+        lost_after_s: what it costs in all, where something is left to do afterwards.
+        cpu_after_s_per_gb: likewise.
+    """
+
+    stall_s: list[float] = field(default_factory=list)
+    durable_s: list[float] = field(default_factory=list)
+    cpu_s_per_gb: list[float] = field(default_factory=list)
+    lost_s: list[float] = field(default_factory=list)
+    lost_after_s: list[float] = field(default_factory=list)
+    cpu_after_s_per_gb: list[float] = field(default_factory=list)
+
+
+class Peer:
+    """One of the others."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self._peer = SAVE_PEERS[name](directory)
+        self.save = self._peer.save
+        self.close = self._peer.close
+
+    def boundary(self) -> None: ...
+
+    def settle(self, meanwhile: Callable[[], None]) -> None: ...
+
+
+class Ours:
+    """The Checkpointer, and the agent that is this process's parent."""
+
+    def __init__(self, state: State) -> None:
+        self._ckpt = Checkpointer(accumulate=1, model=state.model, optimizer=state.optimizer)
+        self._ckpt.resume()
+        self.boundary = self._ckpt.step
+        self._ckpt.save()  # the first boundaries plan the layout, and pass until there is a slot
+        _wait(lambda: self._ckpt.durable_step is not None, lambda: (self.boundary(), time.sleep(POLL_S)))
+
+    def save(self, _state: State, _target: Path) -> Durable:
+        self._ckpt.save()
+        self._ckpt.step()
+        step = self._ckpt.step_count
+
+        def durable() -> bool:
+            reached = self._ckpt.durable_step or 0
+            if reached > step:
+                raise AssertionError(f"the snapshot of step {step} was taken at {reached}: no slot was free")
+            return reached == step
+
+        return durable
+
+    def settle(self, meanwhile: Callable[[], None]) -> None:
+        """Wait until the agent has read back what it wrote, deleted what is old, and does nothing any more."""
+        before, since, looked_at = _activity(os.getppid()), time.monotonic(), 0.0
+        while time.monotonic() - since < QUIET_S:
+            meanwhile()
+            if time.monotonic() - looked_at > QUIET_S / 10:
+                looked_at = time.monotonic()
+                now = _activity(os.getppid())
+                if now - before > 1.0:
+                    before, since = now, looked_at
+
+
+class Training:
+    """A training loop that keeps the cores busy with arithmetic, as one on a CPU does."""
+
+    def __init__(self) -> None:
+        self._model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024))
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6)
+        self._batch = torch.rand(64, 1024)
+
+    def step(self) -> None:
+        self._model(self._batch).square().mean().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def step_s(self) -> float:
+        """Seconds that a step takes while nobody saves."""
+        count, began = 0, time.perf_counter()
+        while (took := time.perf_counter() - began) < BASELINE_S:
+            self.step()
+            count += 1
+        return took / count
+
+
+class Session:
+    """The state, and how a save of it is measured."""
+
+    def __init__(self, state: State, directory: Path) -> None:
+        self._state, self._directory = state, directory
+        self._training = Training()
+        self._gb = state.bytes / 1e9
+
+    def alone(self, contender: Contender, figures: Figures) -> None:
+        self._begin()
+        cpu, began = _machine_cpu_s(), time.perf_counter()
+        durable = contender.save(self._state, self._directory / "target")
+        figures.stall_s.append(time.perf_counter() - began)
+        _wait(durable, lambda: time.sleep(POLL_S))
+        figures.durable_s.append(time.perf_counter() - began)
+        figures.cpu_s_per_gb.append((_machine_cpu_s() - cpu) / self._gb)
+        contender.settle(lambda: time.sleep(POLL_S))
+        figures.cpu_after_s_per_gb.append((_machine_cpu_s() - cpu) / self._gb)
+        self._end()
+
+    def while_training(self, contender: Contender, figures: Figures) -> None:
+        self._begin()
+        step_s, steps = self._training.step_s(), 0
+        began = time.perf_counter()
+
+        def train() -> None:
+            nonlocal steps
+            self._training.step()
+            contender.boundary()
+            steps += 1
+
+        durable = contender.save(self._state, self._directory / "target")
+        _wait(durable, train)
+        figures.lost_s.append(time.perf_counter() - began - steps * step_s)
+        contender.settle(train)
+        figures.lost_after_s.append(time.perf_counter() - began - steps * step_s)
+        self._end()
+
+    def _begin(self) -> None:
+        os.sync()
+
+    def _end(self) -> None:
+        shutil.rmtree(self._directory / "target", ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("size", type=Size.parse)
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("peers", nargs="*")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(THREADS)
+    with one_process_group():
+        found = measure(options.directory, options.size, options.rounds, options.peers)
+    written = options.directory / "result.part"
+    written.write_text(json.dumps(found))
+    written.rename(options.directory / "result.json")
+
+
+def measure(directory: Path, size: Size, rounds: int, names: list[str]) -> dict[str, object]:
+    """What `bench_save.py` reads: bytes, limits, figures by contender, and who is not here."""
+    state = gpt_state(size)
+    contenders: dict[str, Contender] = {}
+    absent: dict[str, str] = {}
+    for name in names:  # before ours: one of them forks
+        try:
+            contenders[name] = Peer(name, directory)
+        except ImportError as err:
+            absent[name] = f"not installed: {err}"
+    contenders[OURS] = Ours(state)
+    limits, session = Limits(state.bytes), Session(state, directory)
+    direct = direct_writes(directory)
+    results = {name: Figures() for name in contenders}
+    copy_s: list[float] = []
+    write_s: list[float] = []
+    for number in range(rounds + 1):
+        if number == 1:  # the first round faults memory in, makes plans, and is not counted
+            results = {name: Figures() for name in contenders}
+            copy_s, write_s = [], []
+        os.sync()
+        copy_s.append(limits.copy_s())
+        if direct:
+            write_s.append(limits.write_s(directory / "limit"))
+            (directory / "limit").unlink()
+        for name, contender in contenders.items():
+            session.alone(contender, results[name])
+            if name == OURS or name in ASYNCHRONOUS:
+                session.while_training(contender, results[name])
+            else:
+                results[name].lost_s.append(results[name].stall_s[-1])
+    for contender in contenders.values():
+        if isinstance(contender, Peer):
+            contender.close()
+    figures = {name: vars(found) for name, found in results.items()}
+    return {"bytes": state.bytes, "copy_s": copy_s, "write_s": write_s, "figures": figures, "absent": absent}
+
+
+def _wait(durable: Durable, meanwhile: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not durable():
+        meanwhile()
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"not durable after {PATIENCE_S:g} s")
+
+
+def _machine_cpu_s() -> float:
+    """CPU seconds that the whole machine has been busy: kernel threads write files back, too."""
+    user, nice, system, _idle, _wait, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _activity(pid: int) -> float:
+    """What a process has done so far, in ticks of CPU and in MB: one of either is something."""
+    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    done = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return (
+        ticks / 2 + (int(done["read_bytes"]) + int(done["write_bytes"]) + int(done["rchar"]) + int(done["wchar"])) / 1e6
+    )
+
+
+if __name__ == "__main__":
+    main()
