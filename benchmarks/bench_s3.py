@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from circumstances import Row, at_most, circumstances, environment, show, spread
+from processes import own_mb
 from s3_peers import PEERS, REGION, Endpoint, NotPossible
 from s3_sink import content, write_certificates
 
@@ -95,7 +96,7 @@ def cost(found: list[Result]) -> float:
 def measure(name: str, endpoint: Endpoint, size: int) -> dict[str, object]:
     """In a process of its own: what `Result` holds."""
     memory, warm = shared_memory(size), shared_memory(WARM_UP_BYTES)
-    before_mb = own_mb()
+    before_mb = own_mb(os.getpid())
     try:
         peer = PEERS[name](endpoint)
     except ImportError:
@@ -109,7 +110,7 @@ def measure(name: str, endpoint: Endpoint, size: int) -> dict[str, object]:
         if memory[at : at + 64] != content(at, 64):
             raise AssertionError(f"{name}: wrong bytes at {at}")
     rates, costs = zip(*figures, strict=True)
-    return {"gb_per_s": rates, "cpu_s_per_gb": costs, "own_mb": own_mb() - before_mb}
+    return {"gb_per_s": rates, "cpu_s_per_gb": costs, "own_mb": own_mb(os.getpid()) - before_mb}
 
 
 def timed(call: Callable[[], None], size: int) -> tuple[float, float]:
@@ -176,11 +177,6 @@ def shared_memory(size: int) -> memoryview:
 def cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def own_mb() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) / 1000
 
 
 def parse() -> argparse.Namespace:

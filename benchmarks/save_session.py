@@ -24,6 +24,7 @@ from circumstances import ROOT
 from gpt_state import Size, State, gpt_state
 from limits import THREADS, Limits, direct_writes
 from peers import ASYNCHRONOUS, SAVE_PEERS, Durable, one_process_group
+from processes import Quiet, machine_cpu_s
 
 sys.path.insert(0, str(ROOT))
 
@@ -32,7 +33,6 @@ from harness import Checkpointer
 OURS = "ours"
 PATIENCE_S = 120.0
 POLL_S = 0.001
-QUIET_S = 0.3
 BASELINE_S = 0.6
 
 
@@ -105,14 +105,9 @@ class Ours:
 
     def settle(self, meanwhile: Callable[[], None]) -> None:
         """Wait until the agent has read back what it wrote, deleted what is old, and does nothing any more."""
-        before, since, looked_at = _activity(os.getppid()), time.monotonic(), 0.0
-        while time.monotonic() - since < QUIET_S:
+        quiet = Quiet(os.getppid())
+        while not quiet():
             meanwhile()
-            if time.monotonic() - looked_at > QUIET_S / 10:
-                looked_at = time.monotonic()
-                now = _activity(os.getppid())
-                if now - before > 1.0:
-                    before, since = now, looked_at
 
 
 class Training:
@@ -147,14 +142,14 @@ class Session:
 
     def alone(self, contender: Contender, figures: Figures) -> None:
         self._begin()
-        cpu, began = _machine_cpu_s(), time.perf_counter()
+        cpu, began = machine_cpu_s(), time.perf_counter()
         durable = contender.save(self._state, self._directory / "target")
         figures.stall_s.append(time.perf_counter() - began)
         _wait(durable, lambda: time.sleep(POLL_S))
         figures.durable_s.append(time.perf_counter() - began)
-        figures.cpu_s_per_gb.append((_machine_cpu_s() - cpu) / self._gb)
+        figures.cpu_s_per_gb.append((machine_cpu_s() - cpu) / self._gb)
         contender.settle(lambda: time.sleep(POLL_S))
-        figures.cpu_after_s_per_gb.append((_machine_cpu_s() - cpu) / self._gb)
+        figures.cpu_after_s_per_gb.append((machine_cpu_s() - cpu) / self._gb)
         self._end()
 
     def while_training(self, contender: Contender, figures: Figures) -> None:
@@ -242,23 +237,6 @@ def _wait(durable: Durable, meanwhile: Callable[[], object]) -> None:
         meanwhile()
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"not durable after {PATIENCE_S:g} s")
-
-
-def _machine_cpu_s() -> float:
-    """CPU seconds that the whole machine has been busy: kernel threads write files back, too."""
-    user, nice, system, _idle, _wait, irq, softirq, *_ = map(
-        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-    )
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def _activity(pid: int) -> float:
-    """What a process has done so far, in ticks of CPU and in MB: one of either is something."""
-    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    done = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return (
-        ticks / 2 + (int(done["read_bytes"]) + int(done["write_bytes"]) + int(done["rchar"]) + int(done["wchar"])) / 1e6
-    )
 
 
 if __name__ == "__main__":
