@@ -22,7 +22,8 @@ Row = dict[str, object]
 
 def circumstances(libraries: Sequence[str]) -> dict[str, str]:
     """The three lines without which a number is a rumour."""
-    command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    options = [option for option in sys.argv[1:] if option != "--json"]
+    command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *options]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     versions = [f"{name} {version}" for name in libraries if (version := version_of(name))]
     return {

@@ -66,12 +66,12 @@ class State:
             tensor.zero_()
 
 
-def gpt_state(size: Size) -> State:
+def gpt_state(size: Size, seed: int = 1) -> State:
     """A state of about `size`, the same at each call."""
     count = size.gb * 1e9 / size.dtype.itemsize / 3  # a parameter and two moments
     model = Gpt(_width(count), size.dtype)
     optimizer = torch.optim.AdamW(model.parameters())
-    block = torch.rand(1 << 20, generator=torch.Generator().manual_seed(1)).to(size.dtype)
+    block = torch.rand(1 << 20, generator=torch.Generator().manual_seed(seed)).to(size.dtype)
     for parameter in model.parameters():
         moments = {"exp_avg": torch.empty_like(parameter), "exp_avg_sq": torch.empty_like(parameter)}
         optimizer.state[parameter] = {"step": torch.tensor(7.0), **moments}
