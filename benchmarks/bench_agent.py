@@ -7,7 +7,7 @@
 
 Starts real `harness run`s against the metadata simulator, with this script as the trainer, and looks on from outside.
 
-    python benchmarks/bench_agent.py [--starts 11] [--idle-s 10] [--mb 400,6000] [--check] [--json]
+    python benchmarks/bench_agent.py [--starts 11] [--saves 3] [--idle-s 10] [--mb 400,6000] [--check] [--json]
 
 The S3 server holds a snapshot in memory, beside the slot: twice `--mb` is needed.
 """
@@ -39,7 +39,6 @@ from tests.support.s3_server import serving
 
 BAR_ANSWER_S, BAR_OWN_MB, BAR_OWN_MB_S3, BAR_OWN_MB_LARGE, BAR_CPU_PERCENT = 0.5, 90.0, 120.0, 200.0, 1.0
 LARGE_MB = 1000
-SAVES = 3
 SAVE_AT_STEP = 3
 SAVE_S, SLOWEST_MB_S = 60.0, 20.0
 STEP_S = 0.02
@@ -55,7 +54,9 @@ def main() -> int:
         directory = Path(name)
         answers = [first_answer_s(directory / f"start-{number}") for number in range(options.starts)]
         idle = idle_figures(directory / "idle", options.idle_s)
-        saving = [result for mb in options.mb for result in own_memory(directory, mb)]
+        saving = [
+            result for mb in options.mb for result in own_memory(directory, mb, 1 if mb >= LARGE_MB else options.saves)
+        ]
     results = [
         Result("first metadata answer", "s", answers, BAR_ANSWER_S),
         Result("own memory, idle", "MB", [idle.own_mb], BAR_OWN_MB),
@@ -127,12 +128,11 @@ def idle_figures(directory: Path, idle_s: float) -> Idle:
         return Idle(own_mb(pid), 100 * busy)
 
 
-def own_memory(directory: Path, mb: int) -> list[Result]:
+def own_memory(directory: Path, mb: int, saves: int) -> list[Result]:
     """While saving to a directory, and while uploading as well."""
     large = mb >= LARGE_MB
-    saves = range(1 if large else SAVES)
     saving, to_s3 = [], []
-    for number in saves:
+    for number in range(saves):
         saving.append(own_mb_while_saving(directory / f"save-{mb}-{number}", mb))
         with serving() as url:  # a server for each: it forgets nothing
             to_s3.append(own_mb_while_saving(directory / f"s3-{mb}-{number}", mb, url))
@@ -219,6 +219,7 @@ def train(mb: int) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--starts", type=int, default=11)
+    parser.add_argument("--saves", type=int, default=3, help=f"below {LARGE_MB} MB; above it is one")
     parser.add_argument("--idle-s", type=float, default=10.0)
     parser.add_argument("--mb", type=lambda text: [int(mb) for mb in text.split(",")], default="400")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")

@@ -1,0 +1,104 @@
+"""Every benchmark runs, at a size that says nothing; and a bar that is missed is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+QUICK = {
+    "step": ["--steps", "100", "--rounds", "5"],
+    "agent": ["--starts", "1", "--saves", "1", "--idle-s", "0.5", "--mb", "4"],
+    "s3": ["--quick"],
+    "save": ["--sizes", "0.01", "--rounds", "1", "--peers", "safetensors", "DCP async_save, thread"],
+    "load": ["--sizes", "0.01", "--rounds", "1"],
+}
+
+pytestmark = pytest.mark.slow
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=150)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_benchmark_ends_in_verdicts(name: str) -> None:
+    done = python(str(BENCHMARKS / f"bench_{name}.py"), *QUICK[name], "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {"command", "machine", "versions"} < document.keys()
+    assert "--json" not in document["command"]
+    assert document["rows"]
+    assert all(verdict["question"] and verdict["bar"] and verdict["measured"] for verdict in document["verdicts"])
+    assert document["verdicts"]
+
+
+@pytest.mark.parametrize(("bar", "code"), [("0", 1), ("1e9", 0)])
+def test_a_check_fails_when_a_bar_is_missed_and_only_then(bar: str, code: int) -> None:
+    script = f"import sys, bench_step; bench_step.BAR_US = {bar}; sys.exit(bench_step.main())"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); {script}",
+            *QUICK["step"],
+            "--check",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code
+    assert ("NO" if code else "yes") in done.stdout
+
+
+def test_all_benchmarks_make_one_table_that_replaces_the_one_in_the_readme(tmp_path: Path) -> None:
+    shutil.copytree(BENCHMARKS, tmp_path / "benchmarks")
+    for name in ("harness", "cloud", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = python(str(tmp_path / "benchmarks" / "run_all"), "--quick", "--only", "step", "--write")
+    assert done.returncode == 0, done.stderr
+    readme = (tmp_path / "benchmarks" / "README.md").read_text()
+    assert readme.startswith((BENCHMARKS / "README.md").read_text().partition("## Results")[0])
+    table = readme.partition("## Results\n\n")[2]
+    assert done.stdout.endswith(table)
+    assert table.count("\n") == 3
+    assert "(results/step.md)" in table
+    result = (tmp_path / "benchmarks" / "results" / "step.md").read_text()
+    assert result.startswith("# bench_step\n\nWhat does a normal step cost")
+    assert "    machine    " in result
+
+
+def test_what_a_peer_does_better_than_the_bar_allows_is_told() -> None:
+    """Ours against figures that are made up: by the medians, and by the peer that is nearest."""
+    script = """
+import json, sys
+from bench_save import Found, judge
+from gpt_state import Size
+
+def figures(stall, durable, lost, cpu):
+    return {"stall_s": [stall] * 3, "durable_s": [durable] * 3, "lost_s": [lost, lost, 99], "cpu_s_per_gb": [cpu] * 3}
+
+ours, near, far = figures(1.0, 2.0, 1.0, 0.2), figures(0.8, 3.0, 3.9, 0.7), figures(5.0, 9.0, 9.0, 5.0)
+names = {"ours": ours, "DCP async_save, thread": near, "torchsnapshot async_take": far}
+found = Found(bytes=2 * 10**9, copy_s=[0.8] * 3, write_s=[0.7] * 3, figures=names, absent={})
+print(json.dumps([[verdict.question, verdict.measured, verdict.met] for verdict in judge(Size.parse("2"), [found])]))
+"""
+    done = python("-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{script}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["2 GB: training time lost for a checkpoint, DCP async_save, thread / ours", "3.9", False],
+        ["2 GB: stall, ours / memcpy", "1.25", True],
+        ["2 GB: stall, DCP async_save, thread / ours", "0.8", False],
+        ["2 GB: durable, ours / memcpy and O_DIRECT write", "1.33", False],
+        ["2 GB: durable, DCP async_save, thread / ours", "1.5", False],
+        ["2 GB: CPU of a GB, DCP async_save, thread / ours", "3.5", True],
+    ]
