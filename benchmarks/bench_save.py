@@ -37,7 +37,7 @@ from typing import Any
 from circumstances import Row, Verdict, at_least, at_most, circumstances, environment, show, spread
 from gpt_state import Size
 from limits import BUFFER_BYTES
-from peers import ASYNCHRONOUS, LIBRARIES, SAVE_PEERS, STAGES
+from peers import ASYNCHRONOUS, LIBRARIES, SAVE_PEERS, STAGES, clean_up_after_dlrover
 from save_session import OURS
 
 BAR_LOST, BAR_STALL_LIMIT, BAR_STALL_PEER = 4.0, 1.35, 0.9
@@ -46,6 +46,7 @@ STALL_LIMIT_FROM_GB = 2.0
 SPARE_BYTES = 2 * BUFFER_BYTES + 3 * 10**9  # for limits, torch, and files on their way to the disk
 TWO_SLOTS_FROM_BYTES = 32 << 30
 PATIENCE_S = 3600.0
+LEAST = 0.001  # differences below it are noise
 
 
 def main() -> int:
@@ -69,6 +70,7 @@ class Found:
     bytes: int
     copy_s: list[float]
     write_s: list[float]
+    error: list[float]
     figures: dict[str, dict[str, list[float]]]
     absent: dict[str, str]
 
@@ -109,7 +111,7 @@ def session(base: Path | None, size: Size, rounds: int, peers: Sequence[str]) ->
                 *("--metadata", "off", "--every-s", "100000", "--keep-last", "1", "--max-crashes", "1", "--"),
                 *(sys.executable, str(script), str(directory), str(size), str(rounds), *peers),
             ],
-            env=environment(XDG_RUNTIME_DIR=name),
+            env=environment(XDG_RUNTIME_DIR=name, TORCHELASTIC_RUN_ID=directory.name),
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -122,6 +124,7 @@ def session(base: Path | None, size: Size, rounds: int, peers: Sequence[str]) ->
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            clean_up_after_dlrover(directory.name)
 
 
 def wait_for(result: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -145,6 +148,8 @@ def rows_of(size: Size, found: Sequence[Found]) -> list[Row]:
     limit = {"stall, s": spread(copies), "durable, s": spread(both) if both else "O_DIRECT refused"}
     rows: list[Row] = [row(what, "limit: memcpy, O_DIRECT write", limit)]
     ours = {key: [one for session in found for one in session.figures[OURS][key]] for key in found[0].figures[OURS]}
+    error = {"training lost, s": spread([one for session in found for one in session.error])}
+    rows += [row(what, "nobody, for 1 s", error)]
     rows += [row(what, OURS, cells(ours)), row(what, "ours, and read back", after(ours))]
     for session in found:
         rows += [row(what, name, cells(figures)) for name, figures in session.figures.items() if name != OURS]
@@ -180,7 +185,7 @@ def judge(size: Size, found: Sequence[Found]) -> list[Verdict]:
     def best(what: str, names: frozenset[str]) -> tuple[float, str] | None:
         """The peer that is nearest to ours, of the same session."""
         ratios = [
-            (session.median(name, what) / max(session.median(OURS, what), 1e-6), name)
+            (session.median(name, what) / max(session.median(OURS, what), LEAST), name)
             for session in found
             for name in session.figures
             if name in names
@@ -193,7 +198,7 @@ def judge(size: Size, found: Sequence[Found]) -> list[Verdict]:
 
     def hold(question: str, bar: float, ours: Sequence[float], limits: Sequence[float]) -> None:
         verdicts.append(
-            at_most(f"{size.words}: {question}", bar, statistics.median(ours) / max(statistics.median(limits), 1e-6))
+            at_most(f"{size.words}: {question}", bar, statistics.median(ours) / max(statistics.median(limits), LEAST))
         )
 
     compare("training time lost for a checkpoint", BAR_LOST, "lost_s", ASYNCHRONOUS)

@@ -8,7 +8,6 @@ their own. Nobody computes sums: torch.save's CRC-32 is off.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -150,7 +149,6 @@ class DlroverFlash:
     """
 
     def __init__(self, directory: Path) -> None:
-        os.environ.setdefault("TORCHELASTIC_RUN_ID", f"bench-{os.getpid()}")  # its names of sockets and shared memory
         torch.serialization.set_crc32_options(False)
         from dlrover.python.common.constants import CheckpointConstant
         from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
@@ -178,11 +176,7 @@ class DlroverFlash:
 
     def close(self) -> None:
         self._background.shutdown()
-        engine = self._checkpointer._engine
-        engine._shm_handler.unlink()
-        engine.close()
-        engine.saver_proc.terminate()
-        shutil.rmtree(Path("/tmp/ckpt_sock", os.environ["TORCHELASTIC_RUN_ID"]), ignore_errors=True)
+        self._checkpointer._engine.close()
 
 
 SAVE_PEERS: dict[str, Callable[[Path], SavePeer]] = {
@@ -236,6 +230,13 @@ LOAD_PEERS: dict[str, tuple[str, Callable[[State, Path], None]]] = {
     "DCP.load": ("DCP save", load_dcp),
 }
 """Who wrote what it loads, and how."""
+
+
+def clean_up_after_dlrover(name: str) -> None:
+    """Delete what it leaves behind when it is killed: its names have TORCHELASTIC_RUN_ID in them."""
+    shutil.rmtree(Path("/tmp/ckpt_sock", name), ignore_errors=True)
+    for path in Path("/dev/shm").glob(f"{name}_*"):
+        path.unlink()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import sys
 import time
 import warnings
@@ -110,6 +111,18 @@ class Ours:
             meanwhile()
 
 
+@dataclass(frozen=True)
+class Trained:
+    """So many steps in so many seconds."""
+
+    seconds: float
+    steps: int
+
+    def lost_s(self, step_s: float) -> float:
+        """Beyond what they take while nobody saves."""
+        return self.seconds - self.steps * step_s
+
+
 class Training:
     """A training loop that keeps the cores busy with arithmetic, as one on a CPU does."""
 
@@ -123,13 +136,13 @@ class Training:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def step_s(self) -> float:
-        """Seconds that a step takes while nobody saves."""
+    def run(self, seconds: float) -> Trained:
+        """Train, while nobody saves."""
         count, began = 0, time.perf_counter()
-        while (took := time.perf_counter() - began) < BASELINE_S:
+        while (took := time.perf_counter() - began) < seconds:
             self.step()
             count += 1
-        return took / count
+        return Trained(took, count)
 
 
 class Session:
@@ -139,6 +152,8 @@ class Session:
         self._state, self._directory = state, directory
         self._training = Training()
         self._gb = state.bytes / 1e9
+        self._baselines: list[Trained] = []
+        self._trained: dict[str, list[tuple[Trained, Trained]]] = {}
 
     def alone(self, contender: Contender, figures: Figures) -> None:
         self._begin()
@@ -152,9 +167,10 @@ class Session:
         figures.cpu_after_s_per_gb.append((machine_cpu_s() - cpu) / self._gb)
         self._end()
 
-    def while_training(self, contender: Contender, figures: Figures) -> None:
+    def while_training(self, name: str, contender: Contender) -> None:
         self._begin()
-        step_s, steps = self._training.step_s(), 0
+        self._baselines.append(self._training.run(BASELINE_S))
+        steps = 0
         began = time.perf_counter()
 
         def train() -> None:
@@ -165,10 +181,24 @@ class Session:
 
         durable = contender.save(self._state, self._directory / "target")
         _wait(durable, train)
-        figures.lost_s.append(time.perf_counter() - began - steps * step_s)
+        until_durable = Trained(time.perf_counter() - began, steps)
         contender.settle(train)
-        figures.lost_after_s.append(time.perf_counter() - began - steps * step_s)
+        in_all = Trained(time.perf_counter() - began, steps)
+        self._trained.setdefault(name, []).append((until_durable, in_all))
         self._end()
+
+    def forget(self) -> None:
+        """What was trained so far warmed up."""
+        self._baselines.clear()
+        self._trained.clear()
+
+    def judge(self, results: dict[str, Figures]) -> list[float]:
+        """Note what each lost; what a second is said to lose in which nobody saves: the error of it all."""
+        step_s = statistics.median(trained.seconds / trained.steps for trained in self._baselines)
+        for name, pairs in self._trained.items():
+            results[name].lost_s = [until_durable.lost_s(step_s) for until_durable, _ in pairs]
+            results[name].lost_after_s = [in_all.lost_s(step_s) for _, in_all in pairs]
+        return [trained.lost_s(step_s) / trained.seconds for trained in self._baselines]
 
     def _begin(self) -> None:
         os.sync()
@@ -212,6 +242,7 @@ def measure(directory: Path, size: Size, rounds: int, names: list[str]) -> dict[
     for number in range(rounds + 1):
         if number == 1:  # the first round faults memory in, makes plans, and is not counted
             results = {name: Figures() for name in contenders}
+            session.forget()
             copy_s, write_s = [], []
         os.sync()
         copy_s.append(limits.copy_s())
@@ -221,14 +252,16 @@ def measure(directory: Path, size: Size, rounds: int, names: list[str]) -> dict[
         for name, contender in contenders.items():
             session.alone(contender, results[name])
             if name == OURS or name in ASYNCHRONOUS:
-                session.while_training(contender, results[name])
+                session.while_training(name, contender)
             else:
                 results[name].lost_s.append(results[name].stall_s[-1])
     for contender in contenders.values():
         if isinstance(contender, Peer):
             contender.close()
+    error = session.judge(results)
     figures = {name: vars(found) for name, found in results.items()}
-    return {"bytes": state.bytes, "copy_s": copy_s, "write_s": write_s, "figures": figures, "absent": absent}
+    limits_s = {"copy_s": copy_s, "write_s": write_s}
+    return {"bytes": state.bytes, **limits_s, "error": error, "figures": figures, "absent": absent}
 
 
 def _wait(durable: Durable, meanwhile: Callable[[], object]) -> None:
