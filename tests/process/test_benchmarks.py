@@ -13,10 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
+STEP = ["--steps", "100", "--rounds", "5"]
 QUICK = {
-    "step": ["--steps", "100", "--rounds", "5"],
     "agent": ["--starts", "1", "--saves", "1", "--idle-s", "0.5", "--mb", "4"],
     "s3": ["--quick"],
+    "unchanged": ["--mb", "4"],
     "save": ["--sizes", "0.01", "--rounds", "1", "--peers", "safetensors", "DCP async_save, thread"],
     "load": ["--sizes", "0.01", "--rounds", "1"],
 }
@@ -48,7 +49,7 @@ def test_a_check_fails_when_a_bar_is_missed() -> None:
             sys.executable,
             "-c",
             f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); {script}",
-            *QUICK["step"],
+            *STEP,
             "--check",
         ],
         stdout=subprocess.PIPE,
