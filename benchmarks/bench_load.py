@@ -1,12 +1,10 @@
 """How soon is a cold, verified snapshot in the live state? Good enough is:
 
 - the best of safe_open and a copy, torch.load and a copy, DCP.load: at least 1.8 times ours;
-- at most 1.25 times a plain O_DIRECT read of as many bytes into memory that is there already;
-- fetched while the trainer imports and builds its model: the first step at most 1.15 times the longer of the two
-  after the agent's start, and the restore.
+- at most 1.25 times a plain O_DIRECT read of as many bytes into memory that is there already.
 
 Ours is a start of `harness run` that resumes, with every byte compared with its committed checksum: what the agent
-fetches and what the trainer restores, one after the other; and another start in which they overlap, as in earnest. The
+fetches and what the trainer restores, one after the other; and another start in which they overlap, as in earnest (its bar is bench_resume_overlap.py's). The
 others compare nothing. In each round everybody reads once, in a new process, files that were taken out of the page
 cache just before.
 
@@ -39,7 +37,7 @@ from gpt_state import Size
 from limits import make_cold
 from load_session import LIMIT
 
-BAR_PEER, BAR_LIMIT, BAR_OVERLAP = 1.8, 1.25, 1.15
+BAR_PEER, BAR_LIMIT = 1.8, 1.25
 SCRIPT = Path(__file__).with_name("load_session.py")
 PATIENCE_S = 600.0
 
@@ -81,12 +79,6 @@ class Found:
     @property
     def ours(self) -> list[float]:
         return [fetch + restore for fetch, restore in zip(self.fetch, self.restore, strict=True)]
-
-    @property
-    def stretch(self) -> list[float]:
-        """The way to the restore, as a multiple of the longer of what overlaps."""
-        rounds = zip(self.first_step, self.restore, self.fetch, self.loaded, strict=True)
-        return [(first - restore) / max(fetch, loaded) for first, restore, fetch, loaded in rounds]
 
 
 def measure(directory: Path, size: Size, rounds: int) -> Found:
@@ -207,11 +199,6 @@ def judge(size: Size, found: Found) -> list[Verdict]:
     return [
         at_least(f"{size.words}: cold resume, {nearest} / ours, verified", BAR_PEER, medians[nearest] / ours),
         at_most(f"{size.words}: cold resume, ours, verified / O_DIRECT read", BAR_LIMIT, ours / limit),
-        at_most(
-            f"{size.words}: first step − restore / the longer of fetch, import and construction",
-            BAR_OVERLAP,
-            statistics.median(found.stretch),
-        ),
     ]
 
 

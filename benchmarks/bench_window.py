@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from circumstances import Row, circumstances, environment, show
+from circumstances import Row, at_most, circumstances, environment, show
 
 BAR = 1.3
 PIECE = 16 * 1024 * 1024
@@ -47,10 +47,10 @@ def main() -> int:
     ratio = statistics.median(ours / limit for ours, limit in zip(found[OURS], found[LIMIT], strict=True))
     around = circumstances(["torch"])
     around["memory"] = "limited to the state and a quarter" if limited else "NOT LIMITED: no cgroup can be made here"
-    show(around, [row(name, seconds, options.gb) for name, seconds in found.items()], as_json=options.json)
-    if not options.json:
-        print(f"\nours / limit: {ratio:.2f}; the bar is {BAR:g}: {'good enough' if ratio <= BAR else 'TOO MUCH'}")
-    return 1 if options.check and ratio > BAR else 0
+    verdict = at_most("stall where memory holds no slot, ours / O_DIRECT write", BAR, ratio)
+    rows = [row(name, seconds, options.gb) for name, seconds in found.items()]
+    show(around, rows, [verdict], as_json=options.json)
+    return 1 if options.check and not verdict.met else 0
 
 
 def row(name: str, seconds: Sequence[float], size_gb: float) -> Row:

@@ -19,6 +19,7 @@ QUICK = {
     "s3": ["--quick"],
     "unchanged": ["--mb", "4"],
     "save": ["--sizes", "0.01", "--rounds", "1", "--peers", "safetensors", "DCP async_save, thread"],
+    "window": ["--gb", "0.05", "--rounds", "1"],
     "load": ["--sizes", "0.01", "--rounds", "1"],
 }
 
