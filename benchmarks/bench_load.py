@@ -4,9 +4,9 @@
 - at most 1.25 times a plain O_DIRECT read of as many bytes into memory that is there already.
 
 Ours is a start of `harness run` that resumes, with every byte compared with its committed checksum: what the agent
-fetches and what the trainer restores, one after the other; and another start in which they overlap, as in earnest (its bar is bench_resume_overlap.py's). The
-others compare nothing. In each round everybody reads once, in a new process, files that were taken out of the page
-cache just before.
+fetches and what the trainer restores, one after the other; and another start in which they overlap, as in earnest,
+whose bar is that of bench_resume_overlap.py. The others compare nothing. In each round everybody reads once, in a new
+process, files that were taken out of the page cache just before.
 
     python benchmarks/bench_load.py [--sizes 0.4,2] [--rounds 5] [--directory /mnt/disk] [--check] [--json]
 
