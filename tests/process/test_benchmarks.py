@@ -17,7 +17,7 @@ STEP = ["--steps", "100", "--rounds", "5"]
 QUICK = {
     "agent": ["--starts", "1", "--saves", "1", "--idle-s", "0.5", "--mb", "4"],
     "s3": ["--quick"],
-    "unchanged": ["--mb", "4"],
+    "unchanged": ["--mb", "40", "--rounds", "1"],
     "save": ["--sizes", "0.01", "--rounds", "1", "--peers", "safetensors", "DCP async_save, thread"],
     "window": ["--gb", "0.05", "--rounds", "1"],
     "load": ["--sizes", "0.01", "--rounds", "1"],
