@@ -2,7 +2,8 @@
 
 Nothing can take a snapshot of a changing state without copying it once; that copy, by two threads with memcpy between
 two flat blocks of warm memory, is the limit. The state is a GPT's in fp32, with AdamW's moments. Snapshots are taken
-as by a Checkpointer, by a Stager into a real slot; the agent is left out, since the loop never waits for it.
+as by a Checkpointer, by a Stager into a real slot; the agent is left out, since the loop never waits for it. The
+largest size is judged: in a small one Python's part counts.
 
 Also shown: what of the stall is Python over hundreds of tensors, whatever their size; torch's own copy into the slot;
 how fast a new slot's pages are mapped, and the longest that another thread waited for the GIL meanwhile; and with
@@ -24,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from circumstances import ROOT, Row, circumstances, show
+from circumstances import ROOT, Row, at_most, circumstances, show
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -35,7 +36,7 @@ from harness.trainer import state
 from harness.trainer.overlap import PROOFS, Overlap
 from harness.trainer.stager import Stager
 
-BAR, BAR_FROM_GB = 1.35, 1.9
+BAR = 1.35
 LAYERS, VOCABULARY = 24, 512
 LATE_STEPS = 4
 
@@ -45,17 +46,15 @@ def main() -> int:
     options = parse()
     torch.set_num_threads(2)
     rows: list[Row] = []
-    missed = False
-    for gb in options.gb:
+    for gb in sorted(options.gb):
         taken = Snapshots(gb)
         rounds = [taken.round() for _ in range(options.rounds)]
         ratios = [one.stall_s / one.flat_s for one in rounds]
-        judged = gb >= BAR_FROM_GB
-        missed |= judged and statistics.median(ratios) > BAR
+        verdict = at_most(f"{taken.gb:.1f} GB: stall of a Stager alone / flat copy", BAR, statistics.median(ratios))
         rows += [
             row(f"{taken.gb:.2f} GB: flat copy, ms", [1e3 * one.flat_s for one in rounds]),
             row("stall, ms", [1e3 * one.stall_s for one in rounds]),
-            row(f"stall / flat copy ({taken.tensors} tensors)", ratios, BAR if judged else None),
+            row(f"stall / flat copy ({taken.tensors} tensors)", ratios),
             row("of the stall, all but the copy, ms", [1e3 * one.rest_s for one in rounds]),
             row("torch's copy / flat copy", [one.torch_s / one.flat_s for one in rounds]),
             row("a new slot's pages, s per GB", [taken.map_s / taken.gb]),
@@ -68,23 +67,14 @@ def main() -> int:
                 row("lost, copied during the step, ms per GB", [1e3 * s / taken.gb for s in during_step]),
             ]
         taken.close()
-    show(circumstances(["torch"]), rows, as_json=options.json)
-    return 1 if options.check and missed else 0
+    show(circumstances(["torch"]), rows, [verdict], as_json=options.json)
+    return 1 if options.check and not verdict.met else 0
 
 
-def row(what: str, figures: Sequence[float], bar: float | None = None) -> Row:
-    """Median with the extremes, and what the median may be at most."""
-    median = statistics.median(figures)
-    verdict = "" if bar is None else "MISSED" if median > bar else "ok"
+def row(what: str, figures: Sequence[float]) -> Row:
+    """Median with the extremes."""
     ends = [f"{min(figures):.3g}", f"{max(figures):.3g}"] if len(figures) > 1 else ["", ""]
-    return {
-        "what": what,
-        "median": f"{median:.3g}",
-        "min": ends[0],
-        "max": ends[1],
-        "bar": "" if bar is None else f"{bar:g}",
-        "": verdict,
-    }
+    return {"what": what, "median": f"{statistics.median(figures):.3g}", "min": ends[0], "max": ends[1]}
 
 
 class Round(NamedTuple):

@@ -19,6 +19,7 @@ QUICK = {
     "s3": ["--quick"],
     "unchanged": ["--mb", "40", "--rounds", "1"],
     "save": ["--sizes", "0.01", "--rounds", "1", "--peers", "safetensors", "DCP async_save, thread"],
+    "stall": ["--gb", "0.02", "--rounds", "1"],
     "window": ["--gb", "0.05", "--rounds", "1"],
     "load": ["--sizes", "0.01", "--rounds", "1"],
 }
@@ -65,14 +66,20 @@ def test_all_benchmarks_make_one_table_that_replaces_the_one_in_the_readme(tmp_p
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks")
     for name in ("harness", "cloud", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
+    path = tmp_path / "benchmarks" / "README.md"
+    kept = "| [b](results/save.md) | 2 | 1 | yes |"
+    rows = f"| question | bar | measured | met |\n|---|---|---|---|\n| [a](results/step.md) | 1 | 2 | NO |\n{kept}\n"
+    path.write_text(path.read_text().partition("## Results")[0] + f"## Results\n\n{rows}")
     done = python(str(tmp_path / "benchmarks" / "run_all"), "--quick", "--only", "step", "--write")
     assert done.returncode == 0, done.stderr
-    readme = (tmp_path / "benchmarks" / "README.md").read_text()
+    readme = path.read_text()
     assert readme.startswith((BENCHMARKS / "README.md").read_text().partition("## Results")[0])
     table = readme.partition("## Results\n\n")[2]
-    assert done.stdout.endswith(table)
-    assert table.count("\n") == 3
-    assert "(results/step.md)" in table
+    assert [line.split(" | ")[0].strip("| ") for line in table.splitlines()[2:]] == [
+        "[b](results/save.md)",
+        "[what a normal step costs, hook included](results/step.md)",
+    ]
+    assert done.stdout.rstrip().endswith(table.splitlines()[-1])
     result = (tmp_path / "benchmarks" / "results" / "step.md").read_text()
     assert result.startswith("# bench_step\n\nWhat does a normal step cost")
     assert "    machine    " in result
