@@ -8,6 +8,9 @@ A memfd gets huge pages of itself only where an administrator has switched that 
 everywhere). MADV_COLLAPSE (Linux 6.1) asks for them once, whatever is switched on, in a range that has one page at
 least. It needs a mapping that lies as the huge pages do, which is made for that and given up at once. Where there are
 none, not enough, or no such call, the rest is allocated as ever.
+
+Nor where they are slow to come: memory has to be put in order first, or the host of a virtual machine has taken it back
+(it takes whole huge pages), and has to find some. That was 30 times as slow here, and a start waits for its first slot.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import contextlib
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Generator
 
 HUGE = 2 * 1024 * 1024  # on x86-64, and on 64-bit Arm with pages of 4 KiB; a wrong one is refused
 _MOST_FAILURES = 3  # one may be chance; where memory is in pieces, each takes the kernel milliseconds
+_PAGE_S, _SLACK_S = 0.0005, 0.02  # what as much in small pages takes; so much later is late
 _MADV_COLLAPSE = 25
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
@@ -39,12 +44,13 @@ def _allocate_huge(fd: int, size: int) -> None:
     with _mapped(libc, fd, size) as address:
         if address is None:
             return
-        failures = 0
+        failures, give_up_at = 0, time.monotonic() + _SLACK_S
         for offset in range(0, size - HUGE + 1, HUGE):
             os.posix_fallocate(fd, offset, mmap.PAGESIZE)
             if libc.madvise(ctypes.c_void_p(address + offset), ctypes.c_size_t(HUGE), _MADV_COLLAPSE) != 0:
                 failures += 1
-            if failures == _MOST_FAILURES:
+            give_up_at += _PAGE_S
+            if failures == _MOST_FAILURES or time.monotonic() > give_up_at:
                 return
 
 

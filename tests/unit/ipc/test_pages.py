@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 from collections.abc import Iterator
@@ -57,6 +58,23 @@ def test_a_host_without_huge_pages_gives_small_ones(
     allocate(memfd, 9 * HUGE)
 
     assert NoHugePages.asked == collapsed + 3  # it does not insist
+    assert os.fstat(memfd).st_blocks * 512 == 9 * HUGE
+
+
+def test_huge_pages_that_are_slow_to_come_are_not_waited_for(memfd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 0.01)
+    monkeypatch.setattr(pages.time, "monotonic", lambda: next(clock))
+    asked: list[int] = []
+
+    class Slow(ctypes.CDLL):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)
+            self.madvise = lambda *given: asked.append(1) or 0
+
+    monkeypatch.setattr(pages.ctypes, "CDLL", Slow)
+    allocate(memfd, 9 * HUGE)
+
+    assert len(asked) == 3, "20 ms are over, and half a ms for each"
     assert os.fstat(memfd).st_blocks * 512 == 9 * HUGE
 
 
