@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -60,6 +61,21 @@ def test_a_program_that_the_kernel_kills_for_memory_gets_that_of_the_slots(
     assert "from now on the disk takes the snapshots" in said
     assert steps_said(said, "Restored") == [8]
     assert said.count("TrainerStarted") == 2
+    assert world.final.read_text() == unbroken()
+
+
+@pytest.mark.root
+def test_a_dev_shm_of_64_mb_as_docker_gives_it_holds_no_slot_and_need_not(
+    world: World, train: Callable[..., Process]
+) -> None:
+    small = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
+    if subprocess.run(["unshare", "--mount", "sh", "-c", small, "sh", "true"], capture_output=True).returncode != 0:
+        pytest.skip("NOT TESTED HERE: this process may make no mount namespace of its own")
+    process = train(["unshare", "--mount", "sh", "-c", small, "sh"])
+
+    assert process.wait(IMPORT_S) == 0, process.stderr
+    assert "waits for that disk" not in process.stderr
+    assert world.survey().finished_at == STEPS
     assert world.final.read_text() == unbroken()
 
 

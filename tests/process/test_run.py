@@ -309,6 +309,16 @@ def test_where_memory_has_no_room_for_a_snapshot_the_disk_takes_it(world: World,
     world.check_tiny(STEPS)
 
 
+def test_where_memory_has_room_for_fewer_slots_than_are_wanted_that_is_told_and_they_do(world: World) -> None:
+    one_and_a_half = str(256 * 1024**2 + 800_000)
+    process = world.run_rigged(*FAST, "--slots", "2", "--memory", one_and_a_half, command=world.tiny())
+
+    assert process.wait() == 0, process.stderr
+    assert "there is memory for 1 of 2 slots" in process.stderr
+    assert "waits for that disk" not in process.stderr
+    world.check_tiny(STEPS)
+
+
 @pytest.mark.root
 def test_too_little_memory_and_no_disk_for_a_snapshot_is_a_clear_error(world: World) -> None:
     with mounted(world.root / "disk", "256k"):
