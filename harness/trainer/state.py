@@ -24,7 +24,7 @@ import random
 import re
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -176,8 +176,9 @@ def check_encoding(tree: Mapping[str, Any]) -> None:
 def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Put states back to what `capture` saw. Compares all of them first: what differs is refused before any is changed.
 
-    Modules are loaded in place; whatever else holds tensors gets copies, so `tensors` may be invalid afterwards. A copy
-    goes to the device of the live tensor in its place; an optimizer moves its own to where it wants them.
+    Modules are loaded in place, and so is what an optimizer of torch has made already; whatever else holds tensors gets
+    copies, so `tensors` may be invalid afterwards. A copy goes to the device of the live tensor in its place; an
+    optimizer moves its own to where it wants them.
 
     Args:
         states: live objects, made by the same program as those that were captured.
@@ -192,6 +193,9 @@ def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping
     _compare_names("the snapshot", sorted(_mapping("the snapshot", tree)), sorted(flat), "state")
     names = _parameter_names(flat)
     stored = _Stored(tensors)
+    for optimizer in flat.values():
+        if isinstance(optimizer, Optimizer):
+            stored.keep_off(param for group in optimizer.param_groups for param in group["params"])
     for name, state in flat.items():
         _compare_state(name, state, _node(name, tree[name]), names, stored)
     # Modules first: a tensor elsewhere that shared memory with a module's is tied to the live one again.
@@ -527,6 +531,8 @@ class _Stored:
         self._tensors = tensors
         self._copies: dict[tuple[str, str], Tensor] = {}
         self._waiting: list[Pair] = []
+        self._offered: dict[int, Tensor] = {}
+        self._taken: set[int] = set()
 
     def view(self, ref: TensorRef) -> Tensor:
         """The stored tensor in its live form: complex where it was; valid as long as the snapshot's bytes are."""
@@ -542,23 +548,54 @@ class _Stored:
         return tensor
 
     def copy(self, ref: TensorRef, like: Tensor | None) -> Tensor:
-        """Room for a copy on the device of `like`, the same for the same memory; it has its content after `fill`."""
+        """Room for a copy on the device of `like`, the same for the same memory; it has its content after `fill`.
+
+        It is `like` itself where that was offered and is as the copy would be: new memory is dearer than the copy.
+        """
         key = (ref.name, ref.kind)
         if key not in self._copies:
             view = self.view(ref)
             device = like.device if like is not None else view.device
             order = ref.order or tuple(range(view.dim()))
             place = sorted(range(len(order)), key=lambda dim: order[dim])
-            made = torch.empty([view.shape[dim] for dim in order], dtype=view.dtype, device=device).permute(place)
-            self._copies[key] = made
-            self._waiting.append((made, view))
+
+            def room(device: torch.device) -> Tensor:
+                made = torch.empty([view.shape[dim] for dim in order], dtype=view.dtype, device=device)
+                return made.permute(place)
+
+            if like is not None and id(like) in self._offered and self._is_same_room(like, room(torch.device("meta"))):
+                self._taken.add(like.untyped_storage().data_ptr())
+                self._copies[key] = like
+            else:
+                self._copies[key] = room(device)
+            self._waiting.append((self._copies[key], view))
         return self._copies[key]
+
+    def offer(self, tensors: Iterable[Tensor]) -> None:
+        """These are their owner's alone, who is going to be given them again: they may be filled where they are."""
+        self._offered.update((id(tensor), tensor) for tensor in tensors)
+
+    def keep_off(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing that was offered is filled where these are."""
+        self._taken.update(_storages(tensors))
+
+    def _is_same_room(self, live: Tensor, room: Tensor) -> bool:
+        """Whether `live` is as `room` would be, with a storage to itself that nothing is copied into yet."""
+        return (
+            type(live) is Tensor
+            and live.layout is torch.strided
+            and not (live.requires_grad or live.is_inference() or live.is_conj() or live.is_neg())
+            and (live.shape, live.dtype, live.stride()) == (room.shape, room.dtype, room.stride())
+            and live.untyped_storage().nbytes() == live.nbytes > 0
+            and live.untyped_storage().data_ptr() not in self._taken
+        )
 
     def put(self, ref: TensorRef, live: Tensor) -> None:
         """After `fill`, a module's own tensor holds what is stored."""
         if (ref.name, ref.kind) not in self._copies:
             self._waiting.append((live, self.view(ref)))
             self.tie(ref, live)
+            self.keep_off([live])
 
     def tie(self, ref: TensorRef, live: Tensor) -> None:
         """The copy of `ref` is `live`, which is a module's own."""
@@ -568,6 +605,14 @@ class _Stored:
         """Copy all that has been asked for."""
         copy_out(self._waiting)
         self._waiting.clear()
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[int]:
+    """Where the memory of plain tensors begins; what has none of its own is left out."""
+    for tensor in tensors:
+        if tensor.layout is torch.strided and not tensor.is_meta and not nn.parameter.is_lazy(tensor):
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # a wrapper around others
+                yield tensor.untyped_storage().data_ptr()
 
 
 def _node(name: str, node: Any) -> dict[str, Any]:
@@ -752,6 +797,9 @@ def _prepare_module(
 def _prepare_optimizer(
     optimizer: Optimizer, saved: Any, stored: _Stored, path: list[str | int]
 ) -> Callable[[], object]:
+    if type(optimizer).load_state_dict is Optimizer.load_state_dict:  # which keeps what it is given
+        values = [value for own in optimizer.state.values() if isinstance(own, dict) for value in own.values()]
+        stored.offer(value for value in values if type(value) is Tensor)
     revived = _revive(saved, _with_devices(optimizer, saved, stored), stored, path)
 
     def load() -> None:

@@ -194,3 +194,83 @@ def test_a_fresh_optimizer_gets_its_moments_and_counts() -> None:
     there, here = saved.state_dict()["state"], live.state_dict()["state"]
     assert here[0].keys() == there[0].keys()
     assert all(torch.equal(here[index][key], there[index][key]) for index in there for key in there[index])
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that has moments, of numbers that no other one has."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def moments(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Tensor]:
+    return {(index, key): value for index, own in optimizer.state_dict()["state"].items() for key, value in own.items()}
+
+
+def check_moments(here: torch.optim.Optimizer, there: torch.optim.Optimizer) -> None:
+    assert moments(here).keys() == moments(there).keys()
+    assert all(torch.equal(value, moments(there)[key]) for key, value in moments(here).items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_that_are_there_already_stay_where_they_are(dtype: torch.dtype) -> None:
+    saved, live = (stepped(nn.Linear(3, 2, dtype=dtype)) for _ in range(2))
+    before = {key: value.data_ptr() for key, value in moments(live).items()}
+
+    restored(saved, live)
+
+    check_moments(live, saved)
+    assert {key: value.data_ptr() for key, value in moments(live).items()} == before
+
+
+def test_moments_of_another_dtype_or_order_are_made_anew() -> None:
+    saved, live = stepped(nn.Conv2d(3, 4, 2)), stepped(nn.Conv2d(3, 4, 2))
+    weight = live.param_groups[0]["params"][0]
+    live.state[weight]["exp_avg"] = live.state[weight]["exp_avg"].double()
+    live.state[weight]["exp_avg_sq"] = live.state[weight]["exp_avg_sq"].to(memory_format=torch.channels_last)
+
+    restored(saved, live)
+
+    check_moments(live, saved)
+    assert live.state[weight]["exp_avg"].dtype is torch.float32
+    assert live.state[weight]["exp_avg_sq"].is_contiguous()
+
+
+def test_moments_that_lie_in_each_other_or_in_a_parameter_are_made_anew() -> None:
+    saved, live = stepped(nn.Linear(3, 3, bias=False)), stepped(nn.Linear(3, 3, bias=False))
+    (weight,) = live.param_groups[0]["params"]
+    untouched = weight.detach().clone()
+    own = live.state[weight]
+    own["exp_avg"] = weight.data
+    own["max_exp_avg_sq"] = own["exp_avg_sq"]
+    saved.state[saved.param_groups[0]["params"][0]]["max_exp_avg_sq"] = torch.randn(3, 3)
+
+    restored(saved, live)
+
+    check_moments(live, saved)
+    assert torch.equal(weight, untouched)
+
+
+class Swapping(torch.optim.SGD):
+    """Clears what it has before it reads what it is given."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        for own in self.state.values():
+            own["momentum_buffer"].zero_()
+        super().load_state_dict(state_dict)
+
+
+def test_an_optimizer_that_loads_in_a_way_of_its_own_is_given_copies() -> None:
+    models = nn.Linear(3, 2), nn.Linear(3, 2)
+    saved, live = (Swapping(model.parameters(), momentum=0.9) for model in models)
+    for optimizer, model in zip((saved, live), models, strict=True):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+    restored(saved, live)
+
+    check_moments(live, saved)
+    assert all(value.any() for value in moments(live).values())
