@@ -37,6 +37,7 @@ from harness.agent import drill as drills
 from harness.agent.child import Child
 from harness.agent.drain import SPOT_WINDOW_S, Drain, Speeds
 from harness.agent.drill import Drill
+from harness.agent.generation import Generation
 from harness.agent.journal import Journal, Listener
 from harness.agent.life import Life
 from harness.agent.memory import TRAINER, TWO_SLOTS_FROM_BYTES, oom_kills, total_bytes
@@ -44,7 +45,6 @@ from harness.agent.origin import Finding, Origin
 from harness.agent.poller import Poller
 from harness.agent.saves import Saves, Steps
 from harness.agent.stores import open_store
-from harness.agent.tier import Generation
 from harness.config import SOCKET_VARIABLE, Settings
 from harness.core import events
 from harness.core.manifest import Claim
@@ -375,7 +375,7 @@ class Agent:
             )
         for fd, index, life in zip(answer.fds, answer["indexes"], answer["lives"], strict=True):
             self._saves.pool.put(index, Slot(fd))
-            self._saves.adopt(index, _generation_from(life))
+            self._saves.adopt(index, Generation.of(life))
         self._saves.note_all_taken()
         if answer.fds:
             self._journal.emit(events.AgentReplaced(slots=len(answer.fds)))
@@ -393,7 +393,7 @@ class Agent:
             "handed-over",
             [self._saves.pool[index].fd for index, _ in sealed],
             indexes=[index for index, _ in sealed],
-            lives=[_life_of(generation) for _, generation in sealed],
+            lives=[generation.fields() for _, generation in sealed],
         )
         self._end("superseded", ExitCode.SUPERSEDED)
 
@@ -485,7 +485,7 @@ class Agent:
         channel.send(
             "welcome",
             [self._page.fd],
-            life=_life_of(self._origin.generation),
+            life=self._origin.generation.fields(),
             restarts=self._restarts,
             settings=self.settings.to_json(),
             detached=self.command is None,
@@ -499,7 +499,7 @@ class Agent:
         """A live trainer whose agent died: adopt its generation, control page and slots, and go on."""
         control, *slots = message.fds
         indexes: list[int] = message["indexes"]
-        generation = _generation_from(message["life"])
+        generation = Generation.of(message["life"])
         self._page.close()
         self._page = ControlPage(control)
         self._page.words[Word.AGENT_PID] = os.getpid()
@@ -557,7 +557,7 @@ class Agent:
         if self.trainer is None:
             return
         channel, origin = self.trainer.channel, self._origin
-        life = _life_of(origin.generation)  # its identity may not have been known yet when the trainer said hello
+        life = origin.generation.fields()  # its identity may not have been known yet when the trainer said hello
         with contextlib.suppress(ChannelClosed):
             if origin.finding is Finding.NOTHING:
                 channel.send("resume-none", life=life)
@@ -1075,24 +1075,6 @@ def _metadata_sources(url: str) -> list[NoticeSource]:
     from cloud.metadata import MetadataSession
 
     return [Ec2Source(MetadataSession(url))]
-
-
-def _life_of(generation: Generation) -> dict[str, object]:
-    """A generation as it travels to a trainer, and to another agent of this host."""
-    return {
-        "number": generation.number,
-        "run_id": generation.run_id,
-        "nonce": generation.nonce,
-        "parent": generation.parent,
-    }
-
-
-def _generation_from(life: Mapping[str, object]) -> Generation:
-    """The inverse of `_life_of`."""
-    parent = life["parent"]
-    return Generation(
-        int(str(life["number"])), str(life["run_id"]), str(life["nonce"]), None if parent is None else str(parent)
-    )
 
 
 def _say(text: str) -> None:

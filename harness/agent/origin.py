@@ -22,10 +22,10 @@ from cloud.errors import CloudError, NotFound
 from cloud.notice import Deadline
 from harness.agent import commit, handover
 from harness.agent.child import script_of
+from harness.agent.generation import Generation
 from harness.agent.journal import Journal, last_lived_at
 from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
 from harness.agent.saves import Saves
-from harness.agent.tier import Generation
 from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim

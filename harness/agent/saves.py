@@ -17,9 +17,10 @@ from cloud.errors import CloudError
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
+from harness.agent.generation import Generation
 from harness.agent.memory import SlotPool
 from harness.agent.resume import MemoryCopy, ResumePoint
-from harness.agent.tier import Generation, Job, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
+from harness.agent.tier import Job, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
 from harness.config import Settings
 from harness.core.manifest import Manifest
 from harness.core.policy import Cadence

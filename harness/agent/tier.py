@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cloud.errors import CloudError, Full
 from cloud.notice import Deadline
@@ -22,6 +22,7 @@ from cloud.pool import Pool
 from cloud.priority import Background
 from cloud.store import ObjectStore
 from harness.agent import commit
+from harness.agent.generation import Generation
 from harness.agent.unchanged import Unchanged
 from harness.core import events
 from harness.core.manifest import Manifest
@@ -35,25 +36,6 @@ CALL_S = 600.0  # one attempt at a snapshot while nothing presses, beside what i
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 SPARE_BYTES = 64 * 1024 * 1024  # records, journal segments, the file system's own needs
 SAMPLE_S = 2.0  # a speed is measured over so long: parts are acknowledged in bursts
-
-
-@dataclass
-class Generation:
-    """One start of the trainers. `number` may still rise until `claimed` is set; published remotely only after.
-
-    Attributes:
-        number: the generation's number.
-        run_id: identity of the run.
-        nonce: this claimant's.
-        parent: the snapshot it resumed from; `None` for step 0, or while it is not known yet.
-        claimed: set once the claim stands in the store.
-    """
-
-    number: int
-    run_id: str
-    nonce: str
-    parent: str | None = None
-    claimed: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,10 @@ from cloud.errors import CloudError, NotFound
 from cloud.memory import MemoryStore
 from cloud.retry import RetryingStore
 from harness.agent import commit
+from harness.agent.generation import Generation
 from harness.agent.memory import SlotPool
 from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
-from harness.agent.tier import Generation, LocalSnapshot
+from harness.agent.tier import LocalSnapshot
 from harness.agent.unchanged import Unchanged
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest

@@ -11,8 +11,8 @@ import pytest
 
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
+from harness.agent.generation import Generation
 from harness.agent.main import Agent
-from harness.agent.tier import Generation
 from harness.config import Settings
 from harness.core.manifest import FORMAT, Claim
 from harness.core.policy import Choice

@@ -16,10 +16,10 @@ from cloud.errors import Denied, Unavailable
 from cloud.memory import MemoryStore
 from cloud.store import ObjectStore
 from harness.agent import commit, handover, origin
+from harness.agent.generation import Generation
 from harness.agent.journal import Journal
 from harness.agent.origin import Finding, Origin
 from harness.agent.saves import Saves
-from harness.agent.tier import Generation
 from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, encode

@@ -12,11 +12,12 @@ import pytest
 from cloud.errors import Unavailable
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
+from harness.agent.generation import Generation
 from harness.agent.memory import TRAINER
 from harness.agent.resume import ResumePoint
 from harness.agent.saves import Saves, Steps
 from harness.agent.stores import open_store
-from harness.agent.tier import Generation, LocalSnapshot, SealedSlot
+from harness.agent.tier import LocalSnapshot, SealedSlot
 from harness.config import Settings
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot

@@ -16,7 +16,8 @@ from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent import commit, tier
-from harness.agent.tier import Generation, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
+from harness.agent.generation import Generation
+from harness.agent.tier import LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
 from harness.core import events
 from harness.core.manifest import Manifest
 from harness.core.snapshot import SnapshotId
