@@ -34,8 +34,8 @@ from typing import Any
 
 from circumstances import Row, Verdict, at_least, at_most, circumstances, environment, show, spread
 from gpt_state import Size
-from limits import make_cold
-from load_session import LIMIT
+from limits import have_memory, make_cold
+from load_session import LIMIT, MEMORY_FOR
 
 BAR_PEER, BAR_LIMIT = 1.8, 1.25
 SCRIPT = Path(__file__).with_name("load_session.py")
@@ -92,6 +92,7 @@ def measure(directory: Path, size: Size, rounds: int) -> Found:
         for name, seconds in ask("read", str(peers), str(size)).items():
             found.others.setdefault(name, []).append(seconds)
         for after in (True, False):
+            have_memory(MEMORY_FOR * found.bytes)
             with resumed(directory / f"round-{number}-{after}", store, size, after=after) as (log, told):
                 if told["digest"] != wrote["digest"]:
                     raise AssertionError("the harness did not restore what was saved")

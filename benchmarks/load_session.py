@@ -18,6 +18,7 @@ from pathlib import Path
 
 STARTED = time.perf_counter()
 LIMIT = "limit: O_DIRECT read"
+MEMORY_FOR = 3  # times the state: a page cache's, a slot's, somebody's own
 POLL_S = 0.005
 PATIENCE_S = 300.0
 
@@ -53,7 +54,7 @@ def write(directory: Path, size: str) -> dict[str, float]:
 def read(directory: Path, size: str) -> dict[str, float]:
     """Seconds from a cold file to the live tensors."""
     from gpt_state import Size, digest, gpt_state
-    from limits import Limits, make_cold
+    from limits import Limits, have_memory, make_cold
     from peers import LOAD_PEERS, one_process_group
 
     state = gpt_state(Size.parse(size))
@@ -66,6 +67,7 @@ def read(directory: Path, size: str) -> dict[str, float]:
             state.clear()
             if not make_cold(directory / writer):
                 raise SystemExit(f"{directory} stays in the page cache: name one on a disk with --directory")
+            have_memory(MEMORY_FOR * state.bytes)
             began = time.perf_counter()
             load(state, directory / writer)
             found[name] = time.perf_counter() - began

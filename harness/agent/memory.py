@@ -5,8 +5,9 @@ Owns the agent's side of every slot's life; knows neither stores nor messages. U
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from harness.errors import NoSpace
@@ -15,7 +16,8 @@ from harness.ipc.window import Window
 
 RESERVED_BYTES = 256 * 1024 * 1024  # left to the trainer and the kernel when the budget is checked
 TWO_SLOTS_FROM_BYTES = 32 * 1024**3
-_EVERYTHING = 1 << 60  # more memory than there is
+EVERYTHING = 1 << 60
+"""More bytes than any memory has: beside so many, a slot goes to the disk."""
 TRAINER = "trainer"  # who holds a slot that is granted
 _ROOT = Path("/")
 
@@ -98,6 +100,27 @@ def make_slots(size: int, count: int, disk: Path | None, *, beside: int = 0) -> 
         return [Slot.create(size, disk)]
     except OSError as err:
         raise NoSpace(f"{words}, and the disk at {disk} has no room for it either: {err.strerror}") from err
+
+
+def begin_slot(size: int, disk: Path | None, *, beside: int = 0) -> tuple[Slot, Generator[int]]:
+    """Make one slot, in memory or else on the disk, without waiting for memory.
+
+    Args:
+        size: bytes.
+        disk: see `Settings.slot_disk`.
+        beside: see `make_slots`.
+
+    Returns:
+        The slot, and what allocates it from front to back; nothing, on a disk. See `pages.allocating`.
+
+    Raises:
+        NoSpace: it fits nowhere.
+    """
+    if how_many_fit(size, 1, available_bytes() - beside):
+        with contextlib.suppress(OSError):
+            return Slot.creating(size)
+    (slot,) = make_slots(size, 1, disk, beside=EVERYTHING)
+    return slot, (_ for _ in ())
 
 
 def oom_kills() -> int:
@@ -191,7 +214,7 @@ class SlotPool:
         moved: tuple[int, int] | None = None
         if newest is not None:
             old = self._slots[newest]
-            (slot,) = make_slots(old.size, 1, self._disk, beside=_EVERYTHING)
+            (slot,) = make_slots(old.size, 1, self._disk, beside=EVERYTHING)
             try:
                 Window(slot).move(old)
             except OSError as err:
@@ -200,7 +223,7 @@ class SlotPool:
             moved = newest, self.add(slot)
         elif self._disk is None:
             raise NoSpace("there is no disk for it: --local DIR")
-        self._beside = _EVERYTHING
+        self._beside = EVERYTHING
         for index, slot in self._slots.items():
             if not slot.on_disk:
                 slot.begin()

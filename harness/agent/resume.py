@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent import commit
-from harness.agent.memory import make_slots
+from harness.agent.ahead import Ahead, OutOfMemory
+from harness.agent.memory import EVERYTHING, begin_slot
 from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest, Part, ShardEntry
 from harness.core.policy import patience_s
@@ -246,26 +247,53 @@ class Finder:
         watch = _Stopwatch()
         size = slot_bytes(record.shards, len(record.encode()))
         # A trainer on the CPU, or one that builds its state there, is going to need as much again.
-        (slot,) = make_slots(size, 1, self._slot_disk, beside=size if self._slot_disk is not None else 0)
+        beside = size if self._slot_disk is not None else 0
         try:
-            try:
-                self._fill(slot, copy.store, manifest, record, watch)
-            except (SnapshotCorrupt, NotFound, Truncated):
-                try:  # a second, independent read, before anybody calls it damaged
-                    self._fill(slot, copy.store, manifest, record, watch)
-                except (SnapshotCorrupt, NotFound, Truncated) as err:
-                    self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
-                    self._quarantine(copy, str(err))
-                    raise SnapshotCorrupt(str(err)) from err
-            slot.seal(record, 0)
-        except BaseException:
-            slot.close()
-            raise
+            slot = self._fetch(copy, manifest, record, watch, begin_slot(size, self._slot_disk, beside=beside))
+        except OutOfMemory:
+            slot = self._fetch(copy, manifest, record, watch, begin_slot(size, self._slot_disk, beside=EVERYTHING))
         filled = watch.stop()
         self._emit_fetched(copy, manifest.parts[0].payload_bytes, filled, verified=True)
         return ResumePoint(copy.id, copy.tier, None, slot, record, True, filled)
 
-    def _fill(self, slot: Slot, store: ObjectStore, manifest: Manifest, record: SlotRecord, watch: _Stopwatch) -> None:
+    def _fetch(
+        self,
+        copy: StoredCopy,
+        manifest: Manifest,
+        record: SlotRecord,
+        watch: _Stopwatch,
+        begun: tuple[Slot, Generator[int]],
+    ) -> Slot:
+        """Fill a slot that has been begun, and seal it."""
+        slot, making = begun
+        ahead = Ahead(making)
+        try:
+            try:
+                self._fill(slot, ahead, copy.store, manifest, record, watch)
+            except (SnapshotCorrupt, NotFound, Truncated):
+                try:  # a second, independent read, before anybody calls it damaged
+                    self._fill(slot, ahead, copy.store, manifest, record, watch)
+                except (SnapshotCorrupt, NotFound, Truncated) as err:
+                    self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
+                    self._quarantine(copy, str(err))
+                    raise SnapshotCorrupt(str(err)) from err
+            ahead.wait()
+            slot.seal(record, 0)
+        except BaseException:
+            ahead.stop()
+            slot.close()
+            raise
+        return slot
+
+    def _fill(
+        self,
+        slot: Slot,
+        ahead: Ahead,
+        store: ObjectStore,
+        manifest: Manifest,
+        record: SlotRecord,
+        watch: _Stopwatch,
+    ) -> None:
         deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
         slot.begin()
         for span, shard in zip(record.shards, manifest.parts[0].shards, strict=True):
@@ -273,7 +301,7 @@ class Finder:
             info = store.stat(key, deadline=deadline)
             if info.size != shard.size:
                 raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
-            total = _fetch_shard(store, key, shard, slot, span, watch, deadline)
+            total = _fetch_shard(store, key, shard, slot, span, ahead, watch, deadline)
             if format_crc(total) != shard.crc64nvme:
                 raise SnapshotCorrupt(f"{key}: not what was committed")
 
@@ -295,6 +323,7 @@ def _fetch_shard(
     shard: ShardEntry,
     slot: Slot,
     span: ShardSpan,
+    ahead: Ahead,
     watch: _Stopwatch,
     deadline: Deadline,
 ) -> int:
@@ -306,6 +335,7 @@ def _fetch_shard(
         piece = target[at : at + shard.chunk_bytes]
         # IMPORTANT: a disk must not write into the mapping of a file, behind the back of that file's own disk.
         by_way = aligned_buffer(len(piece)) if slot.on_disk and local else piece
+        ahead.wait_for(span.offset + at + len(piece))
         with watch.reading():
             store.get(key, by_way, offset=at, deadline=deadline)
         with watch.verifying():

@@ -26,7 +26,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<8sQQQQQQQ")
 _STATE_AT = 8
 _MIN_RECORD_BYTES = 256 * 1024
 _POPULATE_PIECE = 8 * 1024 * 1024
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap.madvise would hold the GIL for the whole range
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # Linux 5.14; mmap.madvise would hold the GIL for the whole range
 
 
 class SlotState(enum.IntEnum):
@@ -126,10 +126,10 @@ class Slot:
         self.fd = fd
         self.size = os.fstat(fd).st_size
         self.on_disk = not _is_memory(fd)
-        self._map = mmap.mmap(fd, self.size)
+        self._map, start = (mmap.mmap(fd, self.size), 0) if self.on_disk else pages.mapped(fd, self.size)
         # A forked DataLoader worker must neither see the slot nor pay for copying its page tables.
         self._map.madvise(mmap.MADV_DONTFORK)
-        self.buffer = memoryview(self._map)
+        self.buffer = memoryview(self._map)[start : start + self.size]
         self._at_close: list[Callable[[], object]] = []
 
     @classmethod
@@ -146,25 +146,54 @@ class Slot:
         fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC) if directory is None else _unnamed_file(directory)
         try:
             pages.allocate(fd, size) if directory is None else os.posix_fallocate(fd, 0, size)
-            slot = cls(fd)
+            return cls._empty(fd)
         except BaseException:
             os.close(fd)
             raise
+
+    @classmethod
+    def creating(cls, size: int) -> tuple[Slot, Generator[int]]:
+        """Make a slot in memory that can be filled from its beginning while it is still being allocated.
+
+        Args:
+            size: bytes.
+
+        Returns:
+            The slot, empty, and what allocates it: see `pages.allocating`.
+
+        Raises:
+            OSError: there is no memory at all, or no room in the address space.
+        """
+        fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            return cls._empty(fd), pages.allocating(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def _empty(cls, fd: int) -> Slot:
+        slot = cls(fd)
         slot._write_header(SlotState.EMPTY, 0, 0, 0, 0, 0, 0)
         return slot
 
-    def populate(self) -> None:
+    def populate(self, *, to_write: bool = True) -> None:
         """Map every page now, in small pieces through ctypes, so that neither the first copy nor the GIL waits.
 
         A slot on a disk is none that is filled through its mapping.
+
+        Args:
+            to_write: pages that are only going to be read are mapped several at a time.
         """
         if self.on_disk:
             return
         libc = ctypes.CDLL(None, use_errno=True)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+        advice = _MADV_POPULATE_WRITE if to_write else _MADV_POPULATE_READ
         for offset in range(0, self.size, _POPULATE_PIECE):
             length = min(_POPULATE_PIECE, self.size - offset)
-            if libc.madvise(ctypes.c_void_p(address + offset), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
+            if libc.madvise(ctypes.c_void_p(address + offset), ctypes.c_size_t(length), advice) != 0:
                 return  # an older kernel: the first copy maps the pages instead
 
     @property

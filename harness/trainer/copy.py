@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,6 +22,12 @@ from harness.core.shard import Placed, ShardLayout
 from harness.errors import StateError
 from harness.ipc.slots import PAGE
 from harness.ipc.window import Window
+
+Pair = tuple[Tensor, Tensor]
+"""Into, from: of one shape and dtype."""
+
+Block = tuple[int, int, int]
+"""To and from which address, and how many bytes."""
 
 TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {
@@ -153,19 +159,11 @@ def _check(planned: Mapping[str, Tensor | Placed], tensors: Mapping[str, Tensor]
 
 
 def _copy(into: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    blocks: deque[tuple[int, int, int]] = deque()
-    others: list[tuple[Tensor, Tensor]] = []
-    for target, source in zip(into, sources, strict=True):
-        if source.nbytes >= _BLOCK_BYTES and is_block(source) and source.device.type == "cpu":
-            to, from_ = target.data_ptr(), source.data_ptr()
-            for start in range(0, source.nbytes, _PIECE_BYTES):
-                blocks.append((to + start, from_ + start, min(_PIECE_BYTES, source.nbytes - start)))
-        else:
-            others.append((target, source))
+    blocks, others = split(zip(into, sources, strict=True))
     if others:
         with torch.no_grad():
             torch._foreach_copy_([target for target, _ in others], [source for _, source in others], non_blocking=True)
-    _copy_blocks(blocks)
+    copy_blocks(blocks, torch.get_num_threads())
     for device in {source.device for _, source in others if source.device.type != "cpu"}:
         # A non-blocking copy is over only after this. Its stream alone: what other streams do is not waited for.
         if device.type == "cuda":
@@ -174,15 +172,29 @@ def _copy(into: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             torch.accelerator.synchronize(device)
 
 
-def _copy_blocks(blocks: deque[tuple[int, int, int]]) -> None:
-    """Copy blocks of memory, with as many threads as torch uses, each taking the next piece when it is free.
+def split(pairs: Iterable[Pair]) -> tuple[deque[Block], list[Pair]]:
+    """What `copy_blocks` can copy, in pieces, and what is left to torch: small, with gaps, or on a device."""
+    blocks: deque[Block] = deque()
+    others: list[Pair] = []
+    for target, source in pairs:
+        if source.nbytes >= _BLOCK_BYTES and _is_plain_copy(target, source):
+            to, from_ = target.data_ptr(), source.data_ptr()
+            for start in range(0, source.nbytes, _PIECE_BYTES):
+                blocks.append((to + start, from_ + start, min(_PIECE_BYTES, source.nbytes - start)))
+        else:
+            others.append((target, source))
+    return blocks, others
+
+
+def copy_blocks(blocks: deque[Block], most_threads: int) -> None:
+    """Copy blocks of memory, with so many threads at most, each taking the next piece when it is free.
 
     torch's own copy divides each tensor among its threads and waits for all of them, hundreds of times; while the cores
     are busy (DataLoader workers are), each time for one that was not let run. 5 to 7 times a flat copy then; this 1.2.
     """
     threads = [
         threading.Thread(target=_copy_some, args=(blocks,), name=f"harness-copy-{number}")
-        for number in range(1, min(torch.get_num_threads(), _MOST_THREADS, len(blocks)))
+        for number in range(1, min(most_threads, _MOST_THREADS, len(blocks)))
     ]
     for thread in threads:
         thread.start()
@@ -191,11 +203,17 @@ def _copy_blocks(blocks: deque[tuple[int, int, int]]) -> None:
         thread.join()
 
 
-def _copy_some(blocks: deque[tuple[int, int, int]]) -> None:
-    """Take blocks (to, from, bytes) off `blocks` and copy them, until there are none. Does not hold the GIL."""
+def _copy_some(blocks: deque[Block]) -> None:
+    """Take blocks off `blocks` and copy them, until there are none. Does not hold the GIL."""
     with contextlib.suppress(IndexError):
         while True:
             ctypes.memmove(*blocks.popleft())
+
+
+def _is_plain_copy(target: Tensor, source: Tensor) -> bool:
+    both_here = source.device.type == "cpu" and target.device.type == "cpu"
+    same = source.dtype == target.dtype and source.shape == target.shape
+    return both_here and same and is_block(source) and is_block(target)
 
 
 def is_block(tensor: Tensor) -> bool:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-Pair = tuple[Tensor, Tensor]
-"""Into, from: of one shape and dtype."""
+from harness.trainer import copy
+from harness.trainer.copy import Pair
 
-_THREADS: Final = 8  # at most, torch's own included: more do not read memory faster
-_PIECE_BYTES: Final = 16 * 1024 * 1024
 _PINNED_BYTES: Final = 32 * 1024 * 1024  # twice: torch keeps pinned memory for good
 
 
@@ -30,7 +26,7 @@ def copy_out(pairs: Sequence[Pair]) -> None:
     for device in devices:
         here = [pair for pair in pairs if pair[0].device == device]
         if device.type == "cpu":
-            _copy_in_threads(_pieces(here, _PIECE_BYTES))
+            _copy_here(here)
         elif device.type == "cuda":
             module = torch.get_device_module(device)
             with module.device(device):
@@ -55,33 +51,18 @@ def through_pinned(pairs: Sequence[Pair], buffers: Sequence[tuple[Tensor, Any]])
         buffer, event = next(turns)
         event.synchronize()  # at once where it was never recorded
         staged = [(_carve(buffer, offset, source), source) for (_, source), offset in batch]
-        _copy_in_threads(_pieces(staged, _PIECE_BYTES))
+        _copy_here(staged)
         with torch.no_grad():
             for ((into, _), _), (stage, _) in zip(batch, staged, strict=True):
                 into.copy_(stage, non_blocking=True)
         event.record()
 
 
-def _copy_in_threads(pieces: Iterable[Pair]) -> None:
-    """Copy on the CPU with as many threads as memory is worth, whatever torch itself may use: torchrun gives it one."""
-    waiting = deque(pieces)
-    count = min(_THREADS, len(os.sched_getaffinity(0)), len(waiting)) // torch.get_num_threads()
-    if count <= 1:
-        return _copy(waiting)
-
-    def work() -> None:
-        with torch.no_grad():  # a setting of each thread
-            while True:
-                try:
-                    into, source = waiting.popleft()
-                except IndexError:
-                    return
-                into.copy_(source)
-
-    with ThreadPoolExecutor(count, "harness-restore") as pool:
-        for done in [pool.submit(work) for _ in range(count)]:
-            done.result()
-    return None
+def _copy_here(pairs: Iterable[Pair]) -> None:
+    """Copy on the CPU with as many threads as there are cores, whatever torch itself may use: torchrun gives it one."""
+    blocks, others = copy.split(pairs)
+    copy.copy_blocks(blocks, len(os.sched_getaffinity(0)))
+    _copy(others)
 
 
 def _copy(pairs: Iterable[Pair]) -> None:

@@ -234,11 +234,10 @@ class Link:
 
     def _on_message(self, message: Message) -> None:
         slots = [Slot(fd) for fd in message.fds]
-        if message.type == "slots":
-            for slot in slots:
-                slot.populate()
-                if self._prepare is not None:
-                    self._prepare(slot)
+        for slot in slots:
+            slot.populate(to_write=message.type == "slots")  # or it is a resume's
+            if message.type == "slots" and self._prepare is not None:
+                self._prepare(slot)
         with self._condition:
             if "life" in message.fields:
                 self.life = message["life"]

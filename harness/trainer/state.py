@@ -39,8 +39,8 @@ from harness.core import tree as trees
 from harness.core.shard import TensorSpec
 from harness.core.tree import EnumValue, TensorRef, format_path
 from harness.errors import SnapshotCorrupt, StateError
-from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, describe
-from harness.trainer.copy_out import Pair, copy_out
+from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, Pair, describe
+from harness.trainer.copy_out import copy_out
 
 _SHOWN: Final = 5
 """Differences named in one message; the rest are counted."""

@@ -3,9 +3,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import json
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from cloud.directory import DirectoryStore
 from cloud.errors import Unavailable
 from cloud.memory import MemoryStore
 from harness.agent import commit, memory
+from harness.agent.ahead import Ahead
 from harness.agent.memory import SlotPool
 from harness.agent.resume import (
     READS,
@@ -35,6 +39,7 @@ from harness.core import events
 from harness.core.manifest import FORMAT, Claim, ShardEntry
 from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace, SnapshotCorrupt
+from harness.ipc import pages
 from harness.ipc.slots import Slot, place_shards
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content, Fault, ProtocolStore
 
@@ -429,7 +434,7 @@ def disk(tmp_path: Path) -> Together:
 
 def test_several_chunks_of_a_local_shard_are_read_at_once(disk: Together) -> None:
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT))) as slot:
-        total = _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, _Stopwatch(), FOREVER)
+        total = _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), _Stopwatch(), FOREVER)
 
         assert format_crc(total) == ENTRY.crc64nvme
         assert slot.shard(SPAN) == CONTENT
@@ -440,11 +445,80 @@ def test_no_disk_writes_into_a_slot_that_is_a_file(disk: Together, tmp_path: Pat
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT), tmp_path)) as slot:
         if not slot.on_disk:
             pytest.skip("the temporary directory is in memory")
-        _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, _Stopwatch(), FOREVER)
+        _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), _Stopwatch(), FOREVER)
 
         assert slot.shard(SPAN) == CONTENT
         mapped = range(address(slot.buffer), address(slot.buffer) + slot.size)
         assert not any(address(into) in mapped for into in disk.into)
+
+
+# ---- memory that comes beside the fetch -----------------------------------------------------------------------------
+
+
+def there() -> Ahead:
+    """All of the memory is there already."""
+    return Ahead(_ for _ in ())
+
+
+def test_a_read_waits_for_the_memory_that_it_goes_to(disk: Together) -> None:
+    """No read begins before its part is there; one whose part is there does not wait for the rest."""
+    reached = SPAN.offset + len(CONTENT)
+    steps = queue.Queue[int]()
+
+    def making() -> Generator[int]:
+        while (end := steps.get(timeout=10.0)) < reached:
+            yield end
+        yield end
+
+    begun = threading.Event()
+    slot, _ = Slot.creating(SLOT_BYTES + len(CONTENT))
+    ahead = Ahead(making())
+    real = disk.get
+
+    def get(key: str, into: memoryview, **options: Any) -> None:
+        begun.set()
+        real(key, into, **options)
+
+    disk.get = get  # type: ignore[method-assign]
+    with contextlib.closing(slot), ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(_fetch_shard, disk, "run/shard", ENTRY, slot, SPAN, ahead, _Stopwatch(), FOREVER)
+        assert not begun.wait(0.05)
+        steps.put(SPAN.offset + READS * CHUNK)
+        assert begun.wait(10.0)
+        steps.put(reached)
+        assert format_crc(fetching.result(10.0)) == ENTRY.crc64nvme
+        ahead.wait()
+        disk.into.clear()
+
+
+def test_memory_that_runs_out_in_the_middle_sends_the_resume_to_the_disk(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scene.publish(scene.remote, FIRST)
+    closed: list[int] = []
+
+    def too_much(fd: int, size: int) -> Generator[int]:
+        try:
+            yield 4096
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        finally:
+            closed.append(size)
+
+    monkeypatch.setattr(pages, "allocating", too_much)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    finder = Finder(KEYS, RUN_ID, "here", scene.events.append, tmp_path)
+    point = finder.find(scene.stored("remote", FIRST), lambda copy, record: None)
+    assert point is not None
+    with contextlib.closing(point.slot):
+        assert point.slot.on_disk
+        assert point.slot.record() == Content(FIRST).record()
+    with pytest.raises(NoSpace, match="free here"):
+        scene.find(*scene.stored("remote", FIRST))
+
+    assert len(closed) == 2
+    assert scene.remote.keys(KEYS.quarantine) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def address(view: memoryview) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from harness.ipc import pages
 from harness.ipc.pages import HUGE, allocate
+from harness.ipc.slots import Slot
 
 SIZES = [mmap.PAGESIZE, HUGE - mmap.PAGESIZE, HUGE, 3 * HUGE + 5 * mmap.PAGESIZE]
 
@@ -89,18 +90,70 @@ def test_too_little_memory_is_told_and_leaves_no_mapping(memfd: int, monkeypatch
     assert mappings() == []
 
 
-def test_a_slot_is_in_huge_pages_where_the_kernel_gives_them(memfd: int) -> None:
-    size = 4 * HUGE
-    allocate(memfd, size)
-    libc = ctypes.CDLL(None, use_errno=True)
+def test_what_is_told_to_be_there_is_there(memfd: int) -> None:
+    size = 2 * HUGE + 5 * mmap.PAGESIZE
+    told = []
+    for end in pages.allocating(memfd, size):
+        told.append(end)
+        assert os.fstat(memfd).st_blocks * 512 >= end
 
-    with pages._mapped(libc, memfd, size) as address:
-        assert address is not None
-        assert address % HUGE == 0
-        if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(HUGE), pages._MADV_COLLAPSE) != 0:
-            pytest.skip("this kernel gives none")
-        ctypes.memset(address, 1, HUGE)
-        smaps = Path("/proc/self/smaps").read_text()
-    entry = smaps[smaps.index("memfd:test") :]
+    assert told == [HUGE, 2 * HUGE, size]
+
+
+def test_who_stops_in_the_middle_leaves_no_mapping(memfd: int) -> None:
+    making = pages.allocating(memfd, 3 * HUGE)
+    next(making)
+    making.close()
+
+    assert mappings() == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_mapping_is_of_the_whole_memfd_and_goes_with_what_it_lies_in(memfd: int, size: int) -> None:
+    allocate(memfd, size)
+    mapping, start = pages.mapped(memfd, size)
+    view = memoryview(mapping)[start : start + size]
+    view[0], view[size - 1] = 1, 2
+
+    assert (os.pread(memfd, 1, 0), os.pread(memfd, 1, size - 1)) == (b"\1", b"\2")
+    assert size < HUGE or (pages.address_of(mapping) + start) % HUGE == 0
+    view.release()
+    mapping.close()
+    assert mappings() == []
+
+
+def test_an_address_space_in_which_nothing_can_be_placed_gives_an_ordinary_mapping(
+    memfd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(ctypes.CDLL):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)
+            self.mmap = refuse
+
+    def refuse(*_: object) -> int | None:
+        return pages._FAILED
+
+    monkeypatch.setattr(pages.ctypes, "CDLL", Full)
+    allocate(memfd, 2 * HUGE)
+    mapping, start = pages.mapped(memfd, 2 * HUGE)
+
+    assert (len(mapping), start) == (2 * HUGE, 0)
+    assert os.fstat(memfd).st_blocks * 512 == 2 * HUGE
+    mapping.close()
+
+
+def test_a_slot_is_in_huge_pages_and_mapped_as_such_where_the_kernel_gives_them() -> None:
+    slot = Slot.create(4 * HUGE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(slot.buffer))
+    if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(HUGE), pages._MADV_COLLAPSE) != 0:
+        pytest.skip("this kernel gives none")
+    other = Slot(os.dup(slot.fd))  # as the trainer maps it
+    other.populate()
+    smaps = Path("/proc/self/smaps").read_text()
+    start = ctypes.addressof(ctypes.c_char.from_buffer(other.buffer))
+    entry = smaps[smaps.index(f"{start:x}-") :]
 
     assert int(entry[entry.index("ShmemPmdMapped:") :].split()[1]) * 1024 >= HUGE
+    slot.close()
+    other.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.trainer import copy
 from harness.trainer import copy_out as module
-from harness.trainer.copy_out import Pair, copy_out, through_pinned
+from harness.trainer.copy import Pair
+from harness.trainer.copy_out import copy_out, through_pinned
 from harness.trainer.state import capture, restore
 
 
@@ -26,8 +29,8 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIECE_BYTES", 4096)
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(copy, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(copy, "_PIECE_BYTES", 4096)
 
 
 def pairs() -> list[Pair]:
@@ -58,34 +61,27 @@ def check(copied: list[Pair]) -> None:
 @pytest.mark.usefixtures("one_torch_thread", "small_pieces")
 def test_every_tensor_arrives_bit_for_bit_through_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
-    real = Tensor.copy_
+    both = threading.Barrier(2, timeout=10.0)
+    real = ctypes.memmove
 
-    def noting(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        threads.add(threading.current_thread().name)
-        return real(self, *arguments, **options)
+    def noting(*block: int) -> None:
+        if len(threads) < 2:
+            threads.add(threading.current_thread().name)
+            both.wait()
+        real(*block)
 
-    monkeypatch.setattr(Tensor, "copy_", noting)
+    monkeypatch.setattr(copy.ctypes, "memmove", noting)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
     wanted = pairs()
     copy_out(wanted)
 
     check(wanted)
-    assert all(name.startswith("harness-restore") for name in threads)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("harness-restore")]
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_torch_s_own_threads_are_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(module, "ThreadPoolExecutor", None)
-    wanted = pairs()
-
-    copy_out(wanted)
-
-    check(wanted)
+    assert len(threads) == 2, "torch's own setting is for the training"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("harness-copy")]
 
 
 @pytest.mark.usefixtures("one_torch_thread", "small_pieces")
-def test_a_copy_that_fails_in_a_thread_is_told() -> None:
+def test_a_copy_that_cannot_be_is_told() -> None:
     with pytest.raises(RuntimeError):
         copy_out([*pairs(), (torch.zeros(3), torch.zeros(4))])
 
