@@ -39,10 +39,10 @@ import cloud.s3
 import cloud.s3_client
 import harness.agent.handover
 import harness.agent.journal
-import harness.agent.main
 import harness.agent.memory
 import harness.agent.origin
 import harness.agent.poller
+import harness.agent.restarts
 from cloud.errors import Unavailable, call_with_retry
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
@@ -95,7 +95,7 @@ class At:
         if self.seen != self.nth:
             return
         assert self.agent is not None
-        child = self.agent.child
+        child = self.agent.trainer.child
         os.write(2, f"test: {self.action} at {self.event} {self.nth}\n".encode())
         if self.action == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
@@ -138,7 +138,7 @@ class ScriptedSource:
 def rig(options: dict[str, str]) -> None:
     """Take the options out that replace a constant of the agent."""
     if seconds := options.pop("back-off-s", None):
-        harness.agent.main.after_crash = functools.partial(after_crash, first_delay_s=float(seconds))  # type: ignore[attr-defined]
+        harness.agent.restarts.after_crash = functools.partial(after_crash, first_delay_s=float(seconds))  # type: ignore[attr-defined]
     for name, (module, constant) in _SECONDS.items():
         if seconds := options.pop(name, None):
             setattr(module, constant, float(seconds))

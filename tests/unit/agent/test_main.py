@@ -52,16 +52,16 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
     """A newcomer waits for a journal that goes on. `handover_s` is about one that does not, and cost the last steps."""
     told = list[str]()
     trainer: Any = SimpleNamespace(channel=SimpleNamespace(send=told.append))
-    agent.trainer, agent._wants.layout_bytes = trainer, 1000
+    agent.trainer.connection, agent._asking.layout_bytes = trainer, 1000
     agent._saves.remote._rate.add(1000, 100.0)
 
     agent._on_superseded(newer())
 
-    assert agent._drain is not None
-    assert agent._drain.plan.choice is Choice.NEW
-    assert agent._drain.plan.fits
-    assert agent._drain.deadline.remaining_s > 100.0
-    assert agent._drain.exit_code is ExitCode.SUPERSEDED
+    assert agent._leaving.drain is not None
+    assert agent._leaving.drain.plan.choice is Choice.NEW
+    assert agent._leaving.drain.plan.fits
+    assert agent._leaving.drain.deadline.remaining_s > 100.0
+    assert agent._leaving.drain.exit_code is ExitCode.SUPERSEDED
     assert told == ["superseded"]
 
 
@@ -76,27 +76,27 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
 def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, has_s: float, choice: Choice) -> None:
     sealed(agent, 100)
     size = sum(SHARD_BYTES)
-    agent.trainer = SimpleNamespace()  # type: ignore[assignment]
+    agent.trainer.connection = SimpleNamespace()  # type: ignore[assignment]
     agent._speeds.sealed(size, 1.0)
     agent._saves.remote._rate.add(size, 35.0)
     agent._begin_drain(Deadline.after(50.0), ExitCode.INTERRUPTED)
-    assert agent._drain is not None
-    assert (agent._drain.plan.choice, agent._drain.plan.fits) == (Choice.NEW, True)
+    assert agent._leaving.drain is not None
+    assert (agent._leaving.drain.plan.choice, agent._leaving.drain.plan.fits) == (Choice.NEW, True)
 
-    agent._drain.deadline = Deadline.after(has_s)
-    agent._save_what_there_is_in_time()
+    agent._leaving.drain.deadline = Deadline.after(has_s)
+    agent._leaving.save_what_there_is_in_time()
 
-    assert agent._drain.plan.choice is choice
+    assert agent._leaving.drain.plan.choice is choice
     assert bool(agent._saves.remote.jobs) is (choice is Choice.NEWEST)
 
 
 def test_where_nothing_else_is_left_to_save_a_new_snapshot_is_tried_to_the_end(agent: Agent) -> None:
     """It will at least be on the local disk, and nothing is lost by trying."""
-    agent.trainer, agent._wants.layout_bytes = SimpleNamespace(), 1000  # type: ignore[assignment]
+    agent.trainer.connection, agent._asking.layout_bytes = SimpleNamespace(), 1000  # type: ignore[assignment]
     agent._saves.remote._rate.add(1000, 100.0)
     agent._begin_drain(Deadline.after(10.0), ExitCode.INTERRUPTED)
 
-    agent._save_what_there_is_in_time()
+    agent._leaving.save_what_there_is_in_time()
 
-    assert agent._drain is not None
-    assert (agent._drain.plan.choice, agent._drain.plan.fits) == (Choice.NEW, False)
+    assert agent._leaving.drain is not None
+    assert (agent._leaving.drain.plan.choice, agent._leaving.drain.plan.fits) == (Choice.NEW, False)

@@ -1,0 +1,161 @@
+"""One agent for a run on a host: the lock that makes it the one, the socket where it is met, and who is connected.
+
+Owns the run's lock, the listening socket and every connection; and what one agent of this host hands to the next. Knows
+nothing of what a connection is for: messages are passed on. Main thread of the agent.
+
+    locked by another ──takeover──▶ busy: its trainer lives, nothing is started here
+                                └─▶ handed-over: its slots are ours, and so is the lock as soon as it has ended
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.agent.generation import Generation
+from harness.agent.journal import Emit
+from harness.agent.loop import Loop
+from harness.agent.saves import Saves
+from harness.config import Settings
+from harness.core import events
+from harness.errors import ConfigError
+from harness.ipc import channel as ipc
+from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
+from harness.ipc.slots import Slot
+
+_TAKE_OVER_S = 30.0
+
+
+class Door:
+    """Closed until `open`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        loop: Loop,
+        saves: Saves,
+        emit: Emit,
+        on_message: Callable[[Channel, Message], None],
+    ) -> None:
+        """Touches nothing yet.
+
+        Args:
+            settings: of the run.
+            loop: the main thread's.
+            saves: which takes over, and hands over, slots.
+            emit: the journal.
+            on_message: called with each message that comes. Raises ChannelClosed where an answer cannot be sent.
+        """
+        self._run, self._loop, self._saves, self._emit = settings.run, loop, saves, emit
+        self._place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        self._on_message = on_message
+        self._lock_fd: int | None = None
+        self._listener: socket.socket | None = None
+        self._clients: set[Channel] = set()
+
+    @property
+    def address(self) -> Path:
+        """Where trainers connect to."""
+        return self._place.socket
+
+    def open(self) -> str:
+        """Become this host's agent of the run, and listen. Names the lock that it holds from now on.
+
+        Raises:
+            ConfigError: another agent has the run, and keeps it; or no agent can listen here.
+        """
+        try:
+            self._place.prepare()
+            self._lock_fd = lock = self._take_lock()
+            identity = self._place.identity(lock)
+            self._listener = ipc.listen(self._place.socket)
+        except OSError as err:
+            raise ConfigError(
+                f"no agent can listen in {self._place.directory}: {err}; see --help on runtime_dir"
+            ) from err
+        self._loop.watch(self._listener.fileno(), self._on_connection)
+        return identity
+
+    def has(self, channel: Channel) -> bool:
+        """Whether it is connected still."""
+        return channel in self._clients
+
+    def hang_up(self, channel: Channel) -> None:
+        """Close a connection. Idempotent."""
+        if channel in self._clients:
+            self._clients.discard(channel)
+            self._loop.forget(channel.fileno())
+            channel.close()
+
+    def close(self) -> None:
+        """Hang up on everybody, and let the next agent in: the last thing that an agent does."""
+        for channel in self._clients:
+            channel.close()
+        if self._listener is not None:
+            self._listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._place.socket.unlink()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def _on_connection(self) -> None:
+        assert self._listener is not None, "registered with the loop"
+        sock, _address = self._listener.accept()
+        channel = Channel(sock)
+        self._clients.add(channel)
+        self._loop.watch(sock.fileno(), lambda: self._on_readable(channel))
+
+    def _on_readable(self, channel: Channel) -> None:
+        try:
+            self._on_message(channel, channel.receive())
+        except ChannelClosed:
+            self.hang_up(channel)
+
+    # ---- from one agent to the next ---------------------------------------------------------------------------------
+
+    def _take_lock(self) -> int:
+        """The run's lock; an agent that has it, and whose trainer is dead, hands its slots over."""
+        give_up_at = time.monotonic() + _TAKE_OVER_S
+        while (lock := self._place.try_lock()) is None:
+            if (other := ipc.connect(self._place.socket)) is not None:
+                with contextlib.closing(other), contextlib.suppress(ChannelClosed):
+                    other.send("takeover")
+                    self._on_takeover_answer(other.receive())
+            if time.monotonic() > give_up_at:
+                raise ConfigError(f"another agent of run {self._run!r} does not let go of {self._place.directory}")
+            threading.Event().wait(0.05)
+        return lock
+
+    def _on_takeover_answer(self, answer: Message) -> None:
+        if answer.type == "busy":
+            raise ConfigError(
+                f"run {self._run!r} is being trained on this host already, by process {answer['trainer_pid']}: "
+                "stop that one, or choose another --run"
+            )
+        for fd, index, life in zip(answer.fds, answer["indexes"], answer["lives"], strict=True):
+            self._saves.pool.put(index, Slot(fd))
+            self._saves.adopt(index, Generation.of(life))
+        self._saves.note_all_taken()
+        if answer.fds:
+            self._emit(events.AgentReplaced(slots=len(answer.fds)))
+
+    def refuse_takeover(self, channel: Channel, trainer_pid: int) -> None:
+        """To an agent that wants the run: our trainer lives. Raises ChannelClosed."""
+        channel.send("busy", trainer_pid=trainer_pid)
+
+    def hand_over(self, channel: Channel) -> None:
+        """To an agent that wants the run: here are our slots. Raises ChannelClosed."""
+        sealed = self._saves.handed_over()
+        channel.send(
+            "handed-over",
+            [self._saves.pool[index].fd for index, _ in sealed],
+            indexes=[index for index, _ in sealed],
+            lives=[generation.fields() for _, generation in sealed],
+        )

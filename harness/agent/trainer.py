@@ -1,0 +1,396 @@
+"""The trainer as its agent sees it: a process, the connection of its Checkpointer, and one life after the other.
+
+Owns the child, the connected Checkpointer and the current life: how a trainer comes, is recognized and told what it
+resumes, and how it is found to have gone. Knows no notices, and decides nothing about ends: who has gone is told.
+
+    spawn ──▶ hello ──▶ welcome, what there is to resume ──▶ layout ──▶ slots ──▶ messages ──▶ dead ──▶ left
+              hello of a trainer whose agent died ──▶ its generation, page and slots are adopted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.agent.asking import Asking
+from harness.agent.child import Child
+from harness.agent.door import Door
+from harness.agent.generation import Generation
+from harness.agent.journal import Emit
+from harness.agent.life import Life
+from harness.agent.loop import Loop
+from harness.agent.memory import TWO_SLOTS_FROM_BYTES, total_bytes
+from harness.agent.origin import Finding, Origin
+from harness.agent.restarts import Restarts
+from harness.agent.saves import Saves
+from harness.config import SOCKET_VARIABLE, Settings
+from harness.core import events
+from harness.errors import HarnessError
+from harness.ipc import channel as ipc
+from harness.ipc.channel import Channel, ChannelClosed, Message
+from harness.ipc.slots import Slot
+
+ATTACH_S = 10.0  # how long it takes, at most, until whoever started an agent says hello
+_KILL_AFTER_S = 3.0
+_BUSY_S = 0.1
+
+
+@dataclass
+class Connection:
+    """A connected Checkpointer.
+
+    Attributes:
+        channel: to it.
+        pid: of its process.
+        pidfd: readable once that is dead.
+        exception: whether it said goodbye because of one.
+        said_bye: whether it said goodbye.
+    """
+
+    channel: Channel
+    pid: int
+    pidfd: int
+    exception: bool = False
+    said_bye: bool = False
+
+
+@dataclass(frozen=True)
+class TrainerEvents:
+    """Whom the trainer's doings are told to.
+
+    Attributes:
+        message: one that is about saves, notices or the end.
+        lost: the connection is gone, and with it every wish.
+        left: the process has ended: its exit code as a shell shows it, `None` for a crash of one that is no child.
+    """
+
+    message: Callable[[Message], None]
+    lost: Callable[[], None]
+    left: Callable[[int | None], None]
+
+
+class Trainer:
+    """The one trainer of a run on this host. Main thread of the agent."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        command: Sequence[str] | None,
+        remembered: Sequence[str],
+        environ: Mapping[str, str],
+        loop: Loop,
+        door: Door,
+        asking: Asking,
+        saves: Saves,
+        origin: Origin,
+        restarts: Restarts,
+        emit: Emit,
+        tell: TrainerEvents,
+        say: Callable[[str], None],
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            settings: of the run.
+            command: its command line; `None` for one that connects by itself and is not our child.
+            remembered: the command line in any case, if it is known.
+            environ: the environment that a child gets.
+            loop: watches the process.
+            door: where it connects.
+            asking: the control page.
+            saves: takes what it seals.
+            origin: its generation, and what it resumes.
+            restarts: how often it was started again.
+            emit: the journal.
+            tell: whom its doings are told to.
+            say: a word to the user.
+        """
+        self._settings, self._command, self._remembered = settings, command, tuple(remembered)
+        self._environ, self._loop, self._door, self._asking = environ, loop, door, asking
+        self._saves, self._origin, self._restarts = saves, origin, restarts
+        self._emit, self._tell, self._say = emit, tell, say
+        self.child: Child | None = None
+        self.connection: Connection | None = None
+        self.life = Life(time.monotonic(), ipc.began_at(os.getpid()))
+        self.restarted: events.Restarted | None = None
+        """What the newest start took, once that is known."""
+        self.attached = False
+        """Whether a trainer has come whose agent had died."""
+
+    @property
+    def alive_pid(self) -> int | None:
+        """The process that trains, or is about to."""
+        return self.connection.pid if self.connection else self.child.pid if self.child else None
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is there to take one more snapshot."""
+        return self.connection is not None and self.life.finished_step is None
+
+    # ---- how it comes -----------------------------------------------------------------------------------------------
+
+    def spawn(self) -> None:
+        """Start the child, if it is to be one.
+
+        Raises:
+            ConfigError: there is no such command, or it cannot be executed.
+        """
+        if self._command is None:
+            return
+        environment = {
+            **self._environ,
+            SOCKET_VARIABLE: str(self._door.address),
+            "HARNESS_RUN_ID": self._origin.generation.run_id,
+            "HARNESS_RESTARTS": str(self._restarts.count),
+        }
+        self.life.spawned_at = time.monotonic()
+        self.child = Child(self._command, environment)
+        self._loop.watch(self.child.pidfd, self._on_child_exit)
+        self._emit(events.TrainerStarted(pid=self.child.pid, restarts=self._restarts.count))
+
+    def begin_again(self) -> bool:
+        """Trainers start anew: another generation, and another search for what it resumes. Not if we are superseded."""
+        if not self._origin.begin_again():
+            return False
+        self._restarts.count += 1
+        now = time.monotonic()
+        self.life = Life(now, now, last_ended_at=self.life.ended_at)
+        self._asking.begin_again()
+        return True
+
+    def await_attach(self) -> bool:
+        """An agent that replaces a dead one hears its trainer before it decides anything. Whether it came. Blocks."""
+        give_up_at = time.monotonic() + ATTACH_S
+        while not self.attached and time.monotonic() < give_up_at:
+            self._loop.wait(_BUSY_S)
+        return self.attached
+
+    def greet(self, channel: Channel, message: Message, *, leaving: bool) -> None:
+        """A Checkpointer says hello. One that comes anew is not begun with by an agent that is leaving.
+
+        Raises:
+            ChannelClosed: it is gone already.
+        """
+        if message["protocol"] != ipc.PROTOCOL:
+            channel.send("refused", message="the agent and the trainer use different versions of the harness")
+            return
+        if self.connection is not None and not ipc.pidfd_dead(self.connection.pidfd):
+            channel.send(
+                "refused",
+                message=f"run {self._settings.run!r} is being trained by process {self.connection.pid} already; "
+                "a process has one Checkpointer, and a run has one trainer: name the other one with --run",
+            )
+            return
+        pid = ipc.peer_pid(channel)
+        pidfd = ipc.open_pidfd(pid)
+        if pidfd is None:
+            return  # it has died already
+        self.drop()
+        again = self.life.connected and message["life"] is None  # its own parent (torchrun, a loop) started it again
+        if again and (leaving or not self.begin_again()):
+            channel.send("refused", message="this agent is leaving: no other generation is begun here")
+            return
+        self.connection = Connection(channel, pid, pidfd)
+        self._loop.watch(pidfd, self._on_dead)
+        self.life.connected = True
+        if message["life"] is None and self.life.spawned_at is None:
+            self.life.spawned_at = ipc.began_at(pid)
+        if message["life"] is not None:
+            self._attach(message)
+        self._emit(events.TrainerConnected(pid=pid, rank=message["rank"]))
+        if message["life"] is None:
+            self._asking.take_note(self._saves.sequence)
+        channel.send(
+            "welcome",
+            [self._asking.page_fd],
+            life=self._origin.generation.fields(),
+            restarts=self._restarts.count,
+            settings=self._settings.to_json(),
+            detached=self._command is None,
+            command=self._remembered,
+            sequence=self._saves.sequence,
+        )
+        if message["life"] is None:
+            self.tell_resume()
+
+    def _attach(self, message: Message) -> None:
+        """A live trainer whose agent died: adopt its generation, control page and slots, and go on."""
+        control, *slots = message.fds
+        indexes: list[int] = message["indexes"]
+        generation = Generation.of(message["life"])
+        self._asking.adopt(control, os.getpid())
+        for index, fd in zip(indexes, slots, strict=True):
+            self._saves.pool.put(index, Slot(fd))
+            self._saves.adopt(index, generation)
+        self._asking.layout_bytes = self._saves.pool[indexes[0]].size if indexes else None
+        self.attached = True
+        self._emit(events.AgentReplaced(slots=len(indexes)))
+        self._origin.adopt(generation)
+        self.take_what_was_not_told()
+
+    def take_what_was_not_told(self) -> None:
+        """What was sealed while there was no agent to tell. It may have been saved as well: twice is harmless."""
+        if self.attached and self.connection is not None and self._saves.take_left_over(self._origin.generation):
+            self._asking.acknowledge(self._saves.sequence)
+
+    # ---- what it is told --------------------------------------------------------------------------------------------
+
+    def tell_resume(self) -> None:
+        """Tell it what there is to resume, as far as that is known."""
+        if self.connection is None:
+            return
+        channel, origin = self.connection.channel, self._origin
+        life = origin.generation.fields()  # its identity may not have been known yet when the trainer said hello
+        with contextlib.suppress(ChannelClosed):
+            if origin.finding is Finding.NOTHING:
+                channel.send("resume-none", life=life)
+            elif origin.finding is Finding.FAILED:
+                channel.send("resume-failed", error=type(origin.error).__name__, message=str(origin.error))
+            elif origin.finding is Finding.READY and (point := origin.point) is not None:
+                channel.send(
+                    "resume-ready",
+                    [point.slot.fd],
+                    snapshot=str(point.id),
+                    tier=point.tier,
+                    verified=point.verified,
+                    life=life,
+                )
+            elif origin.head is not None:
+                snapshot, tier, record = origin.head
+                channel.send("resume-head", snapshot=snapshot, tier=tier, record=record.encode().decode(), life=life)
+
+    def tell_superseded(self) -> None:
+        """Who started it may have nothing but its own exit code."""
+        if self.connection is not None:
+            with contextlib.suppress(ChannelClosed):
+                self.connection.channel.send("superseded")
+
+    def signal(self, signum: int) -> None:
+        """Pass a signal on to the child, if there is one."""
+        if self.child is not None:
+            self.child.signal(signum)
+
+    # ---- what it tells ----------------------------------------------------------------------------------------------
+
+    def hear(self, channel: Channel, message: Message) -> None:
+        """A message that came by `channel`: nobody else's counts.
+
+        Raises:
+            ChannelClosed: an answer cannot be sent.
+        """
+        if self.connection is not None and channel is self.connection.channel:
+            self._on_message(self.connection, message)
+
+    def _on_message(self, connection: Connection, message: Message) -> None:
+        """What it tells of itself; the rest is passed on."""
+        life = self.life
+        if message.type == "layout":
+            self._on_layout(connection.channel, message)
+        elif message.type == "restored":
+            self._emit(events.Restored(snapshot=message["snapshot"], step=message["step"], seconds=message["seconds"]))
+            life.resumed_step, life.restored = message["step"], True
+            self._release_resume()
+        elif message.type == "stepped":
+            life.first_step_at, life.stepped = time.monotonic(), message.fields
+            self._emit(events.FirstStep(step=message["step"], seconds=life.first_step_at - life.began_at))
+        elif message.type == "bye":
+            connection.said_bye, connection.exception = True, message["exception"]
+        else:
+            self._tell.message(message)
+
+    def _on_layout(self, channel: Channel, message: Message) -> None:
+        """Allocate slots for a layout. Takes about half a second per GiB, once."""
+        size = int(message["bytes"])
+        count = self._settings.slots or (2 if total_bytes() >= TWO_SLOTS_FROM_BYTES else 1)
+        try:
+            indexes = self._asking.lay_out(size, count)
+        except HarnessError as err:
+            channel.send("no-slots", error=type(err).__name__, message=str(err))
+            return
+        slots = [self._saves.pool[index] for index in indexes]
+        channel.send("slots", [slot.fd for slot in slots], indexes=indexes, number=message["number"])
+        on_disk = slots[0].on_disk
+        self._emit(events.SlotsReady(slots=len(slots), bytes=size, on_disk=on_disk))
+        if on_disk:
+            self._say(
+                f"there is no memory for a snapshot of {size / 1e9:.2f} GB: each one goes through a window to "
+                f"{self._settings.slot_disk}, and training waits for that disk meanwhile"
+            )
+        elif len(slots) < count:
+            self._say(f"there is memory for {len(slots)} of {count} slots of {size / 1e9:.2f} GB")
+
+    def tell_restarted(self) -> None:
+        """Emit what its start took, once the first step is made and it is known when the life before it ended."""
+        life, origin = self.life, self._origin
+        if life.stepped is None or not (life.last_ended_at is not None or origin.looked_back or life.over):
+            return
+        begins = self._restarts.count == 0 and (self._settings.fresh or origin.generation.number == 1)
+        event = None if begins else life.restarted(origin.last_ended_at, origin.point)
+        life.stepped = None
+        if event is not None:
+            self.restarted = event
+            self._emit(event)
+
+    # ---- how it goes ------------------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """Its connection is of no use any more: take what it sealed and did not tell."""
+        connection, self.connection = self.connection, None
+        if connection is None:
+            return
+        self.life.ended_at = time.monotonic()
+        self._loop.forget(connection.pidfd)
+        os.close(connection.pidfd)
+        self._door.hang_up(connection.channel)
+        self._release_resume()
+        self._asking.forget()
+        self._tell.lost()
+        self._saves.take_left_over(self._origin.generation)
+
+    def stop(self) -> None:
+        """The last resort: SIGTERM to the child alone, then SIGKILL. Blocks at most a few seconds."""
+        child = self.child
+        if child is None:
+            return
+        child.signal(signal.SIGTERM)
+        give_up_at = time.monotonic() + _KILL_AFTER_S
+        while child.reap() is None:
+            if time.monotonic() > give_up_at:
+                child.signal(signal.SIGKILL)
+            threading.Event().wait(0.02)
+        self._on_child_exit()
+        self._restarts.call_off()
+
+    def _on_dead(self) -> None:
+        """The pidfd of the connected trainer says that it is dead: read what it still said first."""
+        connection = self.connection
+        if connection is None:
+            return
+        if self._door.has(connection.channel):
+            connection.channel.socket.setblocking(False)
+            with contextlib.suppress(ChannelClosed):
+                while True:
+                    self._on_message(connection, connection.channel.receive())
+        self.drop()
+        if self._command is None:
+            self._tell.left(0 if connection.said_bye and not connection.exception else None)
+
+    def _on_child_exit(self) -> None:
+        child = self.child
+        if child is None or (code := child.reap()) is None:
+            return
+        self._on_dead()
+        self._loop.forget(child.pidfd)
+        child.close()
+        self.child = None
+        self._tell.left(code)
+
+    def _release_resume(self) -> None:
+        point = self._origin.point
+        if point is not None and point.index is not None:
+            self._saves.pool.release(point.index, "resume")
