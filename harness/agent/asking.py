@@ -24,6 +24,7 @@ class Asking:
         self._pool, self._page = pool, ControlPage.create()
         self._asked = Ask.NOTHING
         self._granted: int | None = None
+        self._laid_out = False
         self.reasons: set[str] = set()
         """Why a snapshot is wanted at the next boundary; empty where it is not."""
         self.layout_bytes: int | None = None
@@ -64,7 +65,7 @@ class Asking:
     def adopt(self, page_fd: int, pid: int) -> None:
         """Go on with the page of a live trainer whose agent died: process `pid` is its agent now. Takes the descriptor.
 
-        The caller sets `layout_bytes` once it has that trainer's slots.
+        Slots of that trainer, where there are any, are told by `begin_layout` and `end_layout`.
         """
         self._page.close()
         self._page = ControlPage(page_fd)
@@ -80,20 +81,18 @@ class Asking:
 
     # ---- slots ------------------------------------------------------------------------------------------------------
 
-    def lay_out(self, slot_bytes: int, count: int) -> list[int]:
-        """Allocate up to `count` slots for the trainer's new layout; their indexes. Half a second per GiB, once.
+    def begin_layout(self, slot_bytes: int) -> None:
+        """The trainer has another layout: nothing is granted until its slots are there."""
+        self.layout_bytes, self._laid_out = slot_bytes, False
+        self._revoke()
 
-        Raises:
-            NoSpace: there is room for none.
-        """
-        indexes = self._pool.allocate(slot_bytes, count)
-        self.layout_bytes = slot_bytes
-        self._revoke()  # what was granted before was a slot of the old layout
-        return indexes
+    def end_layout(self) -> None:
+        """The trainer has been told its slots."""
+        self._laid_out = True
 
     def grant(self) -> None:
         """Keep a free slot granted."""
-        if self._granted is None and self.layout_bytes is not None and (index := self._pool.grant()) is not None:
+        if self._granted is None and self._laid_out and (index := self._pool.grant()) is not None:
             self._granted = index
             self._pool.hold(index, TRAINER)
             self._write(Word.GRANT, index)
@@ -134,7 +133,8 @@ class Asking:
         self._write(Word.GRANT, NO_SLOT)
 
     def _clear(self) -> None:
-        self._asked, self._granted, self.layout_bytes = Ask.NOTHING, None, None
+        self._asked, self._granted = Ask.NOTHING, None
+        self.layout_bytes, self._laid_out = None, False
         self.reasons.clear()
 
     def _write(self, word: Word, value: int) -> None:

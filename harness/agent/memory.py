@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import NoSpace
@@ -129,6 +130,42 @@ def oom_kills() -> int:
     return int(found[1]) if found else 0
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a new layout needs: slots that are there, and some that have to be made. Knows of no pool.
+
+    Attributes:
+        size: of a slot.
+        missing: how many are to be made, at most.
+        kept: indexes of those that are there.
+        instead: of those that will do where none can be made.
+        disk: where one is made if memory has no room; `None` if that is not wanted.
+        beside: see `make_slots`.
+    """
+
+    size: int
+    missing: int
+    kept: tuple[int, ...]
+    instead: tuple[int, ...]
+    disk: Path | None
+    beside: int
+
+    def make(self) -> list[Slot]:
+        """Make what is missing, as far as there is room. From any thread; blocks for half a second per GiB.
+
+        Raises:
+            NoSpace: there is room for none, and nothing that would do instead.
+        """
+        if not self.missing:
+            return []
+        try:
+            return make_slots(self.size, self.missing, self.disk, beside=self.beside)
+        except NoSpace:
+            if not self.instead:
+                raise
+            return []
+
+
 class SlotPool:
     """Slots by index. A slot is *busy* while a tier reads it; the newest sealed one is kept until a newer one is."""
 
@@ -169,33 +206,35 @@ class SlotPool:
         self._busy[index] = set()
 
     def allocate(self, size: int, count: int) -> list[int]:
-        """Make slots of `size` bytes for a new layout; slots of the old one go as soon as nobody needs them.
+        """`begin`, `make` and `finish` in one go. Blocks for half a second per GiB. Raises NoSpace."""
+        wanted = self.begin(size, count)
+        return self.finish(wanted, wanted.make())
+
+    def begin(self, size: int, count: int) -> Wanted:
+        """A new layout: slots of the old one go as soon as nobody needs them.
 
         Slots that are large enough already are kept: a resume's slot becomes the first snapshot's.
 
         Args:
             size: of each.
-            count: how many there should be. See `make_slots` for how many there are.
-
-        Raises:
-            NoSpace: there is room for none.
+            count: how many there should be. See `make_slots` for how many there will be.
         """
         large = [index for index in self.usable if self._slots[index].size >= size]
         kept = [index for index in large if not self._slots[index].on_disk][:count]
         self._retired |= set(self._slots) - set(large)
         self.collect()
-        if missing := count - len(kept):
-            instead = kept or large[:1]  # a resume may have been by way of the disk, when there was no telling
-            try:
-                made = make_slots(size, missing, None if instead else self._disk, beside=self._beside)
-                kept += [self.add(slot) for slot in made]
-            except NoSpace:
-                if not instead:
-                    raise
-                kept = instead
-        self._retired |= set(self._slots) - set(kept)
+        instead = kept or large[:1]  # a resume may have been by way of the disk, when there was no telling
+        disk = None if instead else self._disk
+        return Wanted(size, count - len(kept), tuple(kept), tuple(instead), disk, self._beside)
+
+    def finish(self, wanted: Wanted, made: Iterable[Slot]) -> list[int]:
+        """Take over what was made; the layout's indexes. What it does not need goes."""
+        added = [self.add(slot) for slot in made]
+        there = wanted.kept if added else wanted.kept or wanted.instead
+        indexes = [index for index in there if index in self.usable] + added
+        self._retired |= set(self._slots) - set(indexes)
         self.collect()
-        return kept
+        return indexes
 
     def leave_memory(self) -> tuple[int, int] | None:
         """The newest snapshot moves to the disk, and slots are made there from now on. Blocks while the disk writes.

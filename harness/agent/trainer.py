@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from harness.agent.asking import Asking
 from harness.agent.child import Child
@@ -24,7 +25,7 @@ from harness.agent.generation import Generation
 from harness.agent.journal import Emit
 from harness.agent.life import Life
 from harness.agent.loop import Loop
-from harness.agent.memory import TWO_SLOTS_FROM_BYTES, total_bytes
+from harness.agent.memory import TWO_SLOTS_FROM_BYTES, Wanted, total_bytes
 from harness.agent.origin import Finding, Origin
 from harness.agent.restarts import Restarts
 from harness.agent.saves import Saves
@@ -121,6 +122,8 @@ class Trainer:
         """What the newest start took, once that is known."""
         self.attached = False
         """Whether a trainer has come whose agent had died."""
+        self._layout: Message | None = None
+        self._making = False
 
     @property
     def alive_pid(self) -> int | None:
@@ -227,7 +230,9 @@ class Trainer:
         for index, fd in zip(indexes, slots, strict=True):
             self._saves.pool.put(index, Slot(fd))
             self._saves.adopt(index, generation)
-        self._asking.layout_bytes = self._saves.pool[indexes[0]].size if indexes else None
+        if indexes:
+            self._asking.begin_layout(self._saves.pool[indexes[0]].size)
+            self._asking.end_layout()
         self.attached = True
         self._emit(events.AgentReplaced(slots=len(indexes)))
         self._origin.adopt(generation)
@@ -290,7 +295,9 @@ class Trainer:
         """What it tells of itself; the rest is passed on."""
         life = self.life
         if message.type == "layout":
-            self._on_layout(connection.channel, message)
+            self._layout = message
+            self._asking.begin_layout(int(message["bytes"]))
+            self._make_slots()
         elif message.type == "restored":
             self._emit(events.Restored(snapshot=message["snapshot"], step=message["step"], seconds=message["seconds"]))
             life.resumed_step, life.restored = message["step"], True
@@ -303,17 +310,46 @@ class Trainer:
         else:
             self._tell.message(message)
 
-    def _on_layout(self, channel: Channel, message: Message) -> None:
-        """Allocate slots for a layout. Takes about half a second per GiB, once."""
-        size = int(message["bytes"])
-        count = self._settings.slots or (2 if total_bytes() >= TWO_SLOTS_FROM_BYTES else 1)
-        try:
-            indexes = self._asking.lay_out(size, count)
-        except HarnessError as err:
-            channel.send("no-slots", error=type(err).__name__, message=str(err))
+    # ---- its slots --------------------------------------------------------------------------------------------------
+
+    def _make_slots(self) -> None:
+        """For the newest layout: half a second per GiB, in a thread, while notices are heard. One layout at a time."""
+        if self._making or self._layout is None:
             return
+        layout, self._making = self._layout, True
+        count = self._settings.slots or (2 if total_bytes() >= TWO_SLOTS_FROM_BYTES else 1)
+        wanted = self._saves.pool.begin(int(layout["bytes"]), count)
+
+        def make() -> None:
+            made: list[Slot] | Exception
+            try:
+                made = wanted.make()
+            except Exception as err:  # noqa: BLE001  the thread's root; the main thread tells them apart
+                made = err
+            self._loop.post(partial(self._made, layout, wanted, count, made))
+
+        threading.Thread(target=make, name="harness-slots", daemon=True).start()
+
+    def _made(self, layout: Message, wanted: Wanted, count: int, made: list[Slot] | Exception) -> None:
+        self._making = False
+        if isinstance(made, Exception) and not isinstance(made, HarnessError):
+            raise made
+        indexes = [] if isinstance(made, Exception) else self._saves.pool.finish(wanted, made)
+        if layout is not self._layout or self.connection is None:  # another one has come, or the trainer has gone
+            return self._make_slots()
+        self._layout = None
+        with contextlib.suppress(ChannelClosed):  # it has died, which its pidfd is about to tell
+            if isinstance(made, Exception):
+                self.connection.channel.send("no-slots", error=type(made).__name__, message=str(made))
+            else:
+                self._tell_slots(self.connection.channel, layout, indexes, count)
+        return None
+
+    def _tell_slots(self, channel: Channel, layout: Message, indexes: Sequence[int], count: int) -> None:
+        size = int(layout["bytes"])
         slots = [self._saves.pool[index] for index in indexes]
-        channel.send("slots", [slot.fd for slot in slots], indexes=indexes, number=message["number"])
+        channel.send("slots", [slot.fd for slot in slots], indexes=list(indexes), number=layout["number"])
+        self._asking.end_layout()
         on_disk = slots[0].on_disk
         self._emit(events.SlotsReady(slots=len(slots), bytes=size, on_disk=on_disk))
         if on_disk:
@@ -348,6 +384,7 @@ class Trainer:
         os.close(connection.pidfd)
         self._door.hang_up(connection.channel)
         self._release_resume()
+        self._layout = None
         self._asking.forget()
         self._tell.lost()
         self._saves.take_left_over(self._origin.generation)

@@ -21,7 +21,7 @@ from harness.node.ending import code_of
 from harness.node.lives import FoundLife, Life, StartedLife, left_behind
 from harness.node.orders import Orders
 
-ANSWER_S = 5.0  # an agent that allocates slots is busy for a while
+ANSWER_S = 5.0  # an agent may be busy for a moment
 STORE_S = 20.0
 
 
