@@ -38,7 +38,8 @@ from harness.errors import ConfigError, ExitCode, StateError
 from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
 from harness.trainer.link import Link, Ready
-from harness.trainer.loader import InstrumentedLoader, instrument
+from harness.trainer.loader import instrument
+from harness.trainer.loader_hook import InstrumentedLoader
 from harness.trainer.overlap import Overlap
 from harness.trainer.stager import Stager, read_tensors
 

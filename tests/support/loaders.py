@@ -20,7 +20,8 @@ from torch.utils.data import (
 )
 
 from harness.core import tree
-from harness.trainer.loader import InstrumentedLoader, instrument
+from harness.trainer.loader import instrument
+from harness.trainer.loader_hook import InstrumentedLoader
 
 SIZE = 22
 BATCH = 4

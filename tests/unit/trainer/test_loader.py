@@ -20,7 +20,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from harness.core import tree
 from harness.errors import StateError
-from harness.trainer.loader import _generators_in, instrument
+from harness.trainer.loader import instrument
+from harness.trainer.loader_generators import generators_in
 from tests.support.loaders import (
     BATCH,
     BATCHES,
@@ -502,14 +503,14 @@ def test_generators_are_found_where_people_keep_them() -> None:
     subset.dataset.transform = [Transform()]  # type: ignore[attr-defined]
     shared = torch.Generator()
     roots = {"generator": shared, "sampler": subset, "again": shared, "legacy": np.random.RandomState(1)}
-    assert set(_generators_in(roots)) == {
+    assert set(generators_in(roots)) == {
         "generator",
         "legacy",
         "sampler.dataset.own",
         "sampler.dataset.transform[0].rng",
     }
-    assert _generators_in({"dataset": [Transform() for _ in range(1000)]}) == {}
-    assert _generators_in({"dataset": TensorDataset(torch.zeros(3))}) == {}
+    assert generators_in({"dataset": [Transform() for _ in range(1000)]}) == {}
+    assert generators_in({"dataset": TensorDataset(torch.zeros(3))}) == {}
 
 
 @pytest.mark.slow
