@@ -1,84 +1,47 @@
 """Checkpointer: what the training loop sees.
 
-Owns boundaries, the place in the program, and the way out. Which objects hold state and how is `state.py`; where a
-loader stands is `loader.py`; a snapshot is taken by `stager.py`; the agent is behind `link.py`.
+Owns boundaries, the way through the program, and the way out. Which objects hold state and how is `state.py`; where a
+loader stands is `loader.py`; a snapshot is taken by `stager.py` and made live again by `resuming.py`; the agent is
+behind `link.py`, signals and the end of the process behind `process.py`.
 
     normal step:  the optimizer stepped ─▶ step += 1 ─▶ one word of the control page is as before ─▶ go on
     snapshot:     the word is new ─▶ capture ─▶ copy into the granted slot ─▶ seal          (the only stall)
     leaving:      ... ─▶ wait until it is durable, or the deadline has passed ─▶ SystemExit(75)
-
-A place in the program is (stage, epoch, loop, kind): the how-manieth outermost loop, its epoch, the how-manieth loop in
-that epoch, and where in it. On resume the script runs again from the top; loops before that place hand out nothing, and
-at that place everything is restored: whatever ran before is overwritten.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
 import sys
-import threading
 import time
-import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from harness.config import SOCKET_VARIABLE, is_off, resolve
 from harness.core import tree
-from harness.core.snapshot import SnapshotId
-from harness.errors import ConfigError, ExitCode, StateError
+from harness.errors import ExitCode, StateError
 from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
 from harness.trainer.link import Link, Ready
-from harness.trainer.loader import instrument
 from harness.trainer.loader_hook import InstrumentedLoader
 from harness.trainer.overlap import Overlap
-from harness.trainer.stager import Stager, read_tensors
+from harness.trainer.place import Place
+from harness.trainer.process import Process, script
+from harness.trainer.resuming import Loaders, ResumedFrom, Small, make_live, record_of
+from harness.trainer.stager import Stager
 
 EXTRA_WARN_BYTES = 1_000_000
 _POLL_S = 0.02
 _PROGRESS_S = 1.0
 _NEVER = -1
 _TRAINER_STEP, _ASK = int(Word.TRAINER_STEP), int(Word.ASK)  # an enum's member costs 60 ns a use
-
-
-@dataclass(frozen=True)
-class ResumedFrom:
-    """Where this start goes on.
-
-    Attributes:
-        generation: the start of the trainers that made the snapshot.
-        step: completed optimizer steps.
-        tier: where it was found: "memory", "local" or "remote".
-    """
-
-    generation: int
-    step: int
-    tier: str
-
-
-@dataclass
-class _Place:
-    """A place in the program; see the module's docstring."""
-
-    stage: int = 0
-    epoch: int | None = None
-    loop: int = 0
-    evaluation: int = 0
-    kind: str = "start"  # start | batches | steps | step | evaluating | end
-    iteration: int = 0
-    calls: int = 0
-
-    def to_tree(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 class Checkpointer:
@@ -140,17 +103,15 @@ class Checkpointer:
         if on_interrupt not in ("exit", "return"):
             raise ValueError('on_interrupt is "exit" or "return"')
         self._states = state.flatten(states)
-        self._accumulate, self._on_interrupt, self._seed_workers = accumulate, on_interrupt, seed_workers
+        self._accumulate, self._on_interrupt = accumulate, on_interrupt
         self.step_count = 0
         self.interrupted = False
         self.extra: dict[str, Any] = {}
         self.resumed_from: ResumedFrom | None = None
-        self._place = _Place()
-        self._target: _Place | None = None
+        self._place = Place()
+        self._target: Place | None = None
         self._restored = False
-        self._loaders: dict[str, tuple[Any, InstrumentedLoader]] = {}
-        self._pending_positions: dict[str, Any] = {}
-        self._pending_rng: Any = None
+        self._loaders = Loaders(seed_workers=seed_workers)
         self._head_snapshot = ""
         self._every_steps: int | None = None
         self._evaluating = 0
@@ -165,15 +126,12 @@ class Checkpointer:
         self._next_due = 0
         self._stepped_told = False
         self._restoring = (0.0, 0.0)
-        self._ctrl_c = False
-        self._exit_failed = False
-        self._previous_handlers: dict[int, Any] = {}
         self._inert = is_off(os.environ)
         self._words = memoryview(bytearray(8 * 16)).cast("Q")
         self._watch_optimizers()
         self._loader = None
         if loader is not None:
-            self._loader = self._instrumented(loader, "loader")
+            self._loader = self._loaders.instrumented(loader, "loader")
             self._loader.hook_iter(self._iterate_hooked)
         if self._inert:
             return
@@ -190,7 +148,8 @@ class Checkpointer:
         self._learn_head()
         os.environ["HARNESS_RUN_ID"] = self._link.life["run_id"]
         os.environ["HARNESS_RESTARTS"] = str(self._link.restarts)
-        self._hook_process()
+        self._process = Process(self._takes_signal, self._become_inert, self._at_exit)
+        self._process.hook()
 
     # ---- loops ------------------------------------------------------------------------------------------------------
 
@@ -208,7 +167,7 @@ class Checkpointer:
                 first = target.epoch
         for epoch in range(first, count):
             place = self._place
-            place.epoch, place.loop, place.evaluation = epoch, 0, 0
+            place.enter_epoch(epoch)
             self._looping += 1
             self._in_epochs = True
             try:
@@ -240,7 +199,7 @@ class Checkpointer:
         if self.interrupted:
             return
         loop = self._enter_loop()
-        instrumented = self._instrumented(loader, f"loop-{self._place.stage}-{loop}")
+        instrumented = self._loaders.instrumented(loader, f"loop-{self._place.stage}-{loop}")
         if self._skips(loop, "batches"):
             return
         yield from self._guarded(instrumented.iterate(), "batches")
@@ -320,10 +279,9 @@ class Checkpointer:
             ordinal = place.evaluation
             place.evaluation += 1
             target = self._target
-            if not self._restored and target is not None and target.kind == "evaluating":
-                same = (target.stage, target.epoch, target.evaluation) == (place.stage, place.epoch, ordinal + 1)
-                if same:
-                    self._restore()
+            here = (place.stage, place.epoch, ordinal + 1)
+            if not self._restored and target is not None and target.in_evaluation(*here):
+                self._restore()
             if self._restored and (self._words[Word.ASK] != self._seen or self._overdue):
                 self._at_boundary("evaluating")
         self._evaluating += 1
@@ -385,9 +343,7 @@ class Checkpointer:
             raise StateError(
                 "ckpt.epochs() inside ckpt.epochs(): put the inner loop into ckpt.batches() or ckpt.steps()"
             )
-        place.stage += 1
-        place.epoch = None  # a loop that was left by `break` is over
-        place.loop = place.evaluation = 0
+        place.enter_stage()
         if self._finished and not self._inert:
             self._finished = False
             self._link.forget("finished")
@@ -411,8 +367,7 @@ class Checkpointer:
         if target is None:
             self._restore()
             return False
-        here = (self._place.stage, self._place.epoch, loop)
-        if target.kind in ("batches", "steps", "step") and (target.stage, target.epoch, target.loop) == here:
+        if target.in_loop(self._place.stage, self._place.epoch, loop):
             if target.kind != kind:
                 raise StateError(
                     f"the snapshot was taken in a loop of ckpt.{target.kind}, and this is ckpt.{kind}: the script's "
@@ -566,7 +521,7 @@ class Checkpointer:
             "place": self._place.to_tree(),
             "states": states,
             "rng": state.capture_rng(),
-            "loaders": {name: loader.position() for name, (_, loader) in self._loaders.items()},
+            "loaders": self._loaders.positions(),
             "extra": self.extra,
         }
 
@@ -589,7 +544,7 @@ class Checkpointer:
         if self._on_interrupt == "return":
             return
         asked = ExitCode.SUPERSEDED if self._link.superseded else ExitCode.INTERRUPTED
-        raise SystemExit(int(ExitCode.CTRL_C if self._ctrl_c else asked))
+        raise SystemExit(int(ExitCode.CTRL_C if self._process.ctrl_c else asked))
 
     def _finish(self, kind: str) -> None:
         """The end of the last loop: a final snapshot, made durable before anything else happens."""
@@ -632,12 +587,9 @@ class Checkpointer:
             self._adopt_head(head.snapshot, head.tier, head.record)
 
     def _adopt_head(self, snapshot: str, tier: str, record: SlotRecord) -> None:
-        small = tree.loads(record.state.encode())
-        identity = SnapshotId.parse(snapshot)
-        self.resumed_from = ResumedFrom(identity.generation, identity.step, tier)
-        self._target = _Place(**small["place"])
-        self.step_count = small["step"]
-        self.extra.update(small["extra"])
+        small = Small.of(snapshot, tier, record)
+        self.resumed_from, self._target, self.step_count = small.resumed_from, small.place, small.step
+        self.extra.update(small.extra)
         self._head_snapshot = snapshot
 
     def _confirm_target(self) -> None:
@@ -670,39 +622,14 @@ class Checkpointer:
         self._next_due = self.step_count + 1  # the first step plans the layout
 
     def _restore_from(self, ready: Ready) -> None:
-        record = ready.slot.record()
-        if record is None:
-            raise StateError(f"snapshot {ready.snapshot} was lost from memory; start again")
+        record = record_of(ready)
         if ready.snapshot != self._head_snapshot:
             _say(f"snapshot {self._head_snapshot} turned out to be damaged; going on from {ready.snapshot} instead")
             self._adopt_head(ready.snapshot, ready.tier, record)
-        if not ready.verified:
-            _say(f"snapshot {ready.snapshot} is resumed from memory as it is: no digest of it was written yet")
-        for line in _differences(record.environment, state.environment()):
-            _say(f"bit-identity is not promised: {line}")
-        small = tree.loads(record.state.encode())
-        tensors = read_tensors(ready.slot, record)
-        state.restore(self._states, small["states"], tensors)
-        self.extra.update(small["extra"])
-        self._place = _Place(**small["place"])
-        self.step_count = small["step"]
-        self._pending_positions = small["loaders"]
-        for name, (_, loader) in self._loaders.items():
-            if name in self._pending_positions:
-                loader.restore(self._pending_positions.pop(name), small["rng"])
-        state.restore_rng(small["rng"])
-        self._pending_rng = small["rng"]
-
-    def _instrumented(self, loader: Any, name: str) -> InstrumentedLoader:
-        """The loader of the loop called `name`, made resumable; another object each epoch is the same loader to us."""
-        known = self._loaders.get(name)
-        if known is not None and known[0] is loader:
-            return known[1]
-        made = instrument(loader, name, state.capture_rng, state.restore_rng, self._seed_workers)
-        self._loaders[name] = (loader, made)
-        if name in self._pending_positions:
-            made.restore(self._pending_positions.pop(name), self._pending_rng)
-        return made
+        small = make_live(ready, record, self._states, _say)
+        self.extra.update(small.extra)
+        self._place, self.step_count = small.place, small.step
+        self._loaders.restore(small.loaders, small.rng)
 
     # ---- the process ------------------------------------------------------------------------------------------------
 
@@ -725,7 +652,7 @@ class Checkpointer:
                 "every_steps": every_steps,
                 "fresh": fresh or None,
             }
-            settings = resolve(flags, os.environ, Path.cwd(), script=_script())
+            settings = resolve(flags, os.environ, Path.cwd(), script=script())
         link = Link(settings, [sys.executable, *sys.argv], os.environ)
         if link.detached:
             _say(
@@ -742,37 +669,13 @@ class Checkpointer:
 
         register_optimizer_step_post_hook(stepped)
 
-    def _hook_process(self) -> None:
-        """Signals, forks, the end of the process."""
-        python_exit = sys.exit
-
-        def exit_(code: Any = None, /) -> NoReturn:
-            self._exit_failed = code not in (None, 0)
-            python_exit(code)
-
-        sys.exit = exit_  # the interpreter tells nobody at exit whether a SystemExit was a failure
-        os.register_at_fork(after_in_child=self._become_inert)
-        atexit.register(self._at_exit)
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                self._previous_handlers[signum] = signal.signal(signum, self._on_signal)
-
-    def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
-        """Flag only: the agent decides what follows, at the next boundary. A second Ctrl-C is Python's own."""
-        again = self._ctrl_c
-        self._ctrl_c |= signum == signal.SIGINT
-        previous = self._previous_handlers.get(signum)
-        idle = not self._looping or self._inert or self._link.gone
-        if signum == signal.SIGINT and (again or idle):
-            _call(previous, signum, frame)
-            return
-        if self._inert or self._link.gone:
-            _call(previous, signum, frame)
-            return
+    def _takes_signal(self, signum: int) -> bool:
+        """Flag only: the agent decides what follows, at the next boundary."""
+        if self._inert or self._link.gone or (signum == signal.SIGINT and not self._looping):
+            return False
         self._link.poke(signum)
         self._seen = _NEVER
-        if callable(previous) and previous is not signal.default_int_handler:
-            previous(signum, frame)
+        return True
 
     def _become_inert(self) -> None:
         """In a forked child: no snapshots, no descriptors, no word to the agent."""
@@ -787,7 +690,7 @@ class Checkpointer:
         if self._inert:
             return
         self._settle()
-        failed = self._exit_failed or getattr(sys, "last_value", None) is not None
+        failed = self._process.failed
         trained = self._restored and self.step_count > 0 and not self.interrupted and not self._finished
         if trained and not failed and not self._link.gone:
             self._finish(self._place.kind)
@@ -798,41 +701,13 @@ class Checkpointer:
         return value - 1 if value else None
 
 
-def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [
-        f"{name} was {before.get(name, 'absent')}, is {now.get(name, 'absent')}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
-
-
 def _holds_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer) or any(
         isinstance(inner, torch.optim.Optimizer) for inner in getattr(value, "__dict__", {}).values()
     )
 
 
-def _script() -> str | None:
-    """The training script's file, or `None` in a notebook, and for `-c` and `-m`."""
-    main = sys.modules.get("__main__")
-    if main is None or main.__spec__ is not None or not getattr(main, "__file__", None):
-        return None
-    return sys.argv[0] or None
-
-
-def _call(handler: Callable[..., Any] | int | None, signum: int, frame: types.FrameType | None) -> None:
-    """Do what would have happened without us."""
-    if callable(handler):
-        handler(signum, frame)
-    elif handler == signal.SIG_DFL:
-        signal.signal(signum, signal.SIG_DFL)
-        signal.raise_signal(signum)
-
-
 def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
         sys.stderr.write(f"harness: {text}\n")
         sys.stderr.flush()
-
-
-__all__ = ["Checkpointer", "ConfigError", "ResumedFrom"]

@@ -1,0 +1,155 @@
+"""What a start goes on from: read from a snapshot's small state, and made the live state.
+
+Owns how a snapshot becomes live: its environment is compared, its tensors, loaders and random numbers are restored.
+When that happens is the Checkpointer's; which snapshot, and where it was found, is the agent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core import tree
+from harness.core.snapshot import SnapshotId
+from harness.errors import StateError
+from harness.ipc.slots import SlotRecord
+from harness.trainer import state
+from harness.trainer.link import Ready
+from harness.trainer.loader import instrument
+from harness.trainer.loader_hook import InstrumentedLoader
+from harness.trainer.place import Place
+from harness.trainer.stager import read_tensors
+
+
+@dataclass(frozen=True)
+class ResumedFrom:
+    """Where this start goes on.
+
+    Attributes:
+        generation: the start of the trainers that made the snapshot.
+        step: completed optimizer steps.
+        tier: where it was found: "memory", "local" or "remote".
+    """
+
+    generation: int
+    step: int
+    tier: str
+
+
+@dataclass(frozen=True)
+class Small:
+    """The small state of a snapshot; it is known before any tensor is here.
+
+    Attributes:
+        resumed_from: which one it is.
+        place: where in the program it was taken.
+        step: completed optimizer steps.
+        extra: the user's.
+        states: of every state, with marks where tensors were.
+        loaders: positions, by name.
+        rng: of every library.
+    """
+
+    resumed_from: ResumedFrom
+    place: Place
+    step: int
+    extra: dict[str, Any]
+    states: dict[str, Any]
+    loaders: dict[str, Any]
+    rng: Any
+
+    @classmethod
+    def of(cls, snapshot: str, tier: str, record: SlotRecord) -> Small:
+        """Read it."""
+        small, identity = tree.loads(record.state.encode()), SnapshotId.parse(snapshot)
+        return cls(
+            resumed_from=ResumedFrom(identity.generation, identity.step, tier),
+            place=Place(**small["place"]),
+            step=small["step"],
+            extra=small["extra"],
+            states=small["states"],
+            loaders=small["loaders"],
+            rng=small["rng"],
+        )
+
+
+class Loaders:
+    """The loaders of the program's loops, by name, as the loops come by; and the positions that wait for one."""
+
+    def __init__(self, *, seed_workers: bool) -> None:
+        """See `instrument` for `seed_workers`."""
+        self._seed_workers = seed_workers
+        self._known: dict[str, tuple[Any, InstrumentedLoader]] = {}
+        self._pending: dict[str, Any] = {}
+        self._pending_rng: Any = None
+
+    def instrumented(self, loader: Any, name: str) -> InstrumentedLoader:
+        """The loader of the loop called `name`, made resumable; another object each epoch is the same loader to us.
+
+        Raises:
+            StateError: its position cannot be restored exactly; says why, and the remedy.
+        """
+        known = self._known.get(name)
+        if known is not None and known[0] is loader:
+            return known[1]
+        made = instrument(loader, name, state.capture_rng, state.restore_rng, self._seed_workers)
+        self._known[name] = (loader, made)
+        if name in self._pending:
+            made.restore(self._pending.pop(name), self._pending_rng)
+        return made
+
+    def positions(self) -> dict[str, Any]:
+        """Where each of them stands."""
+        return {name: loader.position() for name, (_, loader) in self._known.items()}
+
+    def restore(self, positions: dict[str, Any], rng: Any) -> None:
+        """Those that are known now; the others when their loops come by. Sets the global RNG, last of all."""
+        self._pending = positions
+        for name, (_, loader) in self._known.items():
+            if name in self._pending:
+                loader.restore(self._pending.pop(name), rng)
+        state.restore_rng(rng)
+        self._pending_rng = rng
+
+
+def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: Callable[[str], None]) -> Small:
+    """Make the live states the snapshot's; its small state, for the rest: place, loaders, random numbers, `extra`.
+
+    Args:
+        ready: the snapshot, in a slot.
+        record: of that slot.
+        states: what was given to the Checkpointer.
+        say: a word to the user.
+
+    Raises:
+        StateError: the live states differ from those of the snapshot; nothing was changed.
+    """
+    if not ready.verified:
+        say(f"snapshot {ready.snapshot} is resumed from memory as it is: no digest of it was written yet")
+    for line in _differences(record.environment, state.environment()):
+        say(f"bit-identity is not promised: {line}")
+    small = Small.of(ready.snapshot, ready.tier, record)
+    tensors = read_tensors(ready.slot, record)
+    state.restore(states, small.states, tensors)
+    return small
+
+
+def record_of(ready: Ready) -> SlotRecord:
+    """What its slot holds.
+
+    Raises:
+        StateError: nothing, any more.
+    """
+    record = ready.slot.record()
+    if record is None:
+        raise StateError(f"snapshot {ready.snapshot} was lost from memory; start again")
+    return record
+
+
+def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name} was {before.get(name, 'absent')}, is {now.get(name, 'absent')}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
