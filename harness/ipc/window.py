@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 
@@ -18,6 +19,7 @@ from harness.ipc.slots import PAGE, Slot
 
 WINDOW_BYTES = 32 * 1024 * 1024
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # sync_file_range(2)
+_UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}  # what a kernel or a sandbox without it says
 
 
 class Window:
@@ -40,7 +42,7 @@ class Window:
         """Write what the buffer holds of `start` to `end` in the slot. Blocks for as long as the disk takes.
 
         Raises:
-            OSError: the disk failed (EIO); the slot stays void.
+            OSError: the disk failed (EIO, ENOSPC), now or with what was written before; the slot stays void.
         """
         if start == end:
             return
@@ -65,7 +67,14 @@ class Window:
         self.close()
 
     def close(self) -> None:
-        """Let nothing of what passed stay in memory."""
+        """Wait until the disk has all that passed, and let nothing of it stay in memory.
+
+        IMPORTANT: before the slot is sealed. What a disk does not take, the kernel forgets: the next reader of the slot
+        gets what was there before, and digests of that agree with it.
+
+        Raises:
+            OSError: the disk failed; the slot stays void.
+        """
         while self._passed:
             self._drop(*self._passed.pop(0))
 
@@ -75,5 +84,12 @@ class Window:
             os.posix_fadvise(self._fd, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def _sync(self, start: int, end: int, flags: int) -> None:
-        """Where a file system does not know this, the kernel writes back when it sees fit."""
-        self._libc.sync_file_range(self._fd, ctypes.c_int64(start), ctypes.c_int64(end - start), ctypes.c_uint(flags))
+        """Where the kernel does not know this, it writes back when it sees fit; only what it could not is asked for."""
+        range_ = ctypes.c_int64(start), ctypes.c_int64(end - start)
+        if self._libc.sync_file_range(self._fd, *range_, ctypes.c_uint(flags)) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in _UNKNOWN:
+            raise OSError(code, os.strerror(code))
+        if flags & _WAIT_AFTER:
+            os.fdatasync(self._fd)

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,62 @@ def test_a_disk_that_fails_is_said(slot: Slot, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "pwrite", fail)
     with pytest.raises(OSError, match="Input/output error"):
         Window(slot, SIZE).write(PAGE, 2 * PAGE)
+
+
+class Kernel:
+    """Whoever is asked to write back: fails so, from the call on that has this number."""
+
+    def __init__(self, code: int, good: int = 0) -> None:
+        self.code, self.good = code, good
+
+    def sync_file_range(self, *_: Any) -> int:
+        self.good -= 1
+        if self.good >= 0:
+            return 0
+        ctypes.set_errno(self.code)
+        return -1
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("good", [0, 1, 2, 3])
+def test_what_the_disk_takes_and_then_loses_is_said(slot: Slot, code: int, good: int) -> None:
+    """A write is over when the page cache has it. Unheard of, the failure was read back, sealed, and given a digest."""
+    window = Window(slot, SIZE)
+    window._libc = Kernel(code, good)  # type: ignore[assignment]
+
+    def fill() -> None:
+        for number in range(1, 5):
+            window.write(number * SIZE, (number + 1) * SIZE)
+        window.close()
+
+    with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+        fill()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_a_kernel_that_cannot_write_back_a_part_is_asked_for_all(
+    slot: Slot, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = os.fdatasync, list[int]()
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (asked.append(fd), real(fd)))
+    window = Window(slot, SIZE)
+    window._libc = Kernel(code)  # type: ignore[assignment]
+    window.buffer[:3] = b"abc"
+    window.write(PAGE, PAGE + 3)
+    window.close()
+
+    assert bytes(slot.buffer[PAGE : PAGE + 3]) == b"abc"
+    assert asked == [slot.fd]
+
+
+def test_what_moved_and_did_not_arrive_is_said(slot: Slot) -> None:
+    memory = Slot.create(slot.size)
+    window = Window(slot, SIZE)
+    window._libc = Kernel(errno.EIO, good=20)  # type: ignore[assignment]
+
+    with pytest.raises(OSError, match="Input/output error"):
+        window.move(memory)
+    memory.close()
 
 
 def test_no_more_than_a_few_windows_stay_in_memory(tmp_path: Path) -> None:
