@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.config import SOCKET_VARIABLE, is_off, resolve
 from harness.core import tree
@@ -31,7 +31,7 @@ from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
 from harness.trainer.link import Link, Ready
 from harness.trainer.loader_hook import InstrumentedLoader
-from harness.trainer.overlap import Overlap
+from harness.trainer.overlap import Overlap, before_updates
 from harness.trainer.place import Place
 from harness.trainer.process import Process, script
 from harness.trainer.resuming import Loaders, ResumedFrom, Small, make_live, record_of
@@ -142,7 +142,7 @@ class Checkpointer:
         self._stager = Stager(self._link, self._states, self._small_state, Overlap(_say))
         self._overlaps = self._link.settings.overlap if overlap is None else overlap
         if self._overlaps:
-            register_optimizer_step_pre_hook(lambda *_: self._settle(updating=True))
+            before_updates(lambda: self._settle(updating=True))
         self._every_steps = self._link.settings.every_steps
         self._words = self._link.page.words
         self._learn_head()

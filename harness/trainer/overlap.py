@@ -9,7 +9,8 @@ when a snapshot is due: it has sources, targets, and somebody who says when an o
 It is right as long as nothing but `Optimizer.step()` changes those tensors, and everything else goes past the hook:
 CUDA graphs, hand-written updates, foreign optimizers, weights that are swapped for validation. So it is looked at:
 
-- always: the version counter of each tensor, which any write by torch raises that does not go through `.data`;
+- always: the version counter of each tensor, which any write by torch raises that does not go through `.data`; and the
+  first and last bytes of each, which no step of an optimizer leaves as they were at the boundary;
 - for the first `PROOFS` snapshots, which are taken at the boundary: each byte is compared, by the thread at the time
   when it would have copied, and once more when the optimizer is about to step;
 - where a step was counted and no hook has fired: each byte again.
@@ -17,6 +18,7 @@ CUDA graphs, hand-written updates, foreign optimizers, weights that are swapped 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +29,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from harness.trainer.copy import is_block
 
@@ -37,6 +41,7 @@ MIN_BYTES: Final = 64 * 1024
 """A smaller tensor is copied at the boundary: most of a model's tensors, and next to none of its bytes."""
 
 _PIECE: Final = 16 * 1024 * 1024
+_END: Final = 4096
 _LATE_DEVICES: Final = ("cpu", "cuda")
 
 
@@ -49,12 +54,19 @@ class Late:
         target: its view into the slot.
         source: the live tensor, detached: held, so that its memory is nobody else's meanwhile.
         version: the live tensor's version counter at the boundary.
+        address: of the live tensor's memory at the boundary.
     """
 
     name: str
     target: Tensor
     source: Tensor
     version: int
+    address: int
+
+    @property
+    def moved(self) -> bool:
+        """Whether the storage was given other memory, or none (`resize_`): there is nothing to read any more."""
+        return self.source.data_ptr() != self.address
 
 
 @dataclass(frozen=True)
@@ -64,11 +76,13 @@ class Work:
     Attributes:
         late: what it is about.
         proving: it compares, with what was copied at the boundary.
-        result: seconds that it took, and the name of a tensor that differed, if it compares.
+        ends: the first and last bytes of each tensor at the boundary.
+        result: seconds that it took, and the name of a tensor that differed, or whose memory had gone.
     """
 
     late: tuple[Late, ...]
     proving: bool
+    ends: Mapping[torch.device, Tensor]
     result: Future[tuple[float, str | None]]
 
     @property
@@ -84,13 +98,15 @@ class Work:
         """The name of a tensor that was not the same all the time since the boundary, after `wait`.
 
         Args:
-            thoroughly: compare every byte, as well as every version.
+            thoroughly: compare every byte, as well as every version and the ends.
         """
         if (name := self.result.result()[1]) is not None:
             return name
         for late in self.late:
-            if late.source._version != late.version:
+            if late.source._version != late.version or late.moved:
                 return late.name
+        if (name := _first_other_end(self.late, self.ends)) is not None:
+            return name
         return _first_difference(self.late) if thoroughly else None
 
 
@@ -124,7 +140,7 @@ class Overlap:
             return ()
         owned = {tensor.data_ptr(): tensor.nbytes for tensor in _owned(states)}
         late = tuple(
-            Late(name, targets[name], tensor, tensor._version)
+            Late(name, targets[name], tensor, tensor._version, tensor.data_ptr())
             for name, tensor in tensors.items()
             if (size := tensor.nbytes) >= MIN_BYTES
             and owned.get(tensor.data_ptr()) == size
@@ -143,7 +159,7 @@ class Overlap:
         return self._proved < PROOFS
 
     def begin(self, late: tuple[Late, ...]) -> Work:
-        """Copy `late` in the thread; while `proving`, compare it with what was copied already. Does not wait.
+        """Copy `late` in the thread; while `proving`, compare it with what was copied already. Does not wait for that.
 
         What the current streams were given so far comes before it.
         """
@@ -151,7 +167,8 @@ class Overlap:
         devices = {item.source.device for item in late if item.source.device.type == "cuda"}
         ready = {device: torch.cuda.current_stream(device).record_event() for device in devices}
         work = _first_difference if proving else _copy
-        return Work(late, proving, self._executor.submit(self._run, work, late, ready))
+        ends = {device: _ends([item.source for item in there]) for device, there in _by_device(late).items()}
+        return Work(late, proving, ends, self._executor.submit(self._run, work, late, ready))
 
     def note_proof(self, late: Sequence[Late]) -> None:
         """A snapshot was compared up to an optimizer's step, and nothing had changed."""
@@ -177,21 +194,31 @@ class Overlap:
     ) -> tuple[float, str | None]:
         started = time.perf_counter()
         found = None
-        done = []
-        for device in sorted({item.source.device for item in late}, key=str):
-            there = [item for item in late if item.source.device == device]
-            if device.type == "cpu":
-                found = found or work(there)
-                continue
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(stream):
-                stream.wait_event(ready[device])
-                found = found or work(there)
-                # Blocking: the thread sleeps until the copy is over, and does not spin on a core of the training.
-                done.append(stream.record_event(torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
-        for event in done:
-            event.synchronize()
+        with contextlib.ExitStack() as ending:  # where one fails, too: once there is a result, nobody reads or writes
+            for device, there in _by_device(late).items():
+                if device.type == "cpu":
+                    found = found or work(there)
+                    continue
+                if device not in self._streams:
+                    self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                stream = self._streams[device]
+                ending.callback(_sleep_until_over, stream)
+                with torch.cuda.stream(stream):
+                    stream.wait_event(ready[device])
+                    found = found or work(there)
         return time.perf_counter() - started, found
+
+
+def before_updates(call: Callable[[], object]) -> RemovableHandle:
+    """Call `call` whenever an optimizer of torch is about to step, any of them, in whatever thread."""
+
+    def about_to_step(*_: object) -> None:
+        # Nothing is updated while a CUDA graph is recorded, and waiting would spoil the recording.
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):  # type: ignore[no-untyped-call]
+            call()
+
+    # Not to be traced: an optimizer compiled as one graph would be refused in the middle of a run, by the first wait.
+    return register_optimizer_step_pre_hook(torch.compiler.disable(about_to_step))  # type: ignore[no-untyped-call]
 
 
 def _owned(states: Mapping[str, object]) -> Iterator[Tensor]:
@@ -213,22 +240,48 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
+def _by_device(late: Iterable[Late]) -> dict[torch.device, list[Late]]:
+    found: dict[torch.device, list[Late]] = {}
+    for item in late:
+        found.setdefault(item.source.device, []).append(item)
+    return found
+
+
+def _ends(tensors: Iterable[Tensor]) -> Tensor:
+    """The first and the last bytes of each, one after another, on the CPU. All lie on one device."""
+    flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    return torch.cat([end for each in flat for end in (each[:_END], each[-_END:])]).cpu()
+
+
+def _first_other_end(late: Sequence[Late], ends: Mapping[torch.device, Tensor]) -> str | None:
+    """The name of the first tensor that does not begin and end as it did, or whose target does not."""
+    for device, there in _by_device(late).items():
+        for now in (_ends([item.source for item in there]), _ends([item.target for item in there])):
+            if not torch.equal(now, ends[device]):
+                return there[int((now != ends[device]).nonzero()[0]) // (2 * _END)].name
+    return None
+
+
 # In the thread. What takes long does not hold the GIL: memmove and memcmp through ctypes, and torch. -----------------
 
 
-def _copy(late: Sequence[Late]) -> None:
+def _copy(late: Sequence[Late]) -> str | None:
+    """Copy all; the name of a tensor whose memory has gone, and then not all of it is copied."""
+    if (gone := next((item.name for item in late if item.moved), None)) is not None:
+        return gone
     if late[0].source.device.type == "cpu":
         # Not torch's copy: from another thread it starts a second team of OpenMP threads beside that of the training.
         for item in late:
-            ctypes.memmove(item.target.data_ptr(), item.source.data_ptr(), item.source.nbytes)
-        return
+            ctypes.memmove(item.target.data_ptr(), item.address, item.source.nbytes)
+        return None
     with torch.no_grad():
         torch._foreach_copy_([item.target for item in late], [item.source for item in late], non_blocking=True)
+    return None
 
 
 def _first_difference(late: Sequence[Late]) -> str | None:
     """The name of the first tensor whose bytes are not those of its target. Bytes: a nan is equal to itself."""
-    return next((item.name for item in late if not _same_bytes(item.target, item.source)), None)
+    return next((item.name for item in late if item.moved or not _same_bytes(item.target, item.source)), None)
 
 
 def _same_bytes(target: Tensor, source: Tensor) -> bool:
@@ -240,6 +293,11 @@ def _same_bytes(target: Tensor, source: Tensor) -> bool:
         if not _equal(there[start:].data_ptr(), piece.data_ptr(), piece.nbytes):
             return False
     return True
+
+
+def _sleep_until_over(stream: torch.cuda.Stream) -> None:
+    """Blocking: the thread sleeps until the copy is over, and does not spin on a core of the training."""
+    stream.record_event(torch.cuda.Event(blocking=True)).synchronize()  # type: ignore[no-untyped-call]
 
 
 def _equal(one: int, other: int, size: int) -> bool:

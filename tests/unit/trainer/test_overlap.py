@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.core import tree
 from harness.ipc.slots import Slot, SlotState
 from harness.trainer import state
-from harness.trainer.overlap import PROOFS, Overlap
+from harness.trainer.overlap import PROOFS, Overlap, before_updates
 from harness.trainer.stager import Stager, read_tensors
 
 WIDE = 256  # its weights are large enough to be copied late
@@ -83,9 +82,9 @@ class Training:
         self.overlap = Overlap(self.said.append, executor or LastMoment())
         self.stager = Stager(self.link, self.states, lambda step, states: {"states": states}, self.overlap)  # type: ignore[arg-type]
         self.settled: list[bool] = []
-        self.hook = register_optimizer_step_pre_hook(self.before_step)
+        self.hook = before_updates(self.before_step)
 
-    def before_step(self, *_: object) -> None:
+    def before_step(self) -> None:
         self.settled.append(self.stager.settle(self.step, updating=True))
 
     def run(self, update: Callable[[], object] | None = None) -> None:
@@ -196,6 +195,43 @@ def test_every_optimizer_of_torch_announces_its_step(optimizer: Callable[[Any], 
         assert same(training.stored(), at_boundary)
         assert training.overlap.on
         assert not same(training.live(), at_boundary)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+def test_a_compiled_optimizer_announces_its_step(late_training: Training) -> None:
+    training = late_training
+    compiled = torch.compile(lambda: training.optimizer.step(), backend="eager")
+    for _ in range(PROOFS):
+        training.stager.stage(training.step, overlap=True)
+        training.run(compiled)
+    at_boundary = training.live()
+    training.stager.stage(training.step, overlap=True)
+    training.run(compiled)
+
+    assert same(training.stored(), at_boundary)
+    assert training.overlap.on
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_is_compiled_as_one_graph_is_refused_at_once(late_training: Training) -> None:
+    """And not by the first wait, which would end a training that had run so far."""
+    training = late_training
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="about_to_step"):
+        training.run(torch.compile(lambda: training.optimizer.step(), backend="eager", fullgraph=True))
+
+
+def test_a_step_that_a_cuda_graph_records_is_none(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.prove()
+    training.stager.stage(training.step, overlap=True)
+    waited = len(training.settled)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    training.run(lambda: Foreign(training.optimizer).step() or training.optimizer.step())
+
+    assert len(training.settled) == waited
+    assert training.stager.settle(training.step) is False  # it was one after all
 
 
 def test_the_first_snapshots_are_copied_at_the_boundary_and_compared(training: Training) -> None:
@@ -320,6 +356,55 @@ def test_a_step_that_was_counted_without_a_hook_has_every_byte_compared(late_tra
     assert training.stager.settle(training.step) is False
     assert len(training.link.sealed) == PROOFS
     assert not training.overlap.on
+
+
+def test_a_step_past_the_hook_that_the_whole_copy_came_after_is_found(late_training: Training) -> None:
+    """The copy equals what is there, byte for byte, and is not what was true at the boundary."""
+    training = late_training
+    training.prove()
+    training.stager.stage(training.step, overlap=True)
+
+    training.run(lambda: Foreign(training.optimizer).step())  # and only then the thread has its turn
+
+    assert training.stager.settle(training.step) is False
+    assert len(training.link.sealed) == PROOFS
+    assert not training.overlap.on
+
+
+def test_weights_that_are_swapped_while_they_are_copied_and_swapped_back_are_found(late_training: Training) -> None:
+    """As for a validation, through `.data`: no version tells of it, and at the next step everything is as it was."""
+    training = late_training
+    training.prove()
+    training.stager.stage(training.step, overlap=True)
+
+    kept = [param.detach().clone() for param in training.model.parameters()]
+    through_data(training.model)
+    training.stager._unsettled.work.wait()  # type: ignore[union-attr]
+    for param, before in zip(training.model.parameters(), kept, strict=True):
+        param.data.copy_(before)
+    training.run()
+
+    assert training.settled[-1] is False
+    assert len(training.link.sealed) == PROOFS
+    assert not training.overlap.on
+    assert "model/0.weight changed" in training.said[-1]
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_memory_that_is_taken_from_a_tensor_is_not_read(proved: bool, training: Training) -> None:
+    """Its address was asked for when it was copied: that was the end of the process."""
+    if proved:
+        training.prove()
+    at_boundary = training.live()
+    training.stager.stage(training.step, overlap=True)
+    if training.stager._unsettled is not None:
+        weight = training.model[0].weight
+        assert isinstance(weight, Tensor)
+        weight.untyped_storage().resize_(0)
+
+    assert training.stager.settle(training.step) is not proved  # the first ones were copied before
+    assert not training.overlap.on
+    assert proved or same(training.stored(), at_boundary)
 
 
 def test_a_skipped_step_is_no_reason(late_training: Training) -> None:
