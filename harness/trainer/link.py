@@ -216,6 +216,14 @@ class Link:
     # ---- thread -----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        try:
+            self._hear()
+        except Exception as err:  # a thread's root: unheard of, the loop would wait for it for ever
+            self._give_up(f"{type(err).__name__}: {err}")
+            self._in_touch.set()
+            raise
+
+    def _hear(self) -> None:
         while not self._closing:
             readable, _, _ = select.select([self._channel.fileno(), self._poke_fd], [], [])
             if self._poke_fd in readable:
@@ -278,11 +286,7 @@ class Link:
         except (HarnessError, ConnectionError, OSError) as err:
             if isinstance(err, AgentGone | ConnectionError) and self._replacements <= _MAX_REPLACEMENTS:
                 return self._replace()  # that one died as well, before it answered or before it listened
-            self.gone = True
-            _say(f"the agent died and cannot be replaced: nothing is being saved any more. {err}")
-            with self._condition:
-                self._error = AgentGone(str(err))
-                self._condition.notify_all()
+            self._give_up(f"the agent died and cannot be replaced. {err}")
             return False
         self._channel = channel
         _say("the agent died; another one goes on with what it had")
@@ -290,6 +294,14 @@ class Link:
             if type_ != "layout" or not self._slots:
                 self.send(type_, **fields)
         return True
+
+    def _give_up(self, reason: str) -> None:
+        """Training goes on; whoever waits for the agent does not."""
+        self.gone = True
+        _say(f"nothing is being saved any more: {reason}")
+        with self._condition:
+            self._error = AgentGone(reason)
+            self._condition.notify_all()
 
     def _has_begun(self) -> bool:
         """Whether the trainer holds what it resumes. If not, it waits from now on for what the next agent finds."""

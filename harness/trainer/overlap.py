@@ -10,7 +10,7 @@ It is right as long as nothing but `Optimizer.step()` changes those tensors, and
 CUDA graphs, hand-written updates, foreign optimizers, weights that are swapped for validation. So it is looked at:
 
 - always: the version counter of each tensor, which any write by torch raises that does not go through `.data`; and the
-  first and last bytes of each, which no step of an optimizer leaves as they were at the boundary;
+  first and last bytes of each, live and in the slot, which have to be those of the boundary;
 - for the first `PROOFS` snapshots, which are taken at the boundary: each byte is compared, by the thread at the time
   when it would have copied, and once more when the optimizer is about to step;
 - where a step was counted and no hook has fired: each byte again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.config import SOCKET_VARIABLE, Settings
+from harness.errors import AgentGone
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, Message
 from harness.ipc.slots import ControlPage, Word
@@ -181,3 +183,25 @@ def test_the_last_word_waits_for_the_agent_that_is_just_taken_on_and_hears_what_
 
     said = [agents.greeted[1].receive() for _ in range(2)]
     assert [message.type for message in said] == ["finished", "bye"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # and its traceback is printed
+def test_a_thread_that_dies_of_a_slot_it_cannot_map_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, agents: Agents
+) -> None:
+    """Where address space is limited, say. The loop waited for ever, or trained on unsaved without a word."""
+    said: list[str] = []
+
+    def cannot(fd: int) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("harness.trainer.link._say", said.append)
+    monkeypatch.setattr("harness.trainer.link.Slot", cannot)
+    link = agents.connect()
+
+    agents.greeted[0].send("resume-ready", [agents.pages[0].fd], snapshot="g1-s1", tier="memory", verified=True)
+
+    with pytest.raises(AgentGone, match="Cannot allocate memory"):
+        link.wait_ready()
+    assert link.gone
+    assert "nothing is being saved any more" in said[0]
