@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 from harness.ipc.slots import PAGE, Slot
 from harness.trainer import state
 from harness.trainer.overlap import PROOFS, Overlap
+from harness.trainer.rng import capture_rng
 from harness.trainer.stager import Stager
 
 BAR = 1.35
@@ -227,7 +228,7 @@ class Snapshots:
         self.map_s = time.perf_counter() - began
 
     def _small(self, step: int, states: dict[str, Any]) -> dict[str, Any]:
-        return {"step": step, "states": states, "rng": state.capture_rng(), "loaders": {}, "extra": {}}
+        return {"step": step, "states": states, "rng": capture_rng(), "loaders": {}, "extra": {}}
 
 
 def lost(taken: Snapshots, rounds: int) -> tuple[list[float], list[float]]:

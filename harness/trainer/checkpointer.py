@@ -29,12 +29,14 @@ from harness.core import tree
 from harness.errors import ExitCode, StateError
 from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
+from harness.trainer.kinds import flatten
 from harness.trainer.link import Link, Ready
 from harness.trainer.loader_hook import InstrumentedLoader
 from harness.trainer.overlap import Overlap, before_updates
 from harness.trainer.place import Place
 from harness.trainer.process import Process, script
 from harness.trainer.resuming import Loaders, ResumedFrom, Small, make_live, record_of
+from harness.trainer.rng import capture_rng
 from harness.trainer.stager import Stager
 
 EXTRA_WARN_BYTES = 1_000_000
@@ -102,7 +104,7 @@ class Checkpointer:
             raise ValueError("accumulate must be at least 1")
         if on_interrupt not in ("exit", "return"):
             raise ValueError('on_interrupt is "exit" or "return"')
-        self._states = state.flatten(states)
+        self._states = flatten(states)
         self._accumulate, self._on_interrupt = accumulate, on_interrupt
         self.step_count = 0
         self.interrupted = False
@@ -520,7 +522,7 @@ class Checkpointer:
             "step": step,
             "place": self._place.to_tree(),
             "states": states,
-            "rng": state.capture_rng(),
+            "rng": capture_rng(),
             "loaders": self._loaders.positions(),
             "extra": self.extra,
         }

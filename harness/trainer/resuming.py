@@ -14,11 +14,13 @@ from harness.core import tree
 from harness.core.snapshot import SnapshotId
 from harness.errors import StateError
 from harness.ipc.slots import SlotRecord
-from harness.trainer import state
+from harness.trainer.environment import environment
 from harness.trainer.link import Ready
 from harness.trainer.loader import instrument
 from harness.trainer.loader_hook import InstrumentedLoader
 from harness.trainer.place import Place
+from harness.trainer.restore import restore
+from harness.trainer.rng import capture_rng, restore_rng
 from harness.trainer.stager import read_tensors
 
 
@@ -93,7 +95,7 @@ class Loaders:
         known = self._known.get(name)
         if known is not None and known[0] is loader:
             return known[1]
-        made = instrument(loader, name, state.capture_rng, state.restore_rng, self._seed_workers)
+        made = instrument(loader, name, capture_rng, restore_rng, self._seed_workers)
         self._known[name] = (loader, made)
         if name in self._pending:
             made.restore(self._pending.pop(name), self._pending_rng)
@@ -109,7 +111,7 @@ class Loaders:
         for name, (_, loader) in self._known.items():
             if name in self._pending:
                 loader.restore(self._pending.pop(name), rng)
-        state.restore_rng(rng)
+        restore_rng(rng)
         self._pending_rng = rng
 
 
@@ -127,11 +129,11 @@ def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: 
     """
     if not ready.verified:
         say(f"snapshot {ready.snapshot} is resumed from memory as it is: no digest of it was written yet")
-    for line in _differences(record.environment, state.environment()):
+    for line in _differences(record.environment, environment()):
         say(f"bit-identity is not promised: {line}")
     small = Small.of(ready.snapshot, ready.tier, record)
     tensors = read_tensors(ready.slot, record)
-    state.restore(states, small.states, tensors)
+    restore(states, small.states, tensors)
     return small
 
 

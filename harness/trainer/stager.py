@@ -31,6 +31,7 @@ from harness.errors import NoSpace, StateError
 from harness.ipc.slots import ShardSpan, Slot, SlotFull, SlotRecord, place_shards, slot_bytes
 from harness.ipc.window import Window
 from harness.trainer import copy, state
+from harness.trainer.environment import environment
 from harness.trainer.link import Link
 from harness.trainer.overlap import Late, Overlap, Work
 
@@ -252,7 +253,7 @@ class Stager:
             )
         state.check_encoding(captured.tree)
         spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in shards])
-        self._layout = _Layout(specs, shards, spans, state.environment())
+        self._layout = _Layout(specs, shards, spans, environment())
         self._views.clear()
         devices = sorted({tensor.device for tensor in captured.tensors.values() if tensor.is_cuda}, key=str)
         prepare = functools.partial(self._pin, devices[0]) if devices else None

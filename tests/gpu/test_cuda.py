@@ -8,6 +8,8 @@ import torch
 from harness.core import tree
 from harness.core.shard import plan_shards
 from harness.trainer import copy, state
+from harness.trainer.restore import restore
+from harness.trainer.rng import capture_rng, restore_rng
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,13 +46,13 @@ def test_a_training_on_a_gpu_goes_on_bit_for_bit() -> None:
         slot[offset : offset + len(shard.header)] = shard.header
     views = copy.views(slot, shards, offsets)
     copy.copy_into(views, captured.tensors)
-    small = tree.dumps({"states": captured.tree, "rng": state.capture_rng()})
+    small = tree.dumps({"states": captured.tree, "rng": capture_rng()})
     unbroken = [step(model, optimizer) for _ in range(3)]
 
     other, other_optimizer = training()
     loaded = tree.loads(small)
-    state.restore({"model": other, "optimizer": other_optimizer}, loaded["states"], views)
-    state.restore_rng(loaded["rng"])
+    restore({"model": other, "optimizer": other_optimizer}, loaded["states"], views)
+    restore_rng(loaded["rng"])
 
     assert [step(other, other_optimizer) for _ in range(3)] == unbroken
 
@@ -66,7 +68,7 @@ def test_a_restore_goes_through_pinned_memory_and_leaves_everything_where_the_op
     other_big = torch.nn.Linear(4096, 6000).cuda()
     torch.cuda.synchronize()
 
-    state.restore({"model": other, "optimizer": other_optimizer, "big": other_big}, captured.tree, stored)
+    restore({"model": other, "optimizer": other_optimizer, "big": other_big}, captured.tree, stored)
 
     assert torch.equal(other_big.weight, big.weight)
     for there, here in zip(

@@ -15,7 +15,8 @@ from harness.trainer import copy
 from harness.trainer import copy_out as module
 from harness.trainer.copy import Pair
 from harness.trainer.copy_out import copy_out, through_pinned
-from harness.trainer.state import capture, restore
+from harness.trainer.restore import restore
+from harness.trainer.state import capture
 
 
 @pytest.fixture

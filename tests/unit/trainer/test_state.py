@@ -23,19 +23,11 @@ from harness.core import tree as trees
 from harness.core.shard import parse_header, plan_shards
 from harness.errors import SnapshotCorrupt, StateError
 from harness.trainer.copy import DTYPE_NAMES, copy_into, views
-from harness.trainer.state import (
-    Captured,
-    Kind,
-    capture,
-    capture_rng,
-    check_encoding,
-    classify,
-    environment,
-    flatten,
-    restore,
-    restore_rng,
-    rng_fingerprint,
-)
+from harness.trainer.environment import environment
+from harness.trainer.kinds import Kind, classify, flatten
+from harness.trainer.restore import restore
+from harness.trainer.rng import capture_rng, restore_rng
+from harness.trainer.state import Captured, capture, check_encoding
 
 # The way to a store and back --------------------------------------------------------------------------------------
 
@@ -60,17 +52,17 @@ def from_bytes(stored: tuple[bytes, list[bytearray]], states: Mapping[str, objec
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= views(file, [parse_header(bytes(file), len(file))], [0])
-    before = rng_fingerprint()
+    before = trees.dumps(capture_rng())
     restore(states, trees.loads(text), tensors)
-    assert rng_fingerprint() == before
+    assert trees.dumps(capture_rng()) == before
     for file in files:
         file[:] = b"\xa5" * len(file)
 
 
 def carry(source: Mapping[str, object], target: Mapping[str, object]) -> None:
-    before = rng_fingerprint()
+    before = trees.dumps(capture_rng())
     stored = to_bytes(capture(source))
-    assert rng_fingerprint() == before
+    assert trees.dumps(capture_rng()) == before
     from_bytes(stored, target)
 
 
@@ -737,13 +729,11 @@ def test_every_global_generator_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand, lambda: torch.rand(1)])
-def test_the_fingerprint_tells_every_draw_and_only_draws(draw: Callable[[], object]) -> None:
-    before = rng_fingerprint()
-    assert rng_fingerprint() == before
-    capture_rng()
-    assert rng_fingerprint() == before
+def test_every_draw_changes_what_is_captured_and_capturing_does_not(draw: Callable[[], object]) -> None:
+    before = trees.dumps(capture_rng())
+    assert trees.dumps(capture_rng()) == before
     draw()
-    assert rng_fingerprint() != before
+    assert trees.dumps(capture_rng()) != before
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""What a State is, and by which names its parameters are known.
+
+Owns the kinds of states, what is none and what to give instead, and the names that a wrapper around a module does not
+change. Reads states and changes none; knows nothing of snapshots.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from harness.errors import StateError
+
+SAME_PROGRAM: Final = "resume with the program that wrote this snapshot, or start anew with --fresh or another --run"
+"""What to do where the live state is not the stored one's."""
+
+
+class Kind(enum.StrEnum):
+    """What a State is, and so how it is captured, compared and restored. The values are part of the format."""
+
+    MODULE = "module"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    STATE = "state"
+    """Any other object with `state_dict` and `load_state_dict`."""
+    TORCH_GENERATOR = "torch_generator"
+    NUMPY_GENERATOR = "numpy_generator"
+    PYTHON_GENERATOR = "python_generator"
+
+
+def classify(name: str, state: object) -> Kind:
+    """What `state` is.
+
+    Args:
+        name: what the user calls it, for messages.
+        state: what the user gave.
+
+    Raises:
+        StateError: it is not a State; says what to give instead.
+    """
+    if isinstance(state, type):
+        _refuse_state(name, state, "this is a class: give an object of it")
+    if isinstance(state, nn.Module):
+        return Kind.MODULE
+    if isinstance(state, Optimizer):
+        return Kind.OPTIMIZER
+    if isinstance(state, LRScheduler):
+        return Kind.SCHEDULER
+    if isinstance(state, torch.Generator):
+        return Kind.TORCH_GENERATOR
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and isinstance(state, numpy.Generator):
+        return Kind.NUMPY_GENERATOR
+    if isinstance(state, random.SystemRandom):
+        _refuse_state(name, state, "the operating system's generator has no state: use random.Random(seed)")
+    if isinstance(state, random.Random):
+        return Kind.PYTHON_GENERATOR
+    can_save, can_load = (callable(getattr(state, method, None)) for method in ("state_dict", "load_state_dict"))
+    if can_save and can_load:
+        return Kind.STATE
+    return _refuse_state(name, state, _state_remedy(state, can_save=can_save, can_load=can_load))
+
+
+def flatten(states: Mapping[str, object]) -> dict[str, object]:
+    """Every State by name; those in dicts, lists and tuples under dotted names such as "optimizers.0".
+
+    Raises:
+        StateError: something in it is not a State, or a key cannot be part of a name.
+    """
+    flat: dict[str, object] = {}
+    for name, state in states.items():
+        if not re.fullmatch(r"\w+", name):
+            raise StateError(f"{name[:80]!r} cannot name a state: use letters, digits and underscores")
+        if isinstance(state, (dict, list, tuple)):
+            if not state:
+                _refuse_state(name, state, "it is empty: give it when it holds something, or leave it out")
+            inner = state if isinstance(state, dict) else {str(index): item for index, item in enumerate(state)}
+            if not all(isinstance(key, str) for key in inner):
+                _refuse_state(name, state, "its keys must be strings")
+            try:
+                flat |= {f"{name}.{key}": item for key, item in flatten(inner).items()}
+            except RecursionError as err:
+                raise StateError(f"{name}: it contains itself: give its states one by one") from err
+        else:
+            classify(name, state)
+            flat[name] = state
+    return flat
+
+
+def parameter_names(flat: Mapping[str, object]) -> dict[int, str]:
+    """Names of all parameters of all modules, by the parameter's `id`."""
+    names: dict[int, str] = {}
+    for name, module in flat.items():
+        if isinstance(module, nn.Module):
+            params = dict(module.named_parameters(remove_duplicate=False))
+            for key, plain in plain_keys(module, params).items():
+                names.setdefault(id(params[key]), f"{name}/{plain}")
+    return names
+
+
+def describe_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[Any]]:
+    """Per group, each parameter's name, or its shape where no captured module has it.
+
+    An optimizer's state_dict knows its parameters by position only; loaded after a change of their order it would put
+    every moment at the wrong parameter, without a word where the shapes are equal.
+    """
+    return [[names.get(id(param), list(param.shape)) for param in group["params"]] for group in optimizer.param_groups]
+
+
+def plain_keys(module: nn.Module, keys: Mapping[str, Any]) -> dict[str, str]:
+    """Each key without what torch.compile, DistributedDataParallel and DataParallel put into it.
+
+    By the modules that are there, not by the text of the key: a model may have a child called `module` of its own, as
+    AveragedModel has.
+    """
+    wrappers = [
+        (f"{path}." if path else "", inner)
+        for path, child in module.named_modules(remove_duplicate=False)
+        if (inner := _wrapped_as(child)) is not None
+    ]
+    if not wrappers:
+        return {key: key for key in keys}
+    wrappers.sort(key=lambda wrapper: -len(wrapper[0]))  # inner ones first: their paths hold the outer ones' prefixes
+    plain = {}
+    for key in keys:
+        short = key
+        for outer, inner in wrappers:
+            if short.startswith(outer + inner):
+                short = outer + short[len(outer) + len(inner) :]
+        plain[key] = short
+    return plain
+
+
+def _wrapped_as(module: nn.Module) -> str | None:
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return "module."
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds; without it nothing is compiled
+    return "_orig_mod." if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is torch's."""
+    return isinstance(value, Tensor)
+
+
+def is_array(value: object) -> bool:
+    """Whether it is numpy's, which is not imported for this."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
+def _refuse_state(name: str, state: object, remedy: str) -> NoReturn:
+    kind = state if isinstance(state, type) else type(state)
+    raise StateError(f"{name}: a {kind.__module__}.{kind.__qualname__} is not a state; {remedy}")
+
+
+def _state_remedy(state: object, *, can_save: bool, can_load: bool) -> str:
+    if can_save or can_load:
+        return f"it lacks {'load_state_dict()' if can_save else 'state_dict()'}: add it"
+    if is_tensor(state) or is_array(state):
+        return "keep it in an object with state_dict() and load_state_dict(), for example as a buffer of a module"
+    if state is None or isinstance(state, (bool, int, float, str, bytes)):
+        return "put plain values into ckpt.extra"
+    if isinstance(state, torch.utils.data.DataLoader):
+        return "give it as loader=, or run the loop over ckpt.batches(loader)"
+    return "give an object with state_dict() and load_state_dict(), or put plain values into ckpt.extra"
