@@ -1,0 +1,117 @@
+"""Which outcome and which exit code a run ends with here: a table, without a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cloud.notice import Deadline
+from harness.agent.drain import Drain
+from harness.agent.life import Life
+from harness.agent.outcome import Outcome, of_interruption, of_life
+from harness.core.policy import Choice, Plan
+from harness.errors import ConfigError, ExitCode
+
+
+@dataclass
+class Saved:
+    """What a run's saves tell of themselves."""
+
+    everything_durable: bool = True
+    sealed_step: int | None = 100
+
+
+@dataclass
+class Began:
+    """What a run's origin tells of itself."""
+
+    awaiting: bool = False
+    only_here: bool = False
+    error: Exception | None = None
+    point: Any = None
+
+
+@dataclass
+class Point:
+    id: str = "g1-s100"
+
+
+def ended(code: int | None = 0, *, finished: int | None = None, connected: bool = True, restored: bool = False) -> Life:
+    return Life(0.0, 0.0, connected=connected, exit_code=code, over=True, finished_step=finished, restored=restored)
+
+
+def leaving(code: ExitCode = ExitCode.INTERRUPTED) -> Drain:
+    return Drain(Deadline.never(), code, Plan(Choice.NEW, 1.0, None))
+
+
+def outcome(life: Life, drain: Drain | None = None, saves: Saved | None = None, origin: Began | None = None) -> Outcome:
+    return of_life(life, drain, saves or Saved(), origin or Began())  # type: ignore[arg-type]
+
+
+def test_a_run_is_finished_only_when_its_last_snapshot_is_durable() -> None:
+    done = ended(finished=100)
+    assert outcome(done) == Outcome("finished", ExitCode.FINISHED)
+    assert outcome(done, saves=Saved(everything_durable=False)) == Outcome("stopped", ExitCode.FINISHED)
+
+
+def test_a_run_that_finishes_while_it_leaves_is_finished() -> None:
+    assert outcome(ended(finished=100), leaving()).finished
+
+
+def test_a_program_that_fails_after_its_last_loop_has_not_finished() -> None:
+    assert outcome(ended(3, finished=100)) == Outcome("failed", 3)
+
+
+def test_a_program_without_a_last_loop_has_stopped() -> None:
+    assert outcome(ended()) == Outcome("stopped", ExitCode.FINISHED)
+
+
+def test_a_program_that_never_restored_its_snapshot_is_told_so() -> None:
+    origin = Began(point=Point())
+    untouched = outcome(ended(), origin=origin)
+    assert (untouched.name, untouched.exit_code) == ("failed", ExitCode.BUG)
+    assert "without restoring snapshot g1-s100" in str(untouched.why)
+    assert outcome(ended(restored=True), origin=origin) == Outcome("stopped", ExitCode.FINISHED)
+    assert outcome(ended(connected=False), origin=origin) == Outcome("stopped", ExitCode.FINISHED)  # none of ours
+
+
+def test_a_crash_of_one_that_is_no_child_counts_as_one() -> None:
+    assert outcome(ended(None)) == Outcome("failed", 1)
+
+
+def test_a_start_that_could_not_begin_fails_with_the_reason_and_not_with_the_programs_code() -> None:
+    assert outcome(ended(1), origin=Began(error=ConfigError("no"))) == Outcome("failed", ConfigError("no").exit_code)
+
+
+@pytest.mark.parametrize(
+    ("saves", "origin", "code"),
+    [
+        (Saved(), Began(), ExitCode.INTERRUPTED),
+        (Saved(everything_durable=False), Began(), ExitCode.INTERRUPTED_LOCAL),
+        (Saved(False, None), Began(), ExitCode.INTERRUPTED_LOCAL),  # whether the store has anything is not known
+        (Saved(False, None), Began(awaiting=True), ExitCode.INTERRUPTED),  # nothing of ours existed yet
+        (Saved(False, None), Began(awaiting=True, only_here=True), ExitCode.INTERRUPTED_LOCAL),
+        (Saved(False, 100), Began(awaiting=True), ExitCode.INTERRUPTED_LOCAL),
+    ],
+)
+def test_75_is_said_only_where_this_machine_holds_nothing_newer(saves: Saved, origin: Began, code: ExitCode) -> None:
+    assert of_interruption(ExitCode.INTERRUPTED, saves, origin) == Outcome("interrupted", code)  # type: ignore[arg-type]
+    assert outcome(ended(143), leaving(), saves, origin) == Outcome("interrupted", code)
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(ExitCode.CTRL_C, "stopped"), (ExitCode.SUPERSEDED, "superseded")], ids=["ctrl-c", "superseded"]
+)
+def test_who_asked_to_leave_is_told_apart_whatever_became_durable(code: ExitCode, name: str) -> None:
+    nothing = Saved(everything_durable=False)
+    assert outcome(ended(1), leaving(code), nothing) == Outcome(name, code)
+
+
+def test_a_commit_that_came_while_the_tiers_were_closing_makes_74_a_75() -> None:
+    local = Outcome("interrupted", ExitCode.INTERRUPTED_LOCAL)
+    assert local.confirmed(Saved()) == Outcome("interrupted", ExitCode.INTERRUPTED)  # type: ignore[arg-type]
+    assert local.confirmed(Saved(everything_durable=False)) is local  # type: ignore[arg-type]
+    failed = Outcome("failed", 1)
+    assert failed.confirmed(Saved()) is failed  # type: ignore[arg-type]
