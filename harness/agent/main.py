@@ -23,22 +23,20 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from cloud.errors import CloudError
 from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
-from cloud.signals import DrainFileSource, SignalSource
 from cloud.store import ObjectStore
 from harness.agent import outcome
 from harness.agent.asking import Asking
 from harness.agent.door import Door
-from harness.agent.drain import SPOT_WINDOW_S, Speeds
+from harness.agent.drain import Speeds
 from harness.agent.journal import Journal, Listener
 from harness.agent.leaving import Leaving
 from harness.agent.loop import Loop
+from harness.agent.notices import Notices
 from harness.agent.origin import Finding, Origin
 from harness.agent.outcome import Outcome
-from harness.agent.poller import Poller
 from harness.agent.restarts import Restarts
 from harness.agent.saves import Saves, Steps
 from harness.agent.stores import open_store
@@ -145,18 +143,7 @@ class Agent:
             TrainerEvents(self._on_trainer_message, self._on_trainer_lost, self._on_trainer_left),
             _say,
         )
-        self._signals = SignalSource(settings.grace_s)
-        heard: list[NoticeSource] = [self._signals]
-        if settings.drain_file:
-            heard.append(DrainFileSource(Path(settings.drain_file), settings.grace_s))
-        heard += _metadata_sources(settings.metadata) if sources is None else sources
-        self._poller = Poller(
-            heard,
-            emit,
-            lambda notice: post(lambda: self._on_notice(notice)),
-            lambda notice: emit(events.NoticeWithdrawn(source=notice.source)),
-            self._on_bug,
-        )
+        self._notices = Notices(settings, sources, post, emit, self._on_notice, self._on_bug)
 
     @property
     def state(self) -> State:
@@ -175,7 +162,7 @@ class Agent:
         Raises:
             ConfigError: the run cannot be started: nothing was changed, no trainer runs.
         """
-        self._poller.start()  # before anything slow: a notice may be in force already
+        self._notices.start()  # before anything slow: a notice may be in force already
         self._install_signals()
         try:
             self._begin()
@@ -214,7 +201,7 @@ class Agent:
             "everything_durable": self._saves.everything_durable,
             "restarts": self._restarts.count,
             "restart": None if restarted is None else restarted.fields(),
-            "blind": self._poller.blind,
+            "blind": self._notices.blind,
             "agent_pid": os.getpid(),
             "trainer_pid": self.trainer.connection.pid if self.trainer.connection else None,
         }
@@ -268,7 +255,7 @@ class Agent:
         wait_s = _END_AT_ONCE_S if self._signals_seen > 1 else _END_S
         patient = self._outcome is not None and self._outcome.finished and not self._signals_seen
         self._origin.close()
-        self._poller.close()
+        self._notices.close()
         quiet = self._saves.close(_FINISH_S if patient else wait_s)
         self._loop.run_posts()  # a commit that was made a moment ago counts; a wish does not any more
         if self._outcome is not None:
@@ -388,8 +375,7 @@ class Agent:
         self._journal.flush()
 
     def _warn_if_it_never_fits(self) -> None:
-        window_s = SPOT_WINDOW_S if self._poller.answers("ec2") else self.settings.grace_s
-        if (warning := self._speeds.never_fits(window_s)) is not None:
+        if (warning := self._speeds.never_fits(self._notices.window_s)) is not None:
             self._journal.emit(warning)
 
     def _watch_step(self) -> None:
@@ -423,8 +409,7 @@ class Agent:
         elif signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
-            self._signals.received(signum)
-            self._poller.wake()
+            self._notices.received(signum)
             if not self.trainer.life.connected:
                 self.trainer.signal(signum)  # a program that does not know us gets its signal as ever
 
@@ -435,8 +420,7 @@ class Agent:
         if signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
-            self._signals.received(signum)
-            self._poller.wake()
+            self._notices.received(signum)
 
     def _on_notice(self, notice: Notice) -> None:
         if self._outcome is not None:
@@ -557,16 +541,6 @@ class Agent:
 
     def _heartbeat(self) -> events.Heartbeat:
         return events.Heartbeat(step=self._asking.trainer_step, durable_step=self._saves.steps.durable)
-
-
-def _metadata_sources(url: str) -> list[NoticeSource]:
-    """The instance's metadata service; nothing when it is switched off."""
-    if url == "off":
-        return []
-    from cloud.ec2 import Ec2Source
-    from cloud.metadata import MetadataSession
-
-    return [Ec2Source(MetadataSession(url))]
 
 
 def _say(text: str) -> None:

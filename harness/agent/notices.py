@@ -1,0 +1,88 @@
+"""What can say that this host is to be left: signals, a file, the instance. One stream of notices for one agent.
+
+Owns which sources a run has, and the poller that asks them; decides nothing about what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from cloud.notice import Notice, NoticeSource
+from cloud.signals import DrainFileSource, SignalSource
+from harness.agent.drain import SPOT_WINDOW_S
+from harness.agent.journal import Emit
+from harness.agent.poller import Poller
+from harness.config import Settings
+from harness.core import events
+
+
+class Notices:
+    """Heard from `start` on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sources: Sequence[NoticeSource] | None,
+        post: Callable[[Callable[[], None]], None],
+        emit: Emit,
+        on_notice: Callable[[Notice], None],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            settings: of the run.
+            sources: beside signals and the drain file; `None` for the instance metadata service.
+            post: runs something in the main thread.
+            emit: the journal.
+            on_notice: called in the main thread with each notice, once.
+            fatal: called from the poller's thread when it met a bug.
+        """
+        self._grace_s = settings.grace_s
+        self._signals = SignalSource(settings.grace_s)
+        heard: list[NoticeSource] = [self._signals]
+        if settings.drain_file:
+            heard.append(DrainFileSource(Path(settings.drain_file), settings.grace_s))
+        heard += _metadata_sources(settings.metadata) if sources is None else sources
+        self._poller = Poller(
+            heard,
+            emit,
+            lambda notice: post(partial(on_notice, notice)),
+            lambda notice: emit(events.NoticeWithdrawn(source=notice.source)),
+            fatal,
+        )
+
+    def start(self) -> None:
+        """Start asking."""
+        self._poller.start()
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._poller.close()
+
+    def received(self, signum: int) -> None:
+        """A signal that is a notice: it is told like any other, at once. Main thread."""
+        self._signals.received(signum)
+        self._poller.wake()
+
+    @property
+    def blind(self) -> list[str]:
+        """Names of the sources that do not answer."""
+        return self._poller.blind
+
+    @property
+    def window_s(self) -> float:
+        """What a notice leaves here, at best."""
+        return SPOT_WINDOW_S if self._poller.answers("ec2") else self._grace_s
+
+
+def _metadata_sources(url: str) -> list[NoticeSource]:
+    """The instance's metadata service; nothing when it is switched off."""
+    if url == "off":
+        return []
+    from cloud.ec2 import Ec2Source
+    from cloud.metadata import MetadataSession
+
+    return [Ec2Source(MetadataSession(url))]
