@@ -507,8 +507,14 @@ class Checkpointer:
 
     def _settle(self, *, updating: bool = False) -> None:
         """See to the snapshot that a thread still copies, if there is one; take another if it has come to nothing."""
-        if not self._inert and not self._stager.settle(self.step_count, updating=updating):
-            self._overdue, self._next_due = True, self.step_count + 1
+        if self._inert:
+            return
+        settled = False
+        try:
+            settled = self._stager.settle(self.step_count, updating=updating)
+        finally:
+            if not settled:  # by an error, too: the agent has asked, and asks again only after a seal
+                self._overdue, self._next_due = True, self.step_count + 1
 
     def _small_state(self, step: int, states: dict[str, Any]) -> dict[str, Any]:
         extra = tree.dumps(self.extra)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from harness.core import tree
 from harness.ipc.slots import Slot, SlotState
 from harness.trainer import state
+from harness.trainer.checkpointer import Checkpointer
 from harness.trainer.overlap import PROOFS, Overlap, before_updates
 from harness.trainer.stager import Stager, read_tensors
 
@@ -506,6 +507,27 @@ def test_a_failed_copy_is_raised_and_seals_nothing(late_training: Training, monk
     assert not training.stager.unsettled
     monkeypatch.undo()
     assert training.stager.stage(training.step)
+
+
+@pytest.mark.parametrize("comes_to_nothing", [False, RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_what_was_asked_for_and_came_to_nothing_is_taken_at_the_next_boundary(
+    comes_to_nothing: bool | BaseException,
+) -> None:
+    """A loop that lives with the error was never saved again: the agent waited for the seal, and the loop for it."""
+
+    class Settling:
+        def settle(self, step: int, *, updating: bool) -> bool:
+            if isinstance(comes_to_nothing, BaseException):
+                raise comes_to_nothing
+            return comes_to_nothing
+
+    checkpointer = Checkpointer.__new__(Checkpointer)
+    vars(checkpointer).update(_inert=False, _stager=Settling(), step_count=5, _overdue=False, _next_due=9)
+
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt):
+        checkpointer._settle(updating=True)
+
+    assert (checkpointer._overdue, checkpointer._next_due) == (True, 6)
 
 
 # What may be late ----------------------------------------------------------------------------------------------------
