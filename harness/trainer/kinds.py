@@ -73,12 +73,14 @@ def classify(name: str, state: object) -> Kind:
 def flatten(states: Mapping[str, object]) -> dict[str, object]:
     """Every State by name; those in dicts, lists and tuples under dotted names such as "optimizers.0".
 
+    What is flat already stays as it is.
+
     Raises:
-        StateError: something in it is not a State, or a key cannot be part of a name.
+        StateError: something in it is not a State, or a key cannot be part of a name, or two names are one.
     """
     flat: dict[str, object] = {}
     for name, state in states.items():
-        if not re.fullmatch(r"\w+", name):
+        if not re.fullmatch(r"\w+(\.\w+)*", name):
             raise StateError(f"{name[:80]!r} cannot name a state: use letters, digits and underscores")
         if isinstance(state, (dict, list, tuple)):
             if not state:
@@ -87,12 +89,15 @@ def flatten(states: Mapping[str, object]) -> dict[str, object]:
             if not all(isinstance(key, str) for key in inner):
                 _refuse_state(name, state, "its keys must be strings")
             try:
-                flat |= {f"{name}.{key}": item for key, item in flatten(inner).items()}
+                found = {f"{name}.{key}": item for key, item in flatten(inner).items()}
             except RecursionError as err:
                 raise StateError(f"{name}: it contains itself: give its states one by one") from err
         else:
             classify(name, state)
-            flat[name] = state
+            found = {name: state}
+        if twice := sorted(flat.keys() & found.keys()):
+            raise StateError(f"two states are named {twice[0]}: give one of them another name")
+        flat |= found
     return flat
 
 

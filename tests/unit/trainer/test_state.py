@@ -545,6 +545,22 @@ def test_states_in_containers_have_dotted_names() -> None:
     assert [box.values for box in fresh["boxes"]] == [{"a": 1}, {"a": 2}]
 
 
+def test_what_is_flat_already_is_captured_and_restored_as_it_is() -> None:
+    """A Checkpointer flattens what it is given, once: one with a list of optimizers was refused by the second time."""
+    live, fresh = (flatten({"boxes": [Box(), {"inner": Box()}]}) for _ in range(2))
+    live["boxes.0"].values["a"] = 1  # type: ignore[attr-defined]
+
+    carry(live, fresh)
+
+    assert list(flatten(live)) == ["boxes.0", "boxes.1.inner"]
+    assert fresh["boxes.0"].values == {"a": 1}  # type: ignore[attr-defined]
+
+
+def test_two_states_of_one_name_are_refused() -> None:
+    with pytest.raises(StateError, match=r"two states are named a\.b"):
+        flatten({"a.b": Box(), "a": {"b": Box()}})
+
+
 # What cannot be captured ------------------------------------------------------------------------------------------
 
 
