@@ -72,6 +72,7 @@ class Link:
         self._nothing = False
         self._error: HarnessError | None = None
         self._slots: dict[int, Slot] = {}
+        self._arriving: list[Slot] = []  # they are mapped still, which takes its time
         self._slot_error: HarnessError | None = None
         self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
@@ -207,9 +208,12 @@ class Link:
         os.eventfd_write(self._poke_fd, 1)
 
     def close_in_child(self) -> None:
-        """After a fork: let go of everything that would keep the agent waiting for a dead trainer."""
+        """After a fork: let go of what would keep the agent waiting for a dead trainer, or a slot's memory taken."""
         self._channel.close()
-        for fd in (self._poke_fd, self.page.fd, *(slot.fd for slot in self._slots.values())):
+        slots = [*self._slots.values(), *self._arriving]
+        if self._ready is not None:
+            slots.append(self._ready.slot)
+        for fd in (self._poke_fd, self.page.fd, *(slot.fd for slot in slots)):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
@@ -241,7 +245,7 @@ class Link:
                         return
 
     def _on_message(self, message: Message) -> None:
-        slots = [Slot(fd) for fd in message.fds]
+        slots = self._arriving = [Slot(fd) for fd in message.fds]
         for slot in slots:
             slot.populate(to_write=message.type == "slots")  # or it is a resume's
             if message.type == "slots" and self._prepare is not None:
@@ -271,6 +275,7 @@ class Link:
                 self._slots = dict(zip(message["indexes"], slots, strict=True))
             elif message.type == "no-slots":
                 self._slot_error = _error_from(message)
+            self._arriving = []
             self._condition.notify_all()
 
     def _replace(self) -> bool:

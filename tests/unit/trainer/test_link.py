@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from harness.config import SOCKET_VARIABLE, Settings
 from harness.errors import AgentGone
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, Message
-from harness.ipc.slots import ControlPage, Word
+from harness.ipc.slots import ControlPage, Slot, SlotRecord, Word
 from harness.trainer.link import Link
 
 WAIT_S = 30.0
@@ -205,3 +207,49 @@ def test_a_thread_that_dies_of_a_slot_it_cannot_map_keeps_nobody_waiting(
         link.wait_ready()
     assert link.gone
     assert "nothing is being saved any more" in said[0]
+
+
+def slots_of_a_fork(link: Link) -> bytes:
+    """How many descriptors of slots a forked worker has, which outlives them."""
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            link.close_in_child()
+            names = (name for name in map(_target, Path("/proc/self/fd").iterdir()) if "harness-slot" in name)
+            os.write(write, str(len(list(names))).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    answer = os.read(read, 9)
+    os.close(read)
+    os.close(write)
+    return answer
+
+
+def _target(link: Path) -> str:
+    with contextlib.suppress(OSError):  # the directory's own
+        return str(link.readlink())
+    return ""
+
+
+def test_a_forked_worker_keeps_no_slot_s_memory(agents: Agents) -> None:
+    """Nor that of one which is just coming, or is resumed from: a worker lives for days."""
+    link, mapping, go_on = agents.connect(), threading.Event(), threading.Event()
+    for number in range(2):
+        slot = Slot.create(8 << 20)
+        fields = {"snapshot": "1-1", "tier": "memory", "verified": True}
+        if number == 0:
+            slot.seal(SlotRecord(1, 0, 1, 1, (), "{}", {}, ""), 1)
+            agents.greeted[0].send("resume-ready", [slot.fd], **fields)
+            link.wait_ready()
+        else:
+            link.ask_slots(8 << 20, lambda _: (mapping.set(), go_on.wait(WAIT_S)))
+            agents.greeted[0].send("slots", [slot.fd], indexes=[0], number=1)
+            assert mapping.wait(WAIT_S)
+        slot.close()
+    try:
+        assert slots_of_a_fork(link) == b"0"
+        link.drop_ready()
+        assert slots_of_a_fork(link) == b"0"
+    finally:
+        go_on.set()
