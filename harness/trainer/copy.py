@@ -142,6 +142,7 @@ def copy_through(
                 at = end = until
     _copy(into, sources)
     window.write(start, end)
+    window.close()
 
 
 def _check(planned: Mapping[str, Tensor | Placed], tensors: Mapping[str, Tensor]) -> None:
@@ -196,11 +197,17 @@ def copy_blocks(blocks: deque[Block], most_threads: int) -> None:
         threading.Thread(target=_copy_some, args=(blocks,), name=f"harness-copy-{number}")
         for number in range(1, min(most_threads, _MOST_THREADS, len(blocks)))
     ]
-    for thread in threads:
-        thread.start()
-    _copy_some(blocks)
-    for thread in threads:
-        thread.join()
+    started = []
+    try:
+        with contextlib.suppress(RuntimeError):  # no more threads: a limit, or Python 3.12 at the end of the process
+            for thread in threads:
+                thread.start()
+                started.append(thread)
+        _copy_some(blocks)
+    finally:
+        blocks.clear()  # Ctrl-C: whoever fills the slot next must be the only one
+        for thread in started:
+            thread.join()
 
 
 def _copy_some(blocks: deque[Block]) -> None:

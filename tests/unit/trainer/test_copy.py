@@ -192,3 +192,53 @@ def test_large_blocks_are_copied_piece_by_piece_and_whole(threads: int, monkeypa
     for name, tensor in tensors.items():
         assert torch.equal(targets[name], tensor), name
     assert threading.active_count() == running
+
+
+def test_an_interrupted_copy_leaves_nobody_behind_who_still_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the loop's own share. The other threads copied on, into a slot that was filled anew and sealed."""
+    begun, interrupted = threading.Event(), threading.Event()
+    by_others: list[int] = []
+
+    def memmove(to: int, from_: int, size: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert begun.wait(30)
+            interrupted.set()
+            raise KeyboardInterrupt
+        by_others.append(to)
+        begun.set()
+        assert interrupted.wait(30)
+
+    monkeypatch.setattr(copy, "_PIECE_BYTES", 100_003)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("harness.trainer.copy.ctypes.memmove", memmove)
+    with pytest.raises(KeyboardInterrupt):
+        copy_into({"a": torch.zeros(1_000_000)}, {"a": torch.ones(1_000_000)})
+    for thread in threading.enumerate():
+        if thread.name.startswith("harness-copy"):
+            thread.join(30)
+
+    assert len(by_others) == 1
+
+
+def test_where_no_thread_can_be_started_the_loop_copies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts none at the end of the process, where a loop without an end of its own is saved last."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    targets = {"a": torch.zeros(5_000_000)}
+    copy_into(targets, {"a": torch.ones(5_000_000)})
+
+    assert bool(targets["a"].all())
+
+
+def test_what_passed_through_a_window_is_on_the_disk_before_anybody_seals_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Window] = []
+    monkeypatch.setattr(Window, "close", lambda window: closed.append(window))
+    pass_through({"a": torch.ones(3)}, tmp_path, 4096, 2**30)
+
+    assert len(closed) == 1
