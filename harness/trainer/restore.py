@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -108,11 +109,15 @@ def _prepare_module(
             stored.put(value, live[key])
             state[key] = own[key]  # loading a tensor into itself costs nothing
         else:  # a hook gives out something else than what the module holds
-            state[key] = stored.view(value)
-            stored.tie(value, live[key])
+            state[key] = stored.copy(value, live[key])  # its own: hooks may write to what they are given
     if hasattr(live, "_metadata"):
         state._metadata = live._metadata  # type: ignore[attr-defined]  # versions of the modules' own formats
-    return partial(module.load_state_dict, state, strict=True)
+
+    def load() -> None:
+        with torch.no_grad():  # a hook may change in place what it is given, and that is the module's own here
+            module.load_state_dict(state, strict=True)
+
+    return load
 
 
 def _prepare_optimizer(optimizer: Optimizer, saved: Any, stored: Stored, path: list[str | int]) -> Callable[[], object]:

@@ -271,3 +271,41 @@ def test_an_optimizer_that_loads_in_a_way_of_its_own_is_given_copies() -> None:
 
     check_moments(live, saved)
     assert all(value.any() for value in moments(live).values())
+
+
+class HalvedInPlace(nn.Module):
+    """Gives out twice what it holds, and halves in place what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = nn.Buffer(torch.arange(4.0))
+        self.register_state_dict_post_hook(
+            lambda _, out, prefix, __: out.update({f"{prefix}held": self.held.detach() * 2})
+        )
+        self.register_load_state_dict_pre_hook(lambda _, given, prefix, *__: given[f"{prefix}held"].div_(2))
+
+
+class ClampedInPlace(nn.Module):
+    """Clamps in place what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = nn.Parameter(torch.arange(4.0))
+        self.register_load_state_dict_pre_hook(lambda _, given, prefix, *__: given[f"{prefix}held"].clamp_(0, 9))
+
+
+@pytest.mark.parametrize("module", [HalvedInPlace, ClampedInPlace])
+def test_a_hook_that_writes_to_what_it_is_given_writes_neither_to_the_slot_nor_in_vain(
+    module: type[nn.Module],
+) -> None:
+    """The slot may be read by a tier just then; and a parameter that is given as itself is a leaf."""
+    captured = capture({"model": module()})
+    slot = {name: tensor.clone() for name, tensor in captured.tensors.items()}
+    live = module()
+    with torch.no_grad():
+        live.held.fill_(7)  # type: ignore[operator, union-attr]
+
+    restore({"model": live}, captured.tree, slot)
+
+    assert torch.equal(live.held, torch.arange(4.0))  # type: ignore[arg-type]
+    assert all(torch.equal(slot[name], tensor) for name, tensor in captured.tensors.items())
