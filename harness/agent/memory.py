@@ -264,7 +264,7 @@ class SlotPool:
             raise NoSpace("there is no disk for it: --local DIR")
         self._beside = EVERYTHING
         for index, slot in self._slots.items():
-            if not slot.on_disk:
+            if not slot.on_disk and (moved is None or index != moved[1]):  # a disk of memory tells itself as memory
                 slot.begin()
                 self._retired.add(index)
         self.collect()

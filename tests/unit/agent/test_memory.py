@@ -353,3 +353,19 @@ def test_releasing_what_is_gone_is_nothing(pool: SlotPool) -> None:
 
     assert pool.grant() is None
     assert pool.newest_sealed() is None
+
+
+def test_a_snapshot_that_moves_to_a_disk_of_memory_is_not_lost(
+    host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of tmpfs is memory as a memfd is: the slot that it had just moved to was voided with the others."""
+    monkeypatch.setattr("harness.ipc.slots._is_memory", lambda fd: True)
+    pool = SlotPool(tmp_path)
+    (newest,) = pool.allocate(SLOT_BYTES, 1)
+    seal(pool, newest, 1)
+
+    moved = pool.leave_memory()
+
+    assert moved is not None
+    assert pool.newest_sealed() == moved[1]
+    pool.close()
