@@ -9,6 +9,7 @@ commits never silently starts at step 0 (I10).
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,7 +30,7 @@ from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest, Part, ShardEntry
 from harness.core.policy import patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.errors import SnapshotCorrupt
+from harness.errors import NoSpace, SnapshotCorrupt
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
 
 FETCH_S = 3600.0
@@ -278,6 +279,8 @@ class Finder:
                     self._quarantine(copy, str(err))
                     raise SnapshotCorrupt(str(err)) from err
             ahead.wait()
+            if slot.on_disk:
+                _wait_for_disk(slot)
             slot.seal(record, 0)
         except BaseException:
             ahead.stop()
@@ -315,6 +318,14 @@ class Finder:
                 verified=verified,
             )
         )
+
+
+def _wait_for_disk(slot: Slot) -> None:
+    """IMPORTANT: what the disk does not take, the kernel forgets; what is read then was verified, and is not there."""
+    try:
+        os.fdatasync(slot.fd)
+    except OSError as err:
+        raise NoSpace(f"the disk that takes a snapshot instead of memory has failed: {err.strerror}") from err
 
 
 def _fetch_shard(
