@@ -11,6 +11,7 @@ With overlap, the copy of what an optimizer owns goes on behind the boundary, an
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import threading
@@ -268,7 +269,8 @@ class Stager:
         except RuntimeError as err:
             if not self._told_unpinned:
                 self._told_unpinned = True
-                warnings.warn(f"slots are not pinned, so copies from the GPU are slower: {err}", stacklevel=2)
+                with contextlib.suppress(UserWarning):  # as an error (-W error) it would end the link's thread
+                    warnings.warn(f"slots are not pinned, so copies from the GPU are slower: {err}", stacklevel=2)
 
     def _views_of(self, slot: Slot, layout: _Layout) -> dict[str, Tensor]:
         """The slot's tensors, made once for each layout; the shards' headers are written then too."""

@@ -6,6 +6,7 @@ The thread is played by one that copies at the last moment: when somebody waits 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -528,6 +529,19 @@ def test_what_was_asked_for_and_came_to_nothing_is_taken_at_the_next_boundary(
         checkpointer._settle(updating=True)
 
     assert (checkpointer._overdue, checkpointer._next_due) == (True, 6)
+
+
+def test_a_slot_that_cannot_be_pinned_ends_no_thread_where_warnings_are_errors(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cudaHostRegister of 4096 bytes: error 1")
+
+    monkeypatch.setattr("harness.trainer.copy.pin", refuse)
+    assert training.link.slot is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training.stager._pin(torch.device("cuda:0"), training.link.slot)
 
 
 # What may be late ----------------------------------------------------------------------------------------------------
