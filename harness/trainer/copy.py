@@ -163,7 +163,8 @@ def _copy(into: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     blocks, others = split(zip(into, sources, strict=True))
     if others:
         with torch.no_grad():
-            torch._foreach_copy_([target for target, _ in others], [source for _, source in others], non_blocking=True)
+            plain = [source if source.device.type == "cpu" else _resolved(source) for _, source in others]
+            torch._foreach_copy_([target for target, _ in others], plain, non_blocking=True)
     copy_blocks(blocks, torch.get_num_threads())
     for device in {source.device for _, source in others if source.device.type != "cpu"}:
         # A non-blocking copy is over only after this. Its stream alone: what other streams do is not waited for.
@@ -171,6 +172,11 @@ def _copy(into: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             torch.cuda.current_stream(device).synchronize()
         else:
             torch.accelerator.synchronize(device)
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    """Without what torch leaves for after a copy from a device: it does that on the CPU, before the bytes are there."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def split(pairs: Iterable[Pair]) -> tuple[deque[Block], list[Pair]]:
