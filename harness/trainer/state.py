@@ -126,6 +126,12 @@ def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> di
         path.append(plain)
         value = live[key]
         captured[plain] = walk.tensor(value, path, key in frozen) if is_tensor(value) else walk.value(value, path)
+        if (
+            is_tensor(value)
+            and value.numel() > 0
+            and any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
+        ):
+            _refuse_tensor(path, "a buffer that is one memory many times over", "make it with expand(...).clone()")
         path.pop()
     return captured
 

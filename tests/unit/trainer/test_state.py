@@ -636,6 +636,17 @@ def test_what_cannot_be_captured_is_refused_with_its_path_and_the_remedy(value: 
         capture({"box": Box(a=[value])})
 
 
+def test_an_expanded_buffer_is_refused_when_it_is_captured_and_not_when_it_is_restored() -> None:
+    """torch cannot load into one: a run was saved for days that nobody could resume."""
+    module = nn.Module()
+    module.register_buffer("one", torch.arange(3).expand(1, -1))  # what transformers do; nothing is twice here
+    capture({"module": module})
+    module.register_buffer("many", torch.ones(1).expand(4, 3))
+
+    with pytest.raises(StateError, match=r"module.*many.*clone\(\)"):
+        capture({"module": module})
+
+
 def test_a_lazy_model_is_refused_until_a_batch_went_through() -> None:
     with pytest.raises(StateError, match=r"model\.0\.weight.*run one batch"):
         capture({"model": nn.Sequential(nn.LazyLinear(2))})
