@@ -67,7 +67,7 @@ class Window:
         self.close()
 
     def close(self) -> None:
-        """Wait until the disk has all that passed, and let nothing of it stay in memory.
+        """Wait until the disk has all that passed, or was written beside it, and let nothing of it stay in memory.
 
         IMPORTANT: before the slot is sealed. What a disk does not take, the kernel forgets: the next reader of the slot
         gets what was there before, and digests of that agree with it.
@@ -75,6 +75,7 @@ class Window:
         Raises:
             OSError: the disk failed; the slot stays void.
         """
+        os.fdatasync(self._fd)  # the shards' headers went through the mapping: nobody else waits for those
         while self._passed:
             self._drop(*self._passed.pop(0))
 

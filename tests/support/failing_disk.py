@@ -1,0 +1,60 @@
+"""A disk that promises room, takes bytes, and fails when it has to keep them.
+
+Owns the mounts: ext4 on a loop device whose image has no room to grow, which ext4 does not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+IMAGE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FailingDisk:
+    """A disk that keeps so much and no more. `root` is where it is mounted."""
+
+    root: Path
+    _memory: Path
+
+    def fail(self) -> None:
+        """From now on it keeps nothing that it does not keep already."""
+        os.sync()
+        with contextlib.suppress(OSError), (self._memory / "rest").open("wb", buffering=0) as rest:
+            while True:
+                rest.write(bytes(4096))
+
+
+@contextlib.contextmanager
+def failing_disk(directory: Path, keeps_bytes: int) -> Iterator[FailingDisk]:
+    """One of about `keeps_bytes`, mounted below the empty `directory`. Skips, loudly, where nobody can mount."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED HERE: needs root, for a loop mount")
+    with contextlib.ExitStack() as stack:
+        try:
+            memory, mounted = directory / "memory", directory / "mounted"
+            memory.mkdir()
+            mounted.mkdir()
+            _call("mount", "-t", "tmpfs", "-o", f"size={keeps_bytes}", "tmpfs", str(memory))
+            stack.callback(_call, "umount", str(memory))
+            with (memory / "image").open("wb") as image:
+                image.truncate(IMAGE_BYTES)
+            _call("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(memory / "image"))
+            device = _call("losetup", "--find", "--show", str(memory / "image")).strip()
+            stack.callback(_call, "losetup", "--detach", device)
+            _call("mount", device, str(mounted))
+            stack.callback(_call, "umount", str(mounted))
+        except (OSError, subprocess.CalledProcessError) as err:
+            pytest.skip(f"NOT TESTED HERE: this machine has no loop mounts ({err})")
+        yield FailingDisk(mounted, memory)
+
+
+def _call(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
