@@ -18,10 +18,12 @@ import platform
 import threading
 from contextvars import ContextVar
 
-NICE = 10  # against a training thread that wants the same core, a ninth of it
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no wrapper, in Python or in C
+NICE = 10  # below this process, and so below its trainer: who wants the same core gets nine tenths of it
+LAST_NICE = 19
+_IOPRIO = {"x86_64": (252, 251), "aarch64": (31, 30)}  # ioprio_get(2), ioprio_set(2): no wrapper, in Python or in C
 _WHO_THREAD = 1
-_BEST_EFFORT_LAST = 2 << 13 | 7  # not "idle": a data loader that never pauses would starve that for ever
+_CLASS_SHIFT, _IDLE = 13, 3
+_BEST_EFFORT_LAST = 2 << _CLASS_SHIFT | 7  # not "idle": a data loader that never pauses would starve that for ever
 
 
 class Background:
@@ -48,10 +50,18 @@ def current() -> Background | None:
 
 
 def lower() -> None:
-    """Give this thread, and those that it makes, the last turn at CPU and disk. For good."""
+    """Give this thread, and those that it makes, the last turn at CPU and disk. For good.
+
+    Relative to the process, whose main thread nobody lowers: a run that was started under `nice` has a trainer that is
+    nice as well, and root may set a value that is *less* nice than that. A thread that is the idle disk's stays so.
+    """
     with contextlib.suppress(OSError):  # forbidden by a sandbox: then it is done as everything else is
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    if (number := _IOPRIO_SET.get(platform.machine())) is not None:
+        ordinary = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(LAST_NICE, ordinary + NICE))
+    if (numbers := _IOPRIO.get(platform.machine())) is not None:
         import ctypes  # 10 ms that only an agent pays
 
-        ctypes.CDLL(None).syscall(number, _WHO_THREAD, 0, _BEST_EFFORT_LAST)  # refused by a sandbox: see above
+        get, set_ = numbers
+        libc = ctypes.CDLL(None)
+        if libc.syscall(get, _WHO_THREAD, 0) >> _CLASS_SHIFT != _IDLE:
+            libc.syscall(set_, _WHO_THREAD, 0, _BEST_EFFORT_LAST)  # refused by a sandbox: see above

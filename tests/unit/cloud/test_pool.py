@@ -162,6 +162,37 @@ def test_shutting_down_cancels_what_waits_for_low_threads_too(let_go: threading.
     running.result(WAIT_S)
 
 
+@pytest.mark.parametrize(("nice", "lowered"), [(3, 13), (15, 19)])
+def test_a_run_that_is_nice_itself_saves_no_less_nicely_than_it_trains(nice: int, lowered: int) -> None:
+    """Root may set any value: a fixed one put what saves before a trainer that was started under `nice`."""
+    program = f"""
+import os
+from cloud.pool import Pool
+from cloud.priority import Background
+from tests.support.priority import priority
+os.setpriority(os.PRIO_PROCESS, 0, {max(nice, ORDINARY[0])})
+background = Background()
+background.begin()
+print(Pool(1, "test").submit(priority).result({WAIT_S})[0])
+"""
+    assert _run(program) == [str(max(lowered, LAST[0]))]
+
+
+def test_a_run_that_has_the_idle_disk_only_does_not_take_more_of_it_to_save() -> None:
+    program = f"""
+import ctypes
+from cloud.pool import Pool
+from cloud.priority import _IOPRIO, Background
+import platform
+ctypes.CDLL(None).syscall(_IOPRIO[platform.machine()][1], 1, 0, 3 << 13)
+from tests.support.priority import priority
+background = Background()
+background.begin()
+print(Pool(1, "test").submit(priority).result({WAIT_S})[1] >> 13)
+"""
+    assert _run(program) == ["3"]
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become somebody without privileges")
 def test_nobody_needs_privileges_for_that() -> None:
@@ -183,10 +214,17 @@ try:
 except PermissionError:
     print("a thread that was lowered stays low")
 """
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, timeout=WAIT_S, capture_output=True, text=True, check=False
-    )
-
     low, ordinary = " ".join(map(str, LAST)), " ".join(map(str, ORDINARY))
-    assert done.stdout.splitlines() == [low, ordinary, "a thread that was lowered stays low"], done.stderr
+    assert _run(program) == [low, ordinary, "a thread that was lowered stays low"]
+
+
+def _run(program: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[3],
+        timeout=WAIT_S,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
