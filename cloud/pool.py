@@ -53,11 +53,13 @@ class Pool:
             self._dismiss()
         future: Future[_T] = Future()
         team = self._team
-        team.jobs.put((future, functools.partial(call, *args, **kwargs)))
         if team.threads < self._size:
+            # IMPORTANT: before the call is in the queue. Where no thread can be had (pids.max), this raises, and nobody
+            # makes a call later that its owner does not know of: into a file, say, that has been closed by then.
             name = f"{self._name}_{team.threads}"
             threading.Thread(target=_work, args=(team,), name=name, daemon=True).start()
             team.threads += 1
+        team.jobs.put((future, functools.partial(call, *args, **kwargs)))
         return future
 
     def shutdown(self) -> None:

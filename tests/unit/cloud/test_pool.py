@@ -77,6 +77,28 @@ def test_shutting_down_cancels_what_waits_and_ends_the_threads() -> None:
     assert not thread.is_alive()
 
 
+def test_a_call_that_nobody_can_be_started_for_is_not_made_by_somebody_else(
+    monkeypatch: pytest.MonkeyPatch, let_go: threading.Event
+) -> None:
+    """Who submitted it has been told that it failed, and closes what the call would use."""
+    pool, made = Pool(2, "test"), list[int]()
+    running = pool.submit(let_go.wait, WAIT_S)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.submit(made.append, 1)
+    let_go.set()
+    running.result(WAIT_S)
+    pool.submit(made.append, 2).result(WAIT_S)
+
+    assert made == [2]
+    pool.shutdown()
+
+
 def test_a_thread_that_hangs_does_not_hold_the_process() -> None:
     """An agent's exit code must not wait for a store that does not answer."""
     program = "import threading\nfrom cloud.pool import Pool\nPool(1, 'test').submit(threading.Event().wait)"
