@@ -26,7 +26,7 @@ from harness.agent.generation import Generation
 from harness.agent.unchanged import Unchanged
 from harness.core import events
 from harness.core.manifest import Manifest
-from harness.core.policy import Copied, gives_way, patience_s, retain
+from harness.core.policy import Copied, Rates, gives_way, patience_s, retain
 from harness.core.rate import Rate
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
@@ -498,9 +498,9 @@ class Tier:
         """Whether the job in flight is given up for the one that waits, now that either or the deadline is new."""
         current, waiting = self._current, self._pending
         if current is not None and waiting is not None and current.step < waiting.step:
+            rates = Rates(store_bytes_s=self._rate.per_s, copied=self._copied)
             has_s, left = self._deadline.remaining_s, self._left(current)
-            newer = max(0, waiting.bytes - self._copied.bytes)
-            self._gives_up = self._gives_up or gives_way(has_s, left, newer, self._rate.per_s)
+            self._gives_up = self._gives_up or gives_way(has_s, left, waiting.bytes, rates)
 
     def _wait_for_pace(self) -> None:
         if self._limit_bytes_s is None:

@@ -189,15 +189,16 @@ def still_fits(has_s: float, size: int, rates: Rates) -> bool:
     return has_s >= size / copy_bytes_s + rates.send_s(size) + MARGIN_S
 
 
-def gives_way(has_s: float, in_flight_bytes: int, newer_bytes: int, store_bytes_s: float | None) -> bool:
+def gives_way(has_s: float, in_flight_bytes: int, newer_bytes: int, rates: Rates) -> bool:
     """Whether an upload in flight is given up for a newer sealed snapshot, `has_s` seconds before the end.
 
-    Only if the newer one does not fit behind it, and provably fits without it.
+    Only if the newer one does not fit behind it, and provably fits without it: what the store copies of it by itself
+    takes its time, too.
     """
-    if store_bytes_s is None:
+    if rates.store_bytes_s is None:
         return False
-    alone_s = newer_bytes / store_bytes_s + MARGIN_S
-    return alone_s <= has_s < alone_s + in_flight_bytes / store_bytes_s
+    alone_s = rates.send_s(newer_bytes) + MARGIN_S
+    return alone_s <= has_s < alone_s + in_flight_bytes / rates.store_bytes_s
 
 
 def never_fits(state_bytes: int, rates: Rates, window_s: float) -> float | None:

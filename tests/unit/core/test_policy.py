@@ -107,14 +107,22 @@ def test_an_upload_in_flight_is_never_given_up_on_a_guess() -> None:
     plan = plan_drain(30.0, GB, guess, trainer_alive=True, in_flight_bytes=GB, sealed=True)
 
     assert (plan.choice, plan.replaces) == (Choice.FINISH, False)
-    assert not gives_way(30.0, GB, GB, None)
+    assert not gives_way(30.0, GB, GB, guess)
 
 
 @pytest.mark.parametrize(
     ("has_s", "gives"), [(float("inf"), False), (22.0, False), (21.9, True), (12.0, True), (11.9, False)]
 )
 def test_an_upload_makes_way_when_only_the_newer_one_fits(has_s: float, gives: bool) -> None:
-    assert gives_way(has_s, 10 * GB, 10 * GB, GB) is gives
+    assert gives_way(has_s, 10 * GB, 10 * GB, Rates(store_bytes_s=GB)) is gives
+
+
+@pytest.mark.parametrize(("has_s", "gives"), [(54.0, False), (53.9, True), (44.0, True), (43.9, False), (20.0, False)])
+def test_an_upload_makes_no_way_for_one_that_takes_as_long_to_copy(has_s: float, gives: bool) -> None:
+    """Of the newer one 2 GB are sent, and 8 are copied, in 40 s: given up for it at 20 s, neither would arrive."""
+    rates = Rates(store_bytes_s=GB, copied=Copied(8 * GB, 40.0))
+
+    assert gives_way(has_s, 10 * GB, 10 * GB, rates) is gives
 
 
 def test_what_never_fits_is_said_from_measurements_only() -> None:
