@@ -86,7 +86,7 @@ class Attempt:
         stored: shards that are durable there.
         skipped_bytes: what the present attempt did not have to send.
         copied_bytes: what the store copied by itself, in all attempts.
-        copying_s: seconds that the present attempt spent on looking for what to copy, and on copying it.
+        copying_s: seconds that went into looking for what to copy, and into copying it, in all attempts.
     """
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -228,7 +228,7 @@ def publish(
         SnapshotCorrupt: another, different snapshot stands under this id; or its shards were deleted meanwhile.
     """
     attempt = attempt or Attempt()
-    attempt.skipped_bytes, attempt.copying_s = 0, 0.0
+    attempt.skipped_bytes = 0
     directory = keys.directory(staged.id, attempt.nonce)
     how = dict.fromkeys(attempt.stored, "kept")
     missing = []
@@ -252,8 +252,10 @@ def publish(
 
     if unchanged is not None:
         began = time.monotonic()
-        unchanged.copy(store, keys, directory, missing, deadline, copied, refused)
-        attempt.copying_s = time.monotonic() - began
+        try:
+            unchanged.copy(store, keys, directory, missing, deadline, copied, refused)
+        finally:
+            attempt.copying_s += time.monotonic() - began
     attempt.skipped_bytes = sum(entry.size for entry in attempt.stored.values())
     for index, (name, source) in enumerate(staged.shards):
         entry = attempt.stored.get(name)

@@ -523,6 +523,7 @@ class _Meter:
 
     def __init__(self, attempt: commit.Attempt) -> None:
         self._attempt = attempt
+        self._copied_before_s = attempt.copying_s
         self.began_at = time.monotonic()
         self.sent = 0
         self.paused_s = 0.0
@@ -531,7 +532,8 @@ class _Meter:
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self.began_at - self.paused_s - self._attempt.copying_s
+        copying_s = self._attempt.copying_s - self._copied_before_s
+        return time.monotonic() - self.began_at - self.paused_s - copying_s
 
     def count(self, sent: int, rate: Rate) -> None:
         self.sent += sent

@@ -740,6 +740,27 @@ def test_the_time_that_copies_take_is_no_slowness_of_the_network(scenes: Callabl
     assert scene.tier.bytes_s > SHARD_BYTES[1] / 0.1
 
 
+def test_what_an_earlier_attempt_copied_took_its_time_all_the_same(scenes: Callable[..., Scene]) -> None:
+    """A plan that counts the bytes and forgets the seconds promises what nobody can keep."""
+    clock = threading.Event()
+
+    class Slow(MemoryStore):
+        def copy(self, *args: Any, **options: Any) -> None:
+            clock.wait(0.1)
+            super().copy(*args, **options)
+
+    scene = scenes(FaultyStore(Slow(), "put", fail_on=3))  # the first of the second snapshot
+    for step in (10, 20):
+        scene.tier.submit(scene.sealed(step, frozen=True))
+        scene.until(lambda told, step=step: ("published", step) in told)
+
+    assert stored_how(scene) == ["sent", "sent", "copied", "kept", "sent"]
+    assert scene.tier.copied.bytes == SHARD_BYTES[0]
+    assert scene.tier.copied.seconds >= 0.1
+    assert scene.tier.bytes_s is not None
+    assert scene.tier.bytes_s > 0
+
+
 def test_what_is_copied_does_not_count_as_left_to_send(scenes: Callable[..., Scene]) -> None:
     gate = Gate(MemoryStore())
     gate.opened.set()
