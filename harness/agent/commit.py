@@ -365,13 +365,17 @@ def complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline)
             yield manifest
 
 
-def newest(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Manifest | None:
-    """The newest snapshot whose manifest can be read and that is not quarantined. Raises CloudError."""
+def base(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Manifest | None:
+    """The newest snapshot whose manifest can be read, to copy from; `None` if that is quarantined. Raises CloudError.
+
+    Not an older one instead: what it has in common with the damaged one may be the very same bytes of a disk.
+    """
     quarantined = set(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
     for snapshot in reversed(_snapshots(store, keys.commits, keys.parse_commit, deadline)):
-        if snapshot not in quarantined:
-            with contextlib.suppress(NotFound, SnapshotCorrupt):
-                return read_manifest(store, keys, snapshot, deadline)
+        if snapshot in quarantined:
+            return None
+        with contextlib.suppress(NotFound, SnapshotCorrupt):
+            return read_manifest(store, keys, snapshot, deadline)
     return None
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from cloud.errors import CloudError, Full
+from cloud.errors import CloudError, Full, NotFound
 from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.priority import Background
@@ -213,6 +213,7 @@ class Tier:
         self._pressing = False
         self._unverified: Manifest | None = None
         self._verified: set[SnapshotId] = set()
+        self._doubtful: set[SnapshotId] = set()  # were verified, before something was damaged that may be theirs, too
         self._swept = False
         self._background = Background()
         self._thread = threading.Thread(target=self._run, name=f"harness-tier-{name}", daemon=True)
@@ -403,7 +404,7 @@ class Tier:
         """A run that goes on elsewhere, or as another agent's, copies from the start what an earlier life has sent."""
         if not self._looked_for_base:
             with contextlib.suppress(CloudError):  # nothing is found then, and the next snapshot looks again
-                if (base := commit.newest(self.store, self.keys, deadline)) is not None:
+                if (base := commit.base(self.store, self.keys, deadline)) is not None:
                     self._unchanged.committed(base)
                 self._looked_for_base = True
 
@@ -433,11 +434,13 @@ class Tier:
     def _upkeep(self) -> None:
         if self._busy():
             return
-        size = self._unverified.payload_bytes if self._unverified is not None else 0
-        deadline = Deadline.after(patience_s(size, CALL_S))
+        deadline = Deadline.after(CALL_S)
         try:
-            if self._unverified is not None and not self._verify(self._unverified, deadline):
-                return  # interrupted by a newer snapshot, which will be verified instead
+            unverified = self._unverified or self._doubted(deadline)
+            if unverified is not None:
+                deadline = Deadline.after(patience_s(unverified.payload_bytes, CALL_S))
+                if not self._verify(unverified, deadline):
+                    return  # interrupted by a newer snapshot, which will be verified instead
             self._retire(self._retention.keep_last, deadline)
             if not self._swept:
                 commit.sweep(self.store, self.keys, self._sweepable(), deadline)
@@ -456,13 +459,37 @@ class Tier:
                 good = commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
             except SnapshotCorrupt as err:
                 self._unchanged.forget()
+                self._doubt(manifest.id)
                 commit.quarantine(self.store, self.keys, manifest.id, str(err), self._host, deadline)
                 self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
                 raise
         if good:
             self._verified.add(manifest.id)
+            self._doubtful.clear()
             self._emit(events.Verified(tier=self.name, snapshot=str(manifest.id)))
         return good
+
+    def _doubt(self, damaged: SnapshotId) -> None:
+        """Trust nothing that was verified before: where snapshots share a file, damage in one is damage in all.
+
+        Until something is read back again, nothing is verified, and so nothing deleted.
+        """
+        self._doubtful.update(tuple(self._verified))  # `trust` adds from another thread
+        self._doubtful.discard(damaged)
+        self._verified.clear()
+        with self._condition:
+            self._copied = Copied()  # the next snapshot has no base, and is sent whole
+
+    def _doubted(self, deadline: Deadline) -> Manifest | None:
+        """What to read again, if there is anything: only where no newer snapshot has come to be verified."""
+        if not self._doubtful:
+            return None
+        newest = max(self._doubtful)
+        try:
+            return commit.read_manifest(self.store, self.keys, newest, deadline)
+        except (NotFound, SnapshotCorrupt):
+            self._doubtful.discard(newest)
+            raise
 
     def _retire(self, keep_last: int, deadline: Deadline) -> None:
         doomed = retain(

@@ -406,7 +406,7 @@ class Protocol(RuleBasedStateMachine):
 
     def _publish(self, tier: str, staged: commit.Staged) -> Manifest:
         store, unchanged = self.retrying[tier], self._agent().unchanged[tier]
-        if unchanged.base is None and (base := commit.newest(store, KEYS, FOREVER)) is not None:
+        if unchanged.base is None and (base := commit.base(store, KEYS, FOREVER)) is not None:
             unchanged.committed(base)
         manifest = commit.publish(store, KEYS, staged, tier, FOREVER, self.events.append, unchanged=unchanged)
         unchanged.committed(manifest)

@@ -534,7 +534,7 @@ class Agent:
         while True:
             try:
                 with self._doing("look for a base"):
-                    if self._unchanged.base is None and (base := commit.newest(self.store, KEYS, FOREVER)) is not None:
+                    if self._unchanged.base is None and (base := commit.base(self.store, KEYS, FOREVER)) is not None:
                         self._unchanged.committed(base)
                 with self._doing(name):
                     manifest = commit.publish(

@@ -705,12 +705,24 @@ def test_a_death_in_a_snapshot_that_copies_leaves_the_base_and_a_whole_commit_or
 
 
 def test_the_newest_readable_snapshot_is_the_base_of_a_new_life(store: ProtocolStore) -> None:
-    assert commit.newest(store, KEYS, FOREVER) is None
-    publish(store, FIRST, SECOND, THIRD)
-    commit.quarantine(store, KEYS, THIRD, "rotten", "here", FOREVER)
+    assert commit.base(store, KEYS, FOREVER) is None
+    publish(store, FIRST, SECOND)
     store.damage(KEYS.commit(SECOND), "truncate")
 
-    found = commit.newest(store, KEYS, FOREVER)
+    found = commit.base(store, KEYS, FOREVER)
 
     assert found is not None
     assert found.id == FIRST
+
+
+def test_what_lies_below_a_damaged_snapshot_is_no_base_and_what_comes_after_it_is(store: ProtocolStore) -> None:
+    """They may share the bytes that are damaged."""
+    publish(store, FIRST, SECOND)
+    commit.quarantine(store, KEYS, SECOND, "rotten", "here", FOREVER)
+    assert commit.base(store, KEYS, FOREVER) is None
+
+    publish(store, THIRD)
+    found = commit.base(store, KEYS, FOREVER)
+
+    assert found is not None
+    assert found.id == THIRD

@@ -712,6 +712,80 @@ def test_what_was_found_damaged_is_not_copied_from(scenes: Callable[..., Scene])
     assert stored_how(scene) == ["sent"] * 4
 
 
+class Rotting:
+    """A directory store whose files share blocks; a bit of them may flip, and its room may shrink."""
+
+    def __init__(self, root: Path) -> None:
+        self.store, self.free = DirectoryStore(root, fs=FastFileSystem()), 1 << 40
+        self.doomed = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+    def put_if_absent(self, key: str, data: bytes, **options: Any) -> None:
+        self.store.put_if_absent(key, data, **options)
+        if key == self.doomed:
+            (shard,) = [info.key for info in self.store.list(KEYS.snapshots, deadline=FOREVER) if self._rots(info.key)]
+            path = self.store.local_path(shard)
+            assert path is not None
+            with path.open("r+b") as file:
+                file.write(bytes([file.read(1)[0] ^ 1]))
+
+    def _rots(self, key: str) -> bool:
+        return f"/{KEYS.parse_commit(self.doomed)}-" in key and ".00." in key
+
+
+def publish_and_rot(scene: Scene, store: Rotting) -> None:
+    """Snapshot 5 has bytes of its own; 10 and 20 share a shard, which rots between their commits' verifications."""
+    for count, (step, frozen) in enumerate(((5, False), (10, True)), 1):
+        scene.tier.submit(scene.sealed(step, frozen=frozen))
+        scene.until_event(events.Verified, count)
+    store.doomed = KEYS.commit(SnapshotId(1, 20))
+    scene.tier.submit(scene.sealed(20, frozen=True))
+    assert scene.until_event(events.Quarantined).snapshot == str(SnapshotId(1, 20))
+    scene.until_event(events.UpkeepFailed)
+
+
+def test_what_shares_bytes_with_something_damaged_is_no_base_of_another_life(
+    scenes: Callable[..., Scene], tmp_path: Path
+) -> None:
+    """It was promised to be durable, and was a second name of a file that was known to be rotten."""
+    store = Rotting(tmp_path)
+    first = scenes(store)
+    publish_and_rot(first, store)
+    first.close()
+
+    second = scenes(store)
+    second.tier.submit(second.sealed(30, frozen=True))
+
+    assert second.until_event(events.Verified).snapshot == str(SnapshotId(1, 30))
+    assert stored_how(second) == ["sent", "sent"]
+
+
+def test_for_what_shares_bytes_with_something_damaged_nothing_is_deleted(
+    scenes: Callable[..., Scene], tmp_path: Path
+) -> None:
+    """10 had been verified, before it rotted: 5 made way for it, and nothing was left that could be used."""
+    store = Rotting(tmp_path)
+    scene = scenes(store, "local", keep_last=9)
+    publish_and_rot(scene, store)
+
+    store.free = 0
+    scene.tier.submit(scene.sealed(30, frozen=True))
+    scene.until_event(events.SaveFailed)
+    scene.until_event(events.Quarantined, 2)
+
+    assert commits(store) == [5, 10, 20]
+    scene.tier.submit(scene.sealed(40, frozen=True))
+    scene.until_event(events.Verified, 3)
+    store.free = 1 << 40
+    scene.tier.submit(scene.sealed(50, frozen=True))
+    assert scene.until_event(events.Verified, 4).snapshot == str(SnapshotId(1, 50))
+
+
 def test_a_store_that_cannot_list_is_sent_everything(scenes: Callable[..., Scene]) -> None:
     scene = scenes(FaultyStore(MemoryStore(), "list", fail_on=None))
     scene.tier.submit(scene.sealed(10, frozen=True))
