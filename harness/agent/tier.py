@@ -401,12 +401,22 @@ class Tier:
         return manifest
 
     def _look_for_base(self, deadline: Deadline) -> None:
-        """A run that goes on elsewhere, or as another agent's, copies from the start what an earlier life has sent."""
-        if not self._looked_for_base:
-            with contextlib.suppress(CloudError):  # nothing is found then, and the next snapshot looks again
+        """A run that goes on elsewhere, or as another agent's, copies from the start what an earlier life has sent.
+
+        What somebody else has found damaged since (a resume in place, another agent) is no base any more.
+        """
+        with contextlib.suppress(CloudError):  # nothing is found then, and the next snapshot looks again
+            if not self._looked_for_base:
                 if (base := commit.base(self.store, self.keys, deadline)) is not None:
                     self._unchanged.committed(base)
                 self._looked_for_base = True
+            elif self._unchanged.base is not None:
+                self._look_whether_damaged(self._unchanged.base.id, deadline)
+
+    def _look_whether_damaged(self, base: SnapshotId, deadline: Deadline) -> None:
+        with contextlib.suppress(NotFound):
+            self.store.stat(self.keys.quarantined(base), deadline=deadline)
+            self._doubt(base)
 
     def _overtaken(self, wait_s: float, deadline: Deadline) -> bool:
         """Wait before the next attempt, or until another deadline counts; whether a newer job makes it pointless."""
@@ -458,7 +468,6 @@ class Tier:
             try:
                 good = commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
             except SnapshotCorrupt as err:
-                self._unchanged.forget()
                 self._doubt(manifest.id)
                 commit.quarantine(self.store, self.keys, manifest.id, str(err), self._host, deadline)
                 self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
@@ -472,8 +481,9 @@ class Tier:
     def _doubt(self, damaged: SnapshotId) -> None:
         """Trust nothing that was verified before: where snapshots share a file, damage in one is damage in all.
 
-        Until something is read back again, nothing is verified, and so nothing deleted.
+        Nothing is copied from it, and until something is read back again, nothing is verified, and so nothing deleted.
         """
+        self._unchanged.forget()
         self._doubtful.update(tuple(self._verified))  # `trust` adds from another thread
         self._doubtful.discard(damaged)
         self._verified.clear()

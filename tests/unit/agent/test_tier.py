@@ -765,6 +765,21 @@ def test_what_shares_bytes_with_something_damaged_is_no_base_of_another_life(
     assert stored_how(second) == ["sent", "sent"]
 
 
+def test_what_somebody_else_found_damaged_is_no_base(scenes: Callable[..., Scene]) -> None:
+    """A resume in place reads the tier in a thread of its own, and so may another agent."""
+    store = MemoryStore()
+    scene = scenes(store)
+    scene.tier.submit(scene.sealed(10, frozen=True))
+    scene.until_event(events.Verified)
+    commit.quarantine(store, KEYS, SnapshotId(1, 10), "rotten", "there", FOREVER)
+
+    scene.tier.submit(scene.sealed(20, frozen=True))
+    scene.until_event(events.Verified, 2)
+
+    assert stored_how(scene) == ["sent"] * 4
+    assert scene.tier.copied.bytes == 0
+
+
 def test_for_what_shares_bytes_with_something_damaged_nothing_is_deleted(
     scenes: Callable[..., Scene], tmp_path: Path
 ) -> None:
