@@ -452,7 +452,7 @@ class Tier:
                 if not self._verify(unverified, deadline):
                     return  # interrupted by a newer snapshot, which will be verified instead
             self._retire(self._retention.keep_last, deadline)
-            if not self._swept:
+            if not self._swept and self._verified:
                 commit.sweep(self.store, self.keys, self._sweepable(), deadline)
                 self._swept = True
             if (newest := max(tuple(self._verified), default=None)) is not None:  # `trust` adds from another thread

@@ -33,7 +33,7 @@ from tests.support.protocol import (
     FastFileSystem,
     ProtocolStore,
 )
-from tests.support.stores import FaultyStore
+from tests.support.stores import FaultyStore, RecordingStore
 
 WAIT_S = 10.0
 
@@ -584,6 +584,24 @@ def test_a_snapshot_that_is_damaged_when_read_back_is_quarantined_and_retires_no
 
     assert scene.until_event(events.Quarantined).snapshot == str(SnapshotId(1, 20))
     assert commits(store) == [10, 20]
+
+
+def test_what_an_earlier_life_left_is_swept_though_the_first_save_of_this_one_fails(
+    scenes: Callable[..., Scene],
+) -> None:
+    """A sweep before anything is verified may delete nothing; it is not the one of this life."""
+    inner = MemoryStore()
+    left = KEYS.payload(KEYS.directory(SnapshotId(1, 1), "b" * 16), "rank-00000-of-00001.00.safetensors")
+    inner.put(left, memoryview(b"left"), deadline=FOREVER)
+    store = RecordingStore(FaultyStore(inner, "put"))
+    scene = scenes(store, "local")
+    scene.tier.submit(scene.sealed(10))
+    scene.until_event(events.SaveFailed)
+    scene.until(lambda told: KEYS.generations in store.keys("list"))  # upkeep has begun, and goes to its end
+    for count, step in enumerate((20, 30), 1):
+        scene.tier.submit(scene.sealed(step))
+        scene.until_event(events.Verified, count)
+    scene.until(lambda told: left not in [info.key for info in inner.list(KEYS.snapshots, deadline=FOREVER)])
 
 
 # ---- from the local tier --------------------------------------------------------------------------------------------
