@@ -7,7 +7,8 @@ The durability contract:
 
     put             draft beside the target → write all → check the size → fdatasync → rename → fsync the directories
     put_if_absent   the same up to fdatasync → link (EEXIST: AlreadyExists) → unlink the draft → fsync the directories
-    copy            open the source, compare its size → link what is open (EEXIST: CannotCopy) → fsync the directories
+    copy            open the source, compare its size → link what is open (EEXIST: CannotCopy, but for a copy that was
+                    made before: a draft is made and unlinked) → fsync the directories
     delete          unlink → remove the directories that it left empty → fsync the deepest one that remains
 
 - rename replaces and link does not: that is the whole difference between a payload and a commit.
@@ -37,7 +38,7 @@ from pathlib import Path
 
 from cloud import direct
 from cloud.directory_draft import Drafts
-from cloud.directory_hidden import DRAFT, RESERVE, Reservation, sweep
+from cloud.directory_hidden import DRAFT, RESERVE, Reservation, create, sweep
 from cloud.directory_read import Objects
 from cloud.directory_tree import MOST_ATTEMPTS, Descriptors, Tree
 from cloud.errors import AlreadyExists, CannotCopy, CloudError, CopyDiffers, NotFound, TooLarge
@@ -204,13 +205,24 @@ class DirectoryStore:
                         raise
                 except FileExistsError:
                     if self._is_same(fd, name, directories[-1]):
-                        break  # an earlier attempt's, whose outcome nobody knew
+                        self._stir(directories[-1])  # an earlier attempt's, whose outcome nobody knew
+                        break
                     raise CannotCopy(f"{name} is already in {self.root}: a copy replaces nothing") from None
                 except OSError as err:
                     if err.errno in _NO_LINKS:
                         raise CannotCopy(f"{name} in {self.root}: no second name: {err.strerror}") from err
                     raise
             yield directories
+
+    def _stir(self, directory: int) -> None:
+        """Change a directory, so that its next fsync writes something, or fails.
+
+        IMPORTANT: repeated for a change that the kernel has dropped, an fsync says yes; on ext4 even after the journal
+        was aborted. A put's next attempt brings another draft.
+        """
+        name, fd = create(self._tree, DRAFT, directory)
+        self._fs.close(fd)
+        self._fs.unlink(name, dir_fd=directory)
 
     def _is_same(self, fd: int, name: str, directory: int) -> bool:
         found, meant = self._fs.stat(name, dir_fd=directory, follow_symlinks=False), self._fs.fstat(fd)

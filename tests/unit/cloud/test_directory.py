@@ -30,6 +30,7 @@ from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.store import CHUNK_BYTES, Receipt
 from tests.support.clock import FakeClock
+from tests.support.failing_disk import failing_disk
 
 ROOT = Path(__file__).parents[3]
 NEVER = Deadline.never()
@@ -574,6 +575,33 @@ def test_a_copy_whose_name_may_not_be_durable_is_known_when_it_is_asked_for_agai
 
     assert fs.calls.count("link") == 2
     assert fs.calls.count("fsync") == 2 + 2 + 2
+    assert hidden(tmp_path) == []
+
+
+def test_a_failed_fsync_is_not_made_good_by_one_that_has_nothing_to_write(tmp_path: Path) -> None:
+    """Between the two the directory is changed, as by a put's next attempt."""
+    fs = FaultyFileSystem("fsync", errno.EIO, nth=3, once=True)
+    store = DirectoryStore(tmp_path, fs=fs)
+    receipt = put(store, "run/a", b"bytes")
+    with pytest.raises(OutcomeUnknown):
+        store.copy("run/a", "run/b", receipt, deadline=NEVER)
+
+    done = fs.during(lambda: store.copy("run/a", "run/b", receipt, deadline=NEVER))
+
+    assert done == ["link", "unlink", "fsync", "fsync"]  # the unlinked is a draft
+    assert keys(store) == ["run/a", "run/b"]
+
+
+@pytest.mark.root
+def test_a_copy_that_a_disk_did_not_keep_is_never_told_durable(tmp_path: Path) -> None:
+    """ext4 gives up its journal, says so once, and says yes to every later fsync of what has not changed since."""
+    with failing_disk(tmp_path, 16 * 1024 * 1024) as disk:
+        store = RetryingStore(DirectoryStore(disk.root / "store"), sleep=FakeClock().sleep)
+        receipt = store.put("run/a/1", memoryview(b"bytes"), deadline=NEVER)
+        disk.fail()
+
+        with pytest.raises((OutcomeUnknown, Denied, Unavailable)):
+            store.copy("run/a/1", "run/b/1", receipt, deadline=NEVER)
 
 
 def test_a_source_that_is_deleted_while_it_is_copied_is_not_found(tmp_path: Path) -> None:
