@@ -43,7 +43,11 @@ def opened(fs: FileSystem, source: Source) -> Generator[Chunks]:
         raise _unreadable(source, err) from err
     with contextlib.ExitStack() as stack:
         stack.callback(fs.close, fd)
-        yield _File(fs, source, fd, stack)
+        try:
+            file = _File(fs, source, fd, stack)
+        except OSError as err:
+            raise _unreadable(source, err) from err
+        yield file
 
 
 class _Buffer:
@@ -74,7 +78,7 @@ class _File:
             stack.callback(fs.close, self._direct)
         except OSError as err:
             if not self._io.refuses(err):
-                raise _unreadable(path, err) from err
+                raise
 
     @contextlib.contextmanager
     def take(self, at: int) -> Generator[memoryview]:

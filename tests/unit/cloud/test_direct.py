@@ -460,6 +460,19 @@ def test_a_file_to_send_that_reads_badly_is_unavailable_and_named(tmp_path: Path
     assert keys(store) == hidden(tmp_path / "store") == []
 
 
+def test_a_file_to_send_that_tells_nothing_of_itself_is_unavailable(tmp_path: Path) -> None:
+    """A mount that went away between two calls is the world's fault, and no bug, which would end the agent."""
+    source = tmp_path / "source"
+    source.write_bytes(filled(SMALLEST))
+
+    class Stale(Disk):
+        def fstat(self, fd: int) -> os.stat_result:  # type: ignore[override]
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    with pytest.raises(Unavailable, match=r"cannot read the source .*/source: Stale"):
+        DirectoryStore(tmp_path / "store", fs=Stale()).put("run/a", source, deadline=NEVER)
+
+
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
