@@ -463,20 +463,28 @@ class Tier:
     def _verify(self, manifest: Manifest, deadline: Deadline) -> bool:
         self._unverified = None
         try:
-            good = commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
-        except SnapshotCorrupt:
-            try:
-                good = commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
-            except SnapshotCorrupt as err:
-                self._doubt(manifest.id)
-                commit.quarantine(self.store, self.keys, manifest.id, str(err), self._host, deadline)
-                self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
-                raise
+            good = self._read_back(manifest, deadline)
+        except SnapshotCorrupt as err:
+            self._doubt(manifest.id)
+            commit.quarantine(self.store, self.keys, manifest.id, str(err), self._host, deadline)
+            self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
+            raise
+        except CloudError:
+            # A bad block proves nothing, and another name makes it no better. A store without files compares sums.
+            if self.store.local_path(self.keys.commit(manifest.id)) is not None:
+                self._unchanged.forget()
+            raise
         if good:
             self._verified.add(manifest.id)
             self._doubtful.clear()
             self._emit(events.Verified(tier=self.name, snapshot=str(manifest.id)))
         return good
+
+    def _read_back(self, manifest: Manifest, deadline: Deadline) -> bool:
+        with contextlib.suppress(SnapshotCorrupt):
+            return commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
+        # A second, independent read, before anybody calls it damaged.
+        return commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
 
     def _doubt(self, damaged: SnapshotId) -> None:
         """Trust nothing that was verified before: where snapshots share a file, damage in one is damage in all.

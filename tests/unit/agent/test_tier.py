@@ -798,6 +798,50 @@ def test_what_somebody_else_found_damaged_is_no_base(scenes: Callable[..., Scene
     assert scene.tier.copied.bytes == 0
 
 
+def test_what_cannot_be_read_back_is_no_base(scenes: Callable[..., Scene], tmp_path: Path) -> None:
+    """A bad block says EIO, which proves nothing: but every later snapshot had a second name of it, for ever."""
+    inner, bad = DirectoryStore(tmp_path, fs=FastFileSystem()), set[int]()
+
+    class Unreadable:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def get(self, key: str, into: memoryview, **options: Any) -> None:
+            path = inner.local_path(key)
+            assert path is not None
+            if path.stat().st_ino in bad:
+                raise Unavailable("Input/output error")
+            inner.get(key, into, **options)
+
+    scene = scenes(Unreadable())
+    scene.tier.submit(scene.sealed(10, frozen=True))
+    scene.until_event(events.Verified)
+    bad.update(path.stat().st_ino for path in tmp_path.rglob("*.00.safetensors"))
+    scene.tier.submit(scene.sealed(20, frozen=True))
+    scene.until_event(events.UpkeepFailed)
+    scene.tier.submit(scene.sealed(30, frozen=True))
+
+    assert scene.until_event(events.Verified, 2).snapshot == str(SnapshotId(1, 30))
+    assert stored_how(scene) == ["sent", "sent", "copied", "sent", "sent", "sent"]
+
+
+def test_an_outage_while_snapshots_are_read_back_ends_no_copies(scenes: Callable[..., Scene]) -> None:
+    """A store that keeps sums compares them with every copy: no reason to send a whole model again."""
+
+    class Away(MemoryStore):
+        def stat(self, key: str, **options: Any) -> Any:
+            if threading.current_thread().name.startswith("harness-upkeep"):
+                raise Unavailable("no answer")
+            return super().stat(key, **options)
+
+    scene = scenes(Away())
+    for count, step in enumerate((10, 20), 1):
+        scene.tier.submit(scene.sealed(step, frozen=True))
+        scene.until_event(events.UpkeepFailed, count)
+
+    assert stored_how(scene) == ["sent", "sent", "copied", "sent"]
+
+
 def test_for_what_shares_bytes_with_something_damaged_nothing_is_deleted(
     scenes: Callable[..., Scene], tmp_path: Path
 ) -> None:
