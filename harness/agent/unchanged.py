@@ -128,11 +128,15 @@ class Unchanged:
                 self._store.found(True)
                 copied(entry)
 
-        found = ((one, equal) for one in wanted if (equal := self.find(one)) is not None)
-        for one, equal in found:
-            conclude(one.name, lambda: make(one, equal))  # noqa: B023  called at once
-            break
-        self._copy_rest(found, make, conclude)
+        looks = Pool(1, "harness-look")  # a pass over all that is frozen: not by this thread, which is never lowered
+        try:
+            found = ((one, equal) for one in wanted if (equal := looks.submit(self.find, one).result()) is not None)
+            for one, equal in found:
+                conclude(one.name, lambda: make(one, equal))  # noqa: B023  called at once
+                break
+            self._copy_rest(found, make, conclude)
+        finally:
+            looks.shutdown()
 
     def _copy_rest(
         self,

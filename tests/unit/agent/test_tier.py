@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from cloud.digest import crc64nvme
 from cloud.directory import DirectoryStore
 from cloud.errors import Full, Unavailable
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import ObjectStore
-from harness.agent import commit, tier
+from harness.agent import commit, tier, unchanged
 from harness.agent.generation import Generation
 from harness.agent.tier import LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
 from harness.core import events
@@ -698,6 +699,30 @@ def test_what_has_not_changed_is_copied_from_the_second_snapshot_on(scenes: Call
 
     assert stored_how(scene) == ["sent", "sent", "copied", "sent", "copied", "sent"]
     assert scene.tier.copied.bytes == SHARD_BYTES[0]
+
+
+def test_looking_for_what_has_not_changed_leaves_the_cpu_to_the_training_until_it_is_urgent(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a frozen model that is a pass over nearly all of it, with every snapshot."""
+    looked_at: list[tuple[int, int]] = []
+
+    def watched(data: Any, previous: int = 0) -> int:
+        looked_at.append(priority())
+        return crc64nvme(data, previous)
+
+    monkeypatch.setattr(unchanged, "crc64nvme", watched)
+    scene = scenes(MemoryStore())
+    for step in (10, 20):
+        scene.tier.submit(scene.sealed(step, frozen=True))
+        scene.until(lambda told, step=step: ("released", step) in told)
+    assert set(looked_at) == {LAST}
+
+    looked_at.clear()
+    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.submit(scene.sealed(30, frozen=True))
+    scene.until(lambda told: ("released", 30) in told)
+    assert set(looked_at) == {ORDINARY}
 
 
 def test_another_life_copies_from_what_an_earlier_one_has_sent(scenes: Callable[..., Scene]) -> None:
