@@ -391,7 +391,7 @@ class Tier:
             self._emit,
             attempt=self._attempt,
             progress=self._count,
-            unchanged=self._unchanged,
+            unchanged=self._unchanged if self._copies_pay() else None,
         )
         self._unchanged.committed(manifest)
         with self._condition:
@@ -543,9 +543,17 @@ class Tier:
         """Whether the job in flight is given up for the one that waits, now that either or the deadline is new."""
         current, waiting = self._current, self._pending
         if current is not None and waiting is not None and current.step < waiting.step:
-            rates = Rates(store_bytes_s=self._rate.per_s, copied=self._copied)
             has_s, left = self._deadline.remaining_s, self._left(current)
-            self._gives_up = self._gives_up or gives_way(has_s, left, waiting.bytes, rates)
+            self._gives_up = self._gives_up or gives_way(has_s, left, waiting.bytes, self._rates)
+
+    def _copies_pay(self) -> bool:
+        """Whether to have the store copy: while nothing presses, and after that where it is no slower than sending."""
+        with self._condition:
+            return self._deadline.remaining_s == float("inf") or self._rates.copies_pay
+
+    @property
+    def _rates(self) -> Rates:
+        return Rates(store_bytes_s=self._rate.per_s, copied=self._copied)
 
     def _wait_for_pace(self) -> None:
         if self._limit_bytes_s is None:

@@ -69,10 +69,21 @@ class Rates:
     disk_bytes_s: float | None = None
     copied: Copied = Copied()
 
+    @property
+    def copies_pay(self) -> bool:
+        """Whether the store copies no slower than we send: in a hurry it is asked to, or is not.
+
+        Where it has copied nothing yet, it is tried: what was sent whole just now may be the base of all that follows.
+        """
+        copied = self.copied
+        return not copied.bytes or copied.seconds <= copied.bytes / (self.store_bytes_s or ASSUMED_STORE_BYTES_S)
+
     def send_s(self, size: int) -> float:
         """Seconds until a snapshot of `size` bytes is durable, if nothing else is being sent."""
-        changed = max(0, size - self.copied.bytes)
-        return changed / (self.store_bytes_s or ASSUMED_STORE_BYTES_S) + self.copied.seconds
+        store_bytes_s = self.store_bytes_s or ASSUMED_STORE_BYTES_S
+        if not self.copies_pay:
+            return size / store_bytes_s
+        return max(0, size - self.copied.bytes) / store_bytes_s + self.copied.seconds
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from harness.agent.generation import Generation
 from harness.agent.tier import LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
 from harness.core import events
 from harness.core.manifest import Manifest
+from harness.core.rate import Rate
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
 from tests.support.priority import LAST, ORDINARY, priority
@@ -719,7 +720,7 @@ def test_looking_for_what_has_not_changed_leaves_the_cpu_to_the_training_until_i
     assert set(looked_at) == {LAST}
 
     looked_at.clear()
-    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.press(True)
     scene.tier.submit(scene.sealed(30, frozen=True))
     scene.until(lambda told: ("released", 30) in told)
     assert set(looked_at) == {ORDINARY}
@@ -914,6 +915,39 @@ def test_the_time_that_copies_take_is_no_slowness_of_the_network(scenes: Callabl
     assert scene.tier.copied.seconds >= 0.1
     assert scene.tier.bytes_s is not None
     assert scene.tier.bytes_s > SHARD_BYTES[1] / 0.1
+
+
+@pytest.mark.parametrize(("bytes_s", "how"), [(1, "copied"), (10**9, "sent")])
+def test_with_a_deadline_the_store_copies_only_where_that_is_no_slower_than_sending(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch, bytes_s: int, how: str
+) -> None:
+    class Slow(MemoryStore):
+        def copy(self, *args: Any, **options: Any) -> None:
+            threading.Event().wait(0.05)
+            super().copy(*args, **options)
+
+    scene = scenes(Slow())
+    for step in (10, 20):
+        scene.tier.submit(scene.sealed(step, frozen=True))
+        scene.until(lambda told, step=step: ("released", step) in told)
+    monkeypatch.setattr(scene.tier, "_rate", Rate())
+    scene.tier._rate.add(bytes_s, 1.0)
+    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.submit(scene.sealed(30, frozen=True))
+    scene.until(lambda told: ("released", 30) in told)
+
+    assert stored_how(scene) == ["sent", "sent", "copied", "sent", how, "sent"]
+
+
+def test_with_a_deadline_the_second_snapshot_of_a_run_copies_from_the_first(scenes: Callable[..., Scene]) -> None:
+    scene = scenes(MemoryStore())
+    scene.tier.submit(scene.sealed(10, frozen=True))
+    scene.until(lambda told: ("released", 10) in told)
+    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.submit(scene.sealed(20, frozen=True))
+    scene.until(lambda told: ("released", 20) in told)
+
+    assert stored_how(scene) == ["sent", "sent", "copied", "sent"]
 
 
 def test_what_an_earlier_attempt_copied_took_its_time_all_the_same(scenes: Callable[..., Scene]) -> None:

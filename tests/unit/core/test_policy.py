@@ -117,12 +117,29 @@ def test_an_upload_makes_way_when_only_the_newer_one_fits(has_s: float, gives: b
     assert gives_way(has_s, 10 * GB, 10 * GB, Rates(store_bytes_s=GB)) is gives
 
 
-@pytest.mark.parametrize(("has_s", "gives"), [(54.0, False), (53.9, True), (44.0, True), (43.9, False), (20.0, False)])
-def test_an_upload_makes_no_way_for_one_that_takes_as_long_to_copy(has_s: float, gives: bool) -> None:
-    """Of the newer one 2 GB are sent, and 8 are copied, in 40 s: given up for it at 20 s, neither would arrive."""
-    rates = Rates(store_bytes_s=GB, copied=Copied(8 * GB, 40.0))
+@pytest.mark.parametrize(("has_s", "gives"), [(22.0, False), (21.9, True), (12.0, True), (11.9, False), (8.0, False)])
+def test_an_upload_makes_no_way_for_one_whose_copies_take_longer(has_s: float, gives: bool) -> None:
+    """Of the newer one 2 GB are sent, and 8 are copied, in 8 s: given up for it at 8 s, neither would arrive."""
+    rates = Rates(store_bytes_s=GB, copied=Copied(8 * GB, 8.0))
 
     assert gives_way(has_s, 10 * GB, 10 * GB, rates) is gives
+
+
+@pytest.mark.parametrize(("copying_s", "pays", "needs_s"), [(3.0, True, 5.0), (8.0, True, 10.0), (40.0, False, 10.0)])
+def test_what_a_store_copies_more_slowly_than_we_send_is_sent_where_time_counts(
+    copying_s: float, pays: bool, needs_s: float
+) -> None:
+    """A snapshot that would have fitted was given up, or was late, for copies that saved nothing but traffic."""
+    rates = Rates(store_bytes_s=GB, copied=Copied(8 * GB, copying_s))
+
+    assert rates.copies_pay is pays
+    assert rates.send_s(10 * GB) == needs_s
+
+
+def test_a_store_that_has_copied_nothing_yet_is_asked_to() -> None:
+    """A notice after the first snapshot of a run: of the second one 95 % are there."""
+    assert Rates().copies_pay
+    assert Rates(store_bytes_s=GB, copied=Copied(0, 0.1)).copies_pay
 
 
 def test_what_never_fits_is_said_from_measurements_only() -> None:
