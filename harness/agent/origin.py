@@ -310,13 +310,13 @@ class Origin:
         told = {_NOBODY_KNOWS}
         began = time.monotonic()
         while awaited := self._look(elders, generation):
+            self.awaiting = True  # before it is told: a notice may follow at once
             for number in awaited:
                 if number not in told:
                     told.add(number)
                     claim = elders.claim_of(number)
                     host, silence_s = claim.host if claim else "?", self._settings.handover_s
                     self._journal.emit(events.HandoverAwaited(generation=number, host=host, silence_s=silence_s))
-            self.awaiting = True
             self._prefetch(generation)
             if self._closed.wait(handover.AWAIT_S):
                 return

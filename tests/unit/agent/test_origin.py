@@ -182,6 +182,24 @@ def test_a_claim_that_is_denied_ends_a_start_that_would_wait_for_it_for_ever(sto
     assert "cannot be written" in str(scene.refused[0])
 
 
+def test_who_is_told_of_a_handover_finds_it_awaited(store: Gate, scene: Scene) -> None:
+    """A notice in between found a start that waits for nobody, and holds what no store has: 74, and left at once."""
+    claimed(store, 1)
+    awaiting = list[bool]()
+    emit = scene.journal.emit
+
+    def watching(event: events.Event) -> None:
+        if isinstance(event, events.HandoverAwaited):
+            awaiting.append(scene.origin.awaiting)
+        emit(event)
+
+    scene.journal.emit = watching  # type: ignore[method-assign]
+    scene.origin.begin()
+    scene.until(lambda: awaiting)
+
+    assert awaiting == [True]
+
+
 def test_an_agent_that_ends_while_it_waits_begins_nothing_more(store: Gate, scene: Scene) -> None:
     """It committed, and fetched, after its own end had been recorded."""
     claimed(store, 1)
