@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 THREADS = 2
-BUFFER_BYTES = 512 << 20  # as much of a state as is copied at a time: far beyond every cache
+WHOLE_BYTES = 2_100_000_000  # up to here, a buffer is as large as the state: what was idle is slow to come back
+BUFFER_BYTES = 512 << 20  # of a larger state, as much as is copied at a time: far beyond every cache
 WRITE_BYTES, READ_BYTES = 64 << 20, 32 << 20
 READS_IN_FLIGHT = 4
 PAGE = 4096
+_LEFT_BYTES = 2 << 30
 _MADV_HUGEPAGE = 14
 
 
@@ -27,7 +29,7 @@ class Limits:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._length = -(-min(size, BUFFER_BYTES) // PAGE) * PAGE
+        self._length = -(-(size if size <= WHOLE_BYTES else BUFFER_BYTES) // PAGE) * PAGE
         self._plain = mmap.mmap(-1, self._length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):
             self._plain.madvise(_MADV_HUGEPAGE)
@@ -114,15 +116,23 @@ def have_memory(size: int) -> None:
     """Let the host of a virtual machine have `size` bytes at hand, free, for a second or two.
 
     Some hosts take freed memory back, and give it again at 1 to 2 seconds per GB: whoever allocates pays for what was
-    freed before, by whomever. Elsewhere this changes nothing.
+    freed before, by whomever. Elsewhere this changes nothing. Less, where there is not so much.
     """
+    size = min(size, _available_bytes() - _LEFT_BYTES)
+    if size < PAGE:
+        return
     code = (
         "import ctypes, mmap\n"
-        f"memory = mmap.mmap(-1, {max(size, PAGE)}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        f"memory = mmap.mmap(-1, {size}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
         f"memory.madvise({_MADV_HUGEPAGE})\n"
         "ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 1, len(memory))\n"
     )
     subprocess.run([sys.executable, "-S", "-c", code], check=False)  # a kernel without huge pages has none to give
+
+
+def _available_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def direct_writes(directory: Path) -> bool:

@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 from circumstances import ROOT
 from gpt_state import Size, State, gpt_state
-from limits import THREADS, Limits, direct_writes
+from limits import THREADS, Limits, direct_writes, have_memory
 from peers import ASYNCHRONOUS, SAVE_PEERS, Durable, one_process_group
 from processes import Quiet, machine_cpu_s
 
@@ -35,6 +35,7 @@ OURS = "ours"
 PATIENCE_S = 120.0
 POLL_S = 0.001
 BASELINE_S = 0.6
+MEMORY_FOR = 2  # times the state: somebody's own, and the page cache's
 
 
 class Contender(Protocol):
@@ -202,6 +203,7 @@ class Session:
 
     def _begin(self) -> None:
         os.sync()
+        have_memory(MEMORY_FOR * self._state.bytes)
 
     def _end(self) -> None:
         shutil.rmtree(self._directory / "target", ignore_errors=True)
@@ -245,6 +247,7 @@ def measure(directory: Path, size: Size, rounds: int, names: list[str]) -> dict[
             session.forget()
             copy_s, write_s = [], []
         os.sync()
+        have_memory(MEMORY_FOR * state.bytes)
         copy_s.append(limits.copy_s())
         if direct:
             write_s.append(limits.write_s(directory / "limit"))

@@ -35,7 +35,7 @@ from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_by
 
 FETCH_S = 3600.0
 REQUESTS = 16  # at once, to a store behind a network: one connection to S3 gives about 0.09 GB/s
-READS = 4  # at once, from a disk: while one chunk is verified, others arrive
+READS = 8  # at once, from a disk: while some chunks are verified, others arrive
 _ORDER = {"memory": 2, "local": 1, "remote": 0}
 
 
