@@ -126,14 +126,16 @@ def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> di
         path.append(plain)
         value = live[key]
         captured[plain] = walk.tensor(value, path, key in frozen) if is_tensor(value) else walk.value(value, path)
-        if (
-            is_tensor(value)
-            and value.numel() > 0
-            and any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
-        ):
+        if is_tensor(value) and 0 in value.stride() and _is_expanded(value):
             _refuse_tensor(path, "a buffer that is one memory many times over", "make it with expand(...).clone()")
         path.pop()
     return captured
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and any(
+        step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
 
 
 def _optimized(flat: Mapping[str, object]) -> frozenset[int]:
