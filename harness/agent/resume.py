@@ -32,6 +32,7 @@ from harness.core.policy import patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import NoSpace, SnapshotCorrupt
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
+from harness.ipc.window import put
 
 FETCH_S = 3600.0
 REQUESTS = 16  # at once, to a store behind a network: one connection to S3 gives about 0.09 GB/s
@@ -280,7 +281,9 @@ class Finder:
                     raise SnapshotCorrupt(str(err)) from err
             ahead.wait()
             if slot.on_disk:
-                _wait_for_disk(slot)
+                # IMPORTANT: what a disk does not take, the kernel forgets: verified, and not there when it is read.
+                with _disk_failures():
+                    os.fdatasync(slot.fd)
             slot.seal(record, 0)
         except BaseException:
             ahead.stop()
@@ -320,10 +323,10 @@ class Finder:
         )
 
 
-def _wait_for_disk(slot: Slot) -> None:
-    """IMPORTANT: what the disk does not take, the kernel forgets; what is read then was verified, and is not there."""
+@contextlib.contextmanager
+def _disk_failures() -> Iterator[None]:
     try:
-        os.fdatasync(slot.fd)
+        yield
     except OSError as err:
         raise NoSpace(f"the disk that takes a snapshot instead of memory has failed: {err.strerror}") from err
 
@@ -340,12 +343,13 @@ def _fetch_shard(
 ) -> int:
     """Fill `span`, each chunk verified as it arrives; the sum of the whole. Many requests at once."""
     target, local = slot.shard(span), store.local_path(key) is not None
+    requests = READS if local or slot.on_disk else REQUESTS  # each has a chunk in memory where the slot has not
 
     def fetch(number: int) -> tuple[int, int]:
         at = number * shard.chunk_bytes
         piece = target[at : at + shard.chunk_bytes]
-        # IMPORTANT: a disk must not write into the mapping of a file, behind the back of that file's own disk.
-        by_way = aligned_buffer(len(piece)) if slot.on_disk and local else piece
+        # Not into the mapping of a file: that is slow, and a direct read goes behind the back of the file's own disk.
+        by_way = aligned_buffer(len(piece)) if slot.on_disk else piece
         ahead.wait_for(span.offset + at + len(piece))
         with watch.reading():
             store.get(key, by_way, offset=at, deadline=deadline)
@@ -353,15 +357,16 @@ def _fetch_shard(
             crc = crc64nvme(by_way)
         if format_crc(crc) != shard.chunks[number]:
             raise SnapshotCorrupt(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
-        if by_way is not piece:
-            piece[:] = by_way
+        if slot.on_disk:
+            with _disk_failures():
+                put(slot, span.offset + at, by_way)
         return crc, len(piece)
 
     numbers = range(len(shard.chunks))
     if len(numbers) == 1:
         fetched = [fetch(0)]
     else:
-        pool = Pool(min(READS if local else REQUESTS, len(numbers)), "harness-fetch")
+        pool = Pool(min(requests, len(numbers)), "harness-fetch")
         futures = [pool.submit(fetch, number) for number in numbers]
         try:
             fetched = [future.result() for future in futures]

@@ -19,6 +19,7 @@ from harness.ipc.slots import PAGE, Slot
 
 WINDOW_BYTES = 32 * 1024 * 1024
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # sync_file_range(2)
+_libc = ctypes.CDLL(None, use_errno=True)
 _UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}  # what a kernel or a sandbox without it says
 
 
@@ -35,7 +36,6 @@ class Window:
         self.size = size
         self.buffer = mmap.mmap(-1, size)
         self._fd = slot.fd
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._passed: list[tuple[int, int]] = []
 
     def write(self, start: int, end: int) -> None:
@@ -46,15 +46,12 @@ class Window:
         """
         if start == end:
             return
-        data = memoryview(self.buffer)[start % PAGE : start % PAGE + end - start]
-        at = start
-        with data:
-            while at < end:
-                at += os.pwrite(self._fd, data[at - start :], at)
-        self._sync(start, end, _WRITE)
+        with memoryview(self.buffer)[start % PAGE : start % PAGE + end - start] as data:
+            _write(self._fd, start, data)
+        _write_back(self._fd, start, end, _WRITE)
         self._passed.append((start, end))
         if len(self._passed) > 2:
-            self._drop(*self._passed.pop(0))
+            _drop(self._fd, *self._passed.pop(0))
 
     def move(self, source: Slot) -> None:
         """Write all that `source` holds, and last what names it: whatever dies, this slot is void or complete."""
@@ -77,20 +74,37 @@ class Window:
         """
         os.fdatasync(self._fd)  # the shards' headers went through the mapping: nobody else waits for those
         while self._passed:
-            self._drop(*self._passed.pop(0))
+            _drop(self._fd, *self._passed.pop(0))
 
-    def _drop(self, start: int, end: int) -> None:
-        self._sync(start, end, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
-        with contextlib.suppress(OSError):  # advice
-            os.posix_fadvise(self._fd, start, end - start, os.POSIX_FADV_DONTNEED)
 
-    def _sync(self, start: int, end: int, flags: int) -> None:
-        """Where the kernel does not know this, it writes back when it sees fit; only what it could not is asked for."""
-        range_ = ctypes.c_int64(start), ctypes.c_int64(end - start)
-        if self._libc.sync_file_range(self._fd, *range_, ctypes.c_uint(flags)) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in _UNKNOWN:
-            raise OSError(code, os.strerror(code))
-        if flags & _WAIT_AFTER:
-            os.fdatasync(self._fd)
+def put(slot: Slot, start: int, data: memoryview) -> None:
+    """Write `data` at `start` of a slot on a disk: then the disk has it, and memory has not. From any thread.
+
+    Raises:
+        OSError: the disk failed (EIO, ENOSPC); the slot is void.
+    """
+    _write(slot.fd, start, data)
+    _drop(slot.fd, start, start + len(data))
+
+
+def _write(fd: int, start: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], start + done)
+
+
+def _drop(fd: int, start: int, end: int) -> None:
+    _write_back(fd, start, end, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
+    with contextlib.suppress(OSError):  # advice
+        os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
+
+
+def _write_back(fd: int, start: int, end: int, flags: int) -> None:
+    """Where the kernel does not know this, it writes back when it sees fit; only what it could not is asked for."""
+    if _libc.sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(end - start), ctypes.c_uint(flags)) == 0:
+        return
+    code = ctypes.get_errno()
+    if code not in _UNKNOWN:
+        raise OSError(code, os.strerror(code))
+    if flags & _WAIT_AFTER:
+        os.fdatasync(fd)

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from harness.ipc import window as windows
 from harness.ipc.slots import PAGE, Slot
-from harness.ipc.window import Window
+from harness.ipc.window import Window, put
 from tests.support.failing_disk import failing_disk
 
 SIZE = 8 * PAGE
@@ -83,10 +84,12 @@ class Kernel:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("good", [0, 1, 2, 3])
-def test_what_the_disk_takes_and_then_loses_is_said(slot: Slot, code: int, good: int) -> None:
+def test_what_the_disk_takes_and_then_loses_is_said(
+    slot: Slot, code: int, good: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A write is over when the page cache has it. Unheard of, the failure was read back, sealed, and given a digest."""
+    monkeypatch.setattr(windows, "_libc", Kernel(code, good))
     window = Window(slot, SIZE)
-    window._libc = Kernel(code, good)  # type: ignore[assignment]
 
     def fill() -> None:
         for number in range(1, 5):
@@ -103,8 +106,8 @@ def test_a_kernel_that_cannot_write_back_a_part_is_asked_for_all(
 ) -> None:
     real, asked = os.fdatasync, list[int]()
     monkeypatch.setattr(os, "fdatasync", lambda fd: (asked.append(fd), real(fd)))
+    monkeypatch.setattr(windows, "_libc", Kernel(code))
     window = Window(slot, SIZE)
-    window._libc = Kernel(code)  # type: ignore[assignment]
     window.buffer[:3] = b"abc"
     window.write(PAGE, PAGE + 3)
     window.close()
@@ -113,10 +116,27 @@ def test_a_kernel_that_cannot_write_back_a_part_is_asked_for_all(
     assert set(asked) == {slot.fd}
 
 
-def test_what_moved_and_did_not_arrive_is_said(slot: Slot) -> None:
+def test_what_is_put_is_in_the_slot_and_not_in_memory(slot: Slot) -> None:
+    data = memoryview(bytes(range(256)) * (SIZE // 256))
+    before = resident(slot)
+    put(slot, PAGE, data)
+
+    assert resident(slot) <= before
+    assert os.pread(slot.fd, SIZE, PAGE) == data
+    assert slot.buffer[PAGE : PAGE + SIZE] == data
+
+
+def test_what_is_put_and_does_not_arrive_is_said(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_libc", Kernel(errno.EIO))
+
+    with pytest.raises(OSError, match="Input/output error"):
+        put(slot, PAGE, memoryview(b"abc"))
+
+
+def test_what_moved_and_did_not_arrive_is_said(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_libc", Kernel(errno.EIO, good=20))
     memory = Slot.create(slot.size)
     window = Window(slot, SIZE)
-    window._libc = Kernel(errno.EIO, good=20)  # type: ignore[assignment]
 
     with pytest.raises(OSError, match="Input/output error"):
         window.move(memory)
