@@ -28,8 +28,9 @@ def resume(
 ) -> Process:
     """Start scripts/resume.sh here, with an interpreter whose waits are shorter than a test."""
     python = world.root / "python"
-    python.write_text(f'#!/bin/sh\n[ "$2" = -c ] || exec {sys.executable} -m tests.support.resume_run "$@"\n')
-    python.chmod(0o755)
+    if not python.exists():  # another one may be reading it
+        python.write_text(f'#!/bin/sh\n[ "$2" = -c ] || exec {sys.executable} -m tests.support.resume_run "$@"\n')
+        python.chmod(0o755)
     behind = ["--", *command] if command else []
     return world.start(RESUME, *options, *behind, env={"HARNESS_PYTHON": str(python), **(env or {})})
 
