@@ -28,7 +28,7 @@ class Ahead:
         self._changed = threading.Condition()
         self._there = 0
         self._all = self._stopped = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="harness-allocate", daemon=True)
         self._thread.start()
 
@@ -40,19 +40,24 @@ class Ahead:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._all or self._there >= end)
-            if self._there < end and self._failure is not None:
-                raise OutOfMemory(str(self._failure.strerror)) from self._failure
+            if self._there < end:
+                self._check()
 
     def wait(self) -> None:
         """Block until all of it is there. Raises OutOfMemory."""
         self._thread.join()
-        if self._failure is not None:
-            raise OutOfMemory(str(self._failure.strerror)) from self._failure
+        self._check()
 
     def stop(self) -> None:
         """Nothing more is allocated; whoever waits is told that this is all. Idempotent."""
         self._stopped = True
         self._thread.join()
+
+    def _check(self) -> None:
+        if isinstance(self._failure, OSError):
+            raise OutOfMemory(str(self._failure.strerror)) from self._failure
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
         try:
@@ -63,7 +68,7 @@ class Ahead:
                         self._changed.notify_all()
                     if self._stopped:
                         break
-        except OSError as err:
+        except Exception as err:  # noqa: BLE001  the thread's root; whoever waits is told
             self._failure = err
         finally:
             with self._changed:

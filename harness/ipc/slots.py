@@ -167,6 +167,7 @@ class Slot:
         fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, min(PAGE, size))  # the header's: where there is none, a write to it would kill us
             return cls._empty(fd), pages.allocating(fd, size)
         except BaseException:
             os.close(fd)

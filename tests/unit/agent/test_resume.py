@@ -492,6 +492,20 @@ def test_a_read_waits_for_the_memory_that_it_goes_to(disk: Together) -> None:
         disk.into.clear()
 
 
+def test_an_allocation_that_dies_of_a_bug_is_no_memory_to_read_into() -> None:
+    def making() -> Generator[int]:
+        yield 4096
+        raise ValueError("a bug")
+
+    ahead = Ahead(making())
+    ahead.wait_for(4096)
+    with pytest.raises(ValueError, match="a bug"):
+        ahead.wait_for(8192)
+    with pytest.raises(ValueError, match="a bug"):
+        ahead.wait()
+    ahead.stop()
+
+
 def test_memory_that_runs_out_in_the_middle_sends_the_resume_to_the_disk(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
