@@ -79,12 +79,16 @@ class Memory:
         return self._real(size, count, disk, beside=beside)
 
 
-def test_while_slots_are_made_the_agent_listens_and_grants_none(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Memory(monkeypatch)
-    told = connect(agent.trainer)
-
+def making(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Told]:
+    """A trainer has told a layout, and its slots are being made."""
+    slow, told = Memory(monkeypatch), connect(agent.trainer)
     lay_out(agent, told, 1)
     assert slow.asked.wait(10.0)
+    return slow, told
+
+
+def test_while_slots_are_made_the_agent_listens_and_grants_none(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, told = making(agent, monkeypatch)
     heard: list[str] = []
     agent._loop.post(lambda: heard.append("a notice"))
     agent._loop.run_posts()
@@ -104,10 +108,7 @@ def test_while_slots_are_made_the_agent_listens_and_grants_none(agent: Agent, mo
 def test_a_layout_that_was_given_up_meanwhile_gets_no_slots_and_the_newest_does(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Memory(monkeypatch)
-    told = connect(agent.trainer)
-    lay_out(agent, told, 1)
-    assert slow.asked.wait(10.0)
+    slow, told = making(agent, monkeypatch)
 
     lay_out(agent, told, 2, 2 * SLOT_BYTES)
     lay_out(agent, told, 3, 3 * SLOT_BYTES)
@@ -123,10 +124,7 @@ def test_a_layout_that_was_given_up_meanwhile_gets_no_slots_and_the_newest_does(
 def test_slots_that_come_after_their_trainer_has_gone_are_the_next_ones(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Memory(monkeypatch)
-    told = connect(agent.trainer)
-    lay_out(agent, told, 1)
-    assert slow.asked.wait(10.0)
+    slow, told = making(agent, monkeypatch)
     agent.trainer.connection = agent.trainer._layout = None  # as `drop` leaves it
 
     again = connect(agent.trainer)

@@ -106,18 +106,22 @@ def test_a_found_run_hears_only_what_ends_a_service(pid: int) -> None:
 
 
 FAMILY = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys
 from harness.node.lives import adopt_orphans, left_behind, reap_strangers
 adopt_orphans()
-agent = subprocess.Popen(["sh", "-c", "sleep 60 & setsid sleep 60 & kill -9 $$"])
+tell = "sh -c 'echo {} $$; exec sleep 60'"  # says who it is, once it is that
+families = tell.format("trainer") + " & setsid " + tell.format("daemon") + " & wait"
+agent = subprocess.Popen(["sh", "-c", families], stdout=subprocess.PIPE, text=True)
+pids = dict(agent.stdout.readline().split() for _ in range(2))
+trainer = int(pids["trainer"])
+agent.kill()
 agent.wait()
-while len(left := left_behind()) > 1:  # until the daemon is one
-    time.sleep(0.01)
+left = left_behind()
 for pid in left:
-    print(open(f"/proc/{pid}/cmdline").read().replace(chr(0), " "), len(left), os.getpgid(pid) == os.getpgrp())
+    print("the trainer" if pid == trainer else pid, os.getpgid(pid) == os.getpgrp())
     os.kill(pid, signal.SIGKILL)
-while left_behind():
-    time.sleep(0.01)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print(left_behind())
 reap_strangers()
 try:
     os.waitpid(left[0], os.WNOHANG)
@@ -148,4 +152,4 @@ def test_the_trainer_of_a_dead_agent_is_found_and_reaped_and_its_daemons_are_not
         start_new_session=True,
     )
 
-    assert done.stdout.splitlines() == ["sleep 60  1 True", "reaped"], done.stderr
+    assert done.stdout.splitlines() == ["the trainer True", "[]", "reaped"], done.stderr
