@@ -273,7 +273,7 @@ def test_a_store_on_a_read_only_file_system_is_refused_at_the_start(world: World
 def test_a_store_that_becomes_full_is_told_and_training_goes_on_until_there_is_room_again(world: World) -> None:
     with mounted(world.root / "disk", "72m"):
         world.store = world.root / "disk" / "store"
-        process = world.run_harness(command=world.tiny(steps=100_000, step_s=0.01))
+        process = world.run_harness(command=world.tiny("--careless", steps=100_000, step_s=0.01))
         process.wait_for(" Published ")
         filler = world.root / "disk" / "filler"
         filler.write_bytes(bytes(40 * 1024 * 1024))

@@ -7,8 +7,9 @@ later one. It writes one line `step digest` for each step to --curve, and the fi
 
     --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
     --stuck-at STEP --hold-until FILE  stay in the middle of the step after STEP, deaf, until FILE exists
-    --patient-until STEP               until then a snapshot that is due is taken at that very step, and is durable
-                                       before the next one
+    --careless                         go on to the next step while a snapshot that is due waits for its slot, as a
+                                       Checkpointer does; without this it is sealed at the very step at which it is due
+    --patient-until STEP               until then a snapshot is also durable before the next step
     --frozen-bytes BYTES               state beside it that never changes, as of a model of which an adapter is trained
     --raise-at STEP                    raise an exception after STEP
     --fork-at STEP --hold-until FILE   after STEP fork a child that exits and one that lives until FILE exists
@@ -133,9 +134,14 @@ class TinyTrainer:
         durable = self.link.page.step_or_none(Word.DURABLE_STEP)
         return self.sealed_step is None or (durable is not None and durable >= self.sealed_step)
 
-    def waits(self) -> bool:
-        """Whether a snapshot is due, or on its way."""
-        return (self.overdue or not self.is_durable()) and not self.link.gone
+    def waits(self, options: argparse.Namespace) -> bool:
+        """Whether the next step waits for a snapshot that is due, or on its way to be durable.
+
+        The test then says which steps are sealed, however late the agent grants a slot.
+        """
+        if self.link.gone or self.link.slot_error is not None:
+            return False
+        return (self.overdue and not options.careless) or (self.step <= options.patient_until and not self.is_durable())
 
     def look(self) -> Ask:
         """A boundary: take a snapshot if one is wanted and there is a slot. Whether to leave."""
@@ -173,7 +179,7 @@ class TinyTrainer:
                 self.overdue |= self.step % options.every_steps == 0
                 if (ask := self.look()) is not Ask.NOTHING:
                     return self.leave(ask)
-                while self.step <= options.patient_until and self.waits():
+                while self.waits(options):
                     threading.Event().wait(0.002)
                     if (ask := self.look()) is not Ask.NOTHING:
                         return self.leave(ask)
@@ -230,6 +236,7 @@ def main() -> int:
     parser.add_argument("--hold-at", type=int)
     parser.add_argument("--stuck-at", type=int)
     parser.add_argument("--hold-until", type=Path)
+    parser.add_argument("--careless", action="store_true")
     parser.add_argument("--patient-until", type=int, default=0)
     parser.add_argument("--frozen-bytes", type=int, default=0)
     parser.add_argument("--raise-at", type=int)
