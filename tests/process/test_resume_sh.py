@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -332,8 +333,11 @@ def test_ctrl_c_during_the_self_test_says_nothing_about_the_machine(world: World
 
 
 def test_no_interpreter_is_said_with_what_was_tried(world: World) -> None:
+    clone = world.root / "clone" / "scripts" / "resume.sh"  # of its own: beside the real one there may be a .venv
+    clone.parent.mkdir(parents=True)
+    shutil.copy(RESUME, clone)
     done = subprocess.run(
-        [RESUME, "--dry-run"],
+        [clone, "--dry-run"],
         env={"PATH": "/usr/bin:/bin", "HARNESS_PYTHON": "/usr/bin/false", "HARNESS_ROOT": str(world.root)},
         capture_output=True,
         text=True,
