@@ -158,7 +158,8 @@ def test_what_a_real_disk_did_not_keep_is_said_before_the_slot_is_sealed(tmp_pat
         if not passes:
             slot.buffer[PAGE:size] = b"h" * (size - PAGE)
 
-        with pytest.raises(OSError, match=r"No space left|Input/output error"):
+        # The last one: the kernel had written back before us, and ext4 has given up its journal for it.
+        with pytest.raises(OSError, match=r"No space left|Input/output error|Read-only file system"):
             with_windows(slot, size, 2 * size)
 
 
