@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.support.environment import hide_callers, move_home
 
 settings.register_profile("default", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
@@ -26,17 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(PROCESS_TIMEOUT_S))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _hidden_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide the caller's environment and home, also from fixtures that outlive a test."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        hide_callers(monkeypatch)
+        move_home(monkeypatch, tmp_path_factory.mktemp("home"))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Hide the caller's harness and AWS settings, proxies and home, from the test and from the processes it starts."""
-    for name in list(os.environ):
-        if name == "HARNESS_VENV":  # where scripts/ find their tools: a test that runs one needs it
-            continue
-        if name.startswith(("HARNESS", "AWS_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HOME", str(home))
-    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
-        directory = home / name.removeprefix("XDG_").lower()
-        directory.mkdir(mode=0o700)
-        monkeypatch.setenv(name, str(directory))
+def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give each test an empty home of its own."""
+    move_home(monkeypatch, tmp_path_factory.mktemp("home"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.node.machine import CannotHaveDisks, Machine
+from tests.support.environment import show_package_index
 
 
 @pytest.fixture
@@ -41,3 +43,23 @@ def disks(machine: Machine) -> Callable[[int], list[str]]:
             pytest.skip(f"no loop devices here: {err}")
 
     return add
+
+
+@pytest.fixture(scope="session")
+def _why_no_package_index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Why packages cannot be fetched here; empty if they can."""
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "0", "hatchling"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        show_package_index(monkeypatch)
+        done = subprocess.run(
+            download, cwd=tmp_path_factory.mktemp("index"), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+    return done.stderr.strip() if done.returncode else ""
+
+
+@pytest.fixture
+def package_index(_why_no_package_index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pip fetch packages as the caller would, or skip the test."""
+    if _why_no_package_index:
+        pytest.skip("no package index answers here")
+    show_package_index(monkeypatch)

@@ -25,6 +25,7 @@ def names(archive: Path) -> list[str]:
         return tar.getnames()
 
 
+@pytest.mark.usefixtures("package_index")  # the wheel is built with hatchling
 def test_a_checkout_is_packed_without_what_is_ignored_and_twice_the_same(tmp_path: Path) -> None:
     project, archive = tmp_path / "project", tmp_path / "a.tar.gz"
     project.mkdir()

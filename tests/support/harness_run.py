@@ -17,7 +17,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --attempts N                 calls of a store at most until it counts as down
     --part-bytes BYTES           of a multipart upload
     --clock-offset-s SECONDS     this host's wall clock is ahead by so much
-    --memory BYTES               what is left of this machine's memory
+    --memory BYTES               what is left of this machine's memory, instead of 8 GB
     --fresh yes                  as --fresh
 """
 
@@ -54,6 +54,8 @@ from harness.core.policy import after_crash
 from harness.errors import HarnessError
 from tests.support.stores import FaultyStore
 
+MEMORY_BYTES = 8 * 10**9
+"""What is free in a test that says nothing about it: how much its developer's machine has left must not matter."""
 _NUMBERS: dict[str, type] = {
     "every_s": float, "durable_every_s": float, "grace_s": float, "handover_s": float, "upload_bytes_s": float,
     "every_steps": int, "max_crashes": int, "keep_last": int, "keep_local": int, "slots": int,
@@ -148,8 +150,8 @@ def rig(options: dict[str, str]) -> None:
         _default(cloud.s3.S3Store.__init__, part_bytes=int(count))
     if seconds := options.pop("clock-offset-s", None):
         set_clock_ahead(float(seconds))
-    if count := options.pop("memory", None):
-        harness.agent.memory.available_bytes = lambda: int(count)
+    free = int(options.pop("memory", MEMORY_BYTES))
+    harness.agent.memory.available_bytes = lambda: free
 
 
 def _default(function: Callable[..., Any], **values: Any) -> None:

@@ -1,10 +1,10 @@
 """Runs pytest, and what failed once more, alone: tells a test that is red by luck from one that is red.
 
-`scripts/test` is this program. A first run uses every core. If, and only if, it ended with failed tests (exit code 1),
-those run again, one at a time in one process. What passes then is *unsteady*: the command succeeds, and its last lines
-name each of them with the reason of its first failure. An unsteady test is a defect, to be mended before other work;
-there is no mark and no list of tests that may be unsteady. Everything else stays red: a test that fails twice, more
-than MOST failures, a worker that crashed, a file that could not be collected, a run that was cut short.
+`scripts/test` is this program. A first run uses the cores that it may (workers.py). If, and only if, it ended with
+failed tests (exit code 1), those run again, one at a time in one process. What passes then is *unsteady*: the command
+succeeds, and its last lines name each of them with the reason of its first failure. An unsteady test is a defect, to be
+mended before other work; there is no mark and no list of tests that may be unsteady. Everything else stays red: a test
+that fails twice, more than MOST failures, a crashed worker, a file that cannot be collected, a run that was cut short.
 
     python -m tests.support.second_run [pytest's arguments]
 
@@ -28,8 +28,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support import workers
+
 MOST = 5
-PARALLEL = ("--numprocesses", "auto", "--dist", "worksteal")
+PARALLEL = ("--numprocesses", str(workers.of_this_process()), "--dist", "worksteal")
 ALONE = ("--numprocesses", "0", "--last-failed", "--last-failed-no-failures", "none")
 
 

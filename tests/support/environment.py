@@ -1,0 +1,45 @@
+"""What a test, and every process that it starts, may see of the caller's environment.
+
+The list says what may be seen: nobody can list what may not. A job's SLURM_JOB_ID would let a test requeue the
+developer's own job, GIT_INDEX_FILE of a hook would let it write the developer's index, and COLUMNS changes words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+CALLERS: Mapping[str, str] = MappingProxyType(dict(os.environ))
+"""The environment as the caller left it, read before anything is hidden."""
+
+SEEN = frozenset({"PATH", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HARNESS_VENV", "TF_PLUGIN_DIR"})
+SEEN_PREFIXES = ("CUDA_", "PYTEST_XDIST_", "HARNESS_TEST_")
+INDEX_PREFIXES = ("PIP_", "SSL_CERT_", "REQUESTS_CA_BUNDLE")
+HOMES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR")
+
+
+def hide_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every variable away that is not in the list."""
+    for name in list(os.environ):
+        if name not in SEEN and not name.startswith(SEEN_PREFIXES) and name != "PYTEST_CURRENT_TEST":
+            monkeypatch.delenv(name)
+
+
+def move_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Make `home` the home, with each of XDG's directories below it."""
+    monkeypatch.setenv("HOME", str(home))
+    for name in HOMES:
+        directory = home / name.removeprefix("XDG_").lower()
+        directory.mkdir(mode=0o700)
+        monkeypatch.setenv(name, str(directory))
+
+
+def show_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the caller's settings of pip back, and its proxies: for a test that fetches packages as the caller would."""
+    for name, value in CALLERS.items():
+        if name.startswith(INDEX_PREFIXES) or name.lower().endswith("_proxy"):
+            monkeypatch.setenv(name, value)
