@@ -9,23 +9,26 @@ import pytest
 from hypothesis import settings
 
 from tests.support.environment import hide_callers, move_home
+from tests.support.patience import limit_s
+
+pytest_plugins = ["tests.support.failed_tests"]
 
 settings.register_profile("default", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.register_profile("nightly", deadline=None, max_examples=5000, print_blob=True)
 settings.load_profile("default")
 
-PROCESS_TIMEOUT_S = 180
+HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything in tests/process, and give it the time that starting real processes takes."""
-    here = Path(__file__).parent / "process"
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test its folder's limit, and mark those that start processes."""
+    many = config.getoption("--hypothesis-profile") in ("explore", "nightly")
     for item in items:
-        if item.path.is_relative_to(here):
+        folder = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+        item.add_marker(pytest.mark.timeout(limit_s(folder, many_examples=many)))
+        if folder == "process":
             item.add_marker(pytest.mark.process)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(PROCESS_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,6 +16,7 @@ from cloud.digest import crc64nvme
 from cloud.errors import AlreadyExists, CannotCopy, CopyDiffers, NotFound, TooLarge, Truncated, Unavailable
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt
+from tests.support.patience import HANG_S
 
 NEVER = Deadline.never()
 PAST = Deadline(0.0, lambda: 1.0)
@@ -147,7 +148,7 @@ class StoreContract:
         def claim(number: int) -> list[int]:
             won = []
             for race in range(10):
-                start.wait(timeout=30)
+                start.wait(timeout=HANG_S)
                 try:
                     store.put_if_absent(f"run/{race}", b"%d" % number, deadline=NEVER)
                     won.append(race)

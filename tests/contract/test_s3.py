@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import queue
-import re
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,50 +16,50 @@ from cloud.s3 import S3Options, S3Store
 from cloud.s3_probe import Quirks
 from cloud.store import ObjectStore
 from tests.contract.store_contract import StoreContract, keys, put, read
+from tests.support import with_parent
+from tests.support.patience import HANG_S
+from tests.support.process import Process
 from tests.support.s3_account import random_bytes, use_account
 
+ROOT = Path(__file__).resolve().parents[2]
 NEVER = Deadline.never()
-START_S = 30.0
 PART_BYTES = 8 * 1024 * 1024  # S3 takes no part below 5 MiB but the last
 BUCKET = "bucket"
-URL = re.compile(r"http://127\.0\.0\.1:\d+")
+URL = r"http://127\.0\.0\.1:\d+"
 
 
-def serve(*command: str) -> Iterator[str]:
-    """The URL that a server prints, until the caller goes on."""
-    environment = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-m", *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        told: queue.Queue[str] = queue.Queue()
-
-        def listen() -> None:  # to the end: a server blocks when nobody reads its log of requests
-            assert process.stdout
-            for line in process.stdout:
-                if found := URL.search(line):
-                    told.put(found.group())
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        try:
-            yield told.get(timeout=START_S)
-        finally:
-            process.kill()
-            listener.join(START_S)
+@contextlib.contextmanager
+def serving(*command: str) -> Iterator[str]:
+    """The URL that a server prints, for as long as this process lives at most."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    server = Process(with_parent.command(sys.executable, "-m", *command), cwd=ROOT, env=environment)
+    try:
+        yield server.wait_for(URL).group()
+    finally:
+        server.reap()
 
 
 @pytest.fixture(scope="module")
 def moto() -> Iterator[str]:
-    yield from serve("moto.server", "-p", "0")
+    with serving("moto.server", "-p", "0") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def localbucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("localbucket")
     (root / BUCKET).mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as found:  # it does not tell a port that it chose itself
-        port = found.getsockname()[1]
-    yield from serve("localbucket", str(root), "--port", str(port))
+    with contextlib.ExitStack() as stack:
+        for last in (False, False, False, False, True):
+            with socket.create_server(("127.0.0.1", 0)) as found:  # it does not tell a port that it chose itself
+                port = found.getsockname()[1]
+            try:
+                url = stack.enter_context(serving("localbucket", str(root), "--port", str(port)))
+                break
+            except AssertionError:  # somebody has taken the port in between, and the server has ended
+                if last:
+                    raise
+        yield url
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +80,7 @@ def emptied(store: S3Store) -> Iterator[S3Store]:
 def moto_store(moto: str) -> Iterator[S3Store]:
     import requests
 
-    requests.put(f"{moto}/{BUCKET}", timeout=START_S).raise_for_status()
+    requests.put(f"{moto}/{BUCKET}", timeout=HANG_S).raise_for_status()
     store = S3Store(f"s3://{BUCKET}/tests/moto", S3Options(endpoint=moto), part_bytes=PART_BYTES)
     yield store
     store.close()

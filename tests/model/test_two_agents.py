@@ -56,7 +56,6 @@ moves = st.lists(a_move, min_size=8, max_size=40)  # a list without a lower boun
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lives=st.lists(a_life, min_size=2, max_size=3),

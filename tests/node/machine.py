@@ -21,7 +21,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "bootstrap-node.sh"
-TIMEOUT_S = 60.0
 DISK_BYTES = 320 * 1024 * 1024  # sparse; xfs wants 300 MB
 INSTANCE_STORE = "nvme-Amazon_EC2_NVMe_Instance_Storage_AWS"
 
@@ -148,7 +147,11 @@ class Machine:
             text=True,
             start_new_session=True,  # so that `kill -9 0` in a replaced program ends the script and nobody else
         )
-        output, _ = process.communicate(timeout=TIMEOUT_S)
+        try:
+            output, _ = process.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it was interrupted, or has left somebody
+                os.killpg(process.pid, signal.SIGKILL)
         assert (process.returncode == -signal.SIGKILL) == killed, output
         return subprocess.CompletedProcess(command, process.returncode, output)
 

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import World
+from tests.support.world import World, nobody_left
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """Store, local tier and processes of one test; nobody may be left when it ends."""
-    made = World(tmp_path)
-    try:
+    with nobody_left(request, World(tmp_path)) as made:
         yield made
-        made.wait_gone(5.0)
-    finally:
-        made.close()

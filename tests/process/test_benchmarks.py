@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=150)
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -56,7 +56,6 @@ def test_a_check_fails_when_a_bar_is_missed() -> None:
         ],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
     )
     assert done.returncode == 1
     assert "| NO  |" in done.stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.world import ROOT, World
 
 
 @pytest.fixture
@@ -24,22 +22,18 @@ def temporary() -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_the_demo_loses_nothing_with_notice_and_ends_bit_identical_with_and_without(
-    tmp_path: Path, temporary: Path
+    world: World, temporary: Path
 ) -> None:
-    elsewhere = tmp_path / "another directory"
+    elsewhere = world.root / "another directory"
     elsewhere.mkdir()
 
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "demo.py", "--quick", "--json"],
+    done = world.start(
+        *(sys.executable, ROOT / "examples" / "demo.py", "--quick", "--json"),
+        env={"TMPDIR": str(temporary), "HARNESS": "off", "HARNESS_RUN": "of the caller"},
         cwd=elsewhere,
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "HARNESS": "off", "HARNESS_RUN": "of the caller"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
-    assert done.returncode == 0, done.stderr
+    assert done.wait() == 0, done.stderr
     found = json.loads(done.stdout)
     noticed, killed = found["runs"]["noticed"], found["runs"]["killed"]
     assert found["bit_identical"] is True

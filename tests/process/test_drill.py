@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Process, World, steps_said
+from tests.support.process import Process
+from tests.support.world import World, steps_said
 
 pytestmark = pytest.mark.slow
 STEPS = 20

@@ -18,9 +18,10 @@ import pytest
 
 from cloud.metadata_sim import MetadataSimulator
 from harness.core.snapshot import SnapshotId
-from tests.support.processes import Process, World, steps_said, unbroken_curve
+from tests.support.process import Process
 from tests.support.s3_server import S3Server
 from tests.support.torch_trainer import STEPS as TORCH_STEPS
+from tests.support.world import World, nobody_left, steps_said, unbroken_curve
 
 pytestmark = pytest.mark.slow
 STEPS = 300
@@ -29,19 +30,16 @@ FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--heartbeat-s", "0.2", "--
 LOOKING = (*FAST, "--look-s", "0.1")
 BLIND = (*FAST, "--look-s", "1000")  # never sees that there is a newcomer
 SILENCE_S = 2.0
-IMPORT_S = 60.0
 
 
 @pytest.fixture(params=["directory"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """The first host. Nobody may be left on any host when the test ends."""
-    with S3Server() as server:
-        made = World(tmp_path, s3=server if request.param == "s3" else None)
-        try:
-            yield made
-            made.wait_gone(5.0)
-        finally:
-            made.close()
+    with (
+        S3Server() as server,
+        nobody_left(request, World(tmp_path, s3=server if request.param == "s3" else None)) as made,
+    ):
+        yield made
 
 
 on_s3 = pytest.mark.parametrize("world", ["s3"], indirect=True)
@@ -165,12 +163,12 @@ def test_real_torch_goes_on_elsewhere_as_if_nothing_had_been(world: World) -> No
     unbroken = torch(reference, "0")
     host = world.elsewhere()
     first = torch(world, "0.3")
-    first.wait_for(r" Published tier=remote ", IMPORT_S)
+    first.wait_for(r" Published tier=remote ")
     second = torch(host, "0")
 
-    assert first.wait(IMPORT_S) == 73, first.stderr
-    assert second.wait(IMPORT_S) == 0, second.stderr
-    assert unbroken.wait(IMPORT_S) == 0, unbroken.stderr
+    assert first.wait() == 73, first.stderr
+    assert second.wait() == 0, second.stderr
+    assert unbroken.wait() == 0, unbroken.stderr
     last = world.steps_of_curve()[-1]
     assert last < TORCH_STEPS
     assert steps_said(second.stderr, "Restored") == [last]
@@ -214,7 +212,7 @@ def test_a_newcomer_that_is_told_to_leave_does_so_at_once_and_harms_nothing(
     second = newcomer(host)
     second.signal(signum)
 
-    assert second.wait(5.0) == code, second.stderr
+    assert second.wait() == code, second.stderr
     assert not host.curve.exists()
     world.released.touch()
     assert first.wait() == 0, first.stderr

@@ -22,7 +22,8 @@ import pytest
 from harness.core import events
 from harness.core.snapshot import SnapshotId
 from harness.ipc import channel as ipc
-from tests.support.processes import World, steps_said
+from tests.support.patience import HANG_S
+from tests.support.world import World, steps_said
 
 STEPS = 20
 ALL = ("trainer", "agent", "both")
@@ -300,7 +301,7 @@ class Heard:
 
     def close(self) -> None:
         os.write(self._fd, b"\0")
-        self._thread.join(10.0)
+        self._thread.join(HANG_S)
         os.close(self._fd)
 
     def _read(self) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.cgroup import memory_limit
-from tests.support.processes import Process, World, steps_said
+from tests.support.process import Process
+from tests.support.world import World, steps_said
 
 pytestmark = pytest.mark.slow
 MB, STEPS = 200, 20
-IMPORT_S = 60.0
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def test_a_state_of_more_than_half_the_memory_is_saved_and_resumed_by_way_of_the
     world.has_local = True
     with memory_limit(640_000_000) as limited:
         process = train(limited, "--step-s", "0.3")
-        process.wait_for(r" Published [^\n]* step=8 ", timeout_s=IMPORT_S)
+        process.wait_for(r" Published [^\n]* step=8 ")
         process.signal(signal.SIGTERM)
-        assert process.wait(IMPORT_S) == 75, process.stderr
+        assert process.wait() == 75, process.stderr
         assert "training waits for that disk meanwhile" in process.stderr
         again = train(limited)
-        assert again.wait(IMPORT_S) == 0, again.stderr
+        assert again.wait() == 0, again.stderr
 
     assert steps_said(again.stderr, "Restored")[0] >= 8
     assert world.survey().finished_at == STEPS
@@ -54,7 +54,7 @@ def test_a_program_that_the_kernel_kills_for_memory_gets_that_of_the_slots(
     """At its step 12 it needs more than there is beside a slot in memory, and less than there is without."""
     with memory_limit(1_000_000_000) as limited:
         process = train(limited, "--more-mb", "450", "--more-at", "12", "--step-s", "0.1")
-        assert process.wait(2 * IMPORT_S) == 0, process.stderr
+        assert process.wait() == 0, process.stderr
 
     said = process.stderr
     assert "TrainerLeft code=137 step=11" in said
@@ -73,7 +73,7 @@ def test_a_dev_shm_of_64_mb_as_docker_gives_it_holds_no_slot_and_need_not(
         pytest.skip("NOT TESTED HERE: this process may make no mount namespace of its own")
     process = train(["unshare", "--mount", "sh", "-c", small, "sh"])
 
-    assert process.wait(IMPORT_S) == 0, process.stderr
+    assert process.wait() == 0, process.stderr
     assert "waits for that disk" not in process.stderr
     assert world.survey().finished_at == STEPS
     assert world.final.read_text() == unbroken()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.loops import STYLES
-from tests.support.processes import Process, World
+from tests.support.process import Process
+from tests.support.world import World
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.test_torch import IMPORT_S, check_identical, settle
-from tests.support.processes import Process, World, steps_said
+from tests.process.test_torch import check_identical, settle
+from tests.support.process import Process
 from tests.support.torch_trainer import STEPS
+from tests.support.world import World, steps_said
 
 pytestmark = pytest.mark.slow
 OFTEN = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "2")
@@ -32,7 +33,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         if optimizer not in worlds:
             world = worlds[optimizer] = World(tmp_path_factory.mktemp("unbroken"))
             process = world.start(*command(world, optimizer), env={"HARNESS": "off"})
-            assert process.wait(IMPORT_S) == 0, process.stderr
+            assert process.wait() == 0, process.stderr
         return worlds[optimizer]
 
     yield of

@@ -16,7 +16,8 @@ import pytest
 from cloud.metadata_sim import Fault, MetadataSimulator
 from harness.core.snapshot import RunKeys
 from tests.support.fleet_server import FleetServer
-from tests.support.processes import ROOT, Process, World
+from tests.support.process import Process
+from tests.support.world import ROOT, World
 
 pytestmark = pytest.mark.slow
 RESUME = ROOT / "scripts" / "resume.sh"

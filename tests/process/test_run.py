@@ -7,7 +7,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import signal
 import struct
 import subprocess
@@ -20,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from cloud.metadata_sim import Fault, MetadataSimulator
-from tests.support.processes import WAIT_S, Process, World, steps_said
+from tests.support.process import Process
+from tests.support.world import World, steps_said
 
 pytestmark = pytest.mark.slow
 STEPS = 20
@@ -118,11 +118,9 @@ def terminal(
 
 def read_until(fd: int, words: str) -> str:
     """What a terminal shows, until it shows `words`."""
-    shown, give_up_at = "", time.monotonic() + WAIT_S
+    shown = ""
     while words not in shown:
-        readable, _, _ = select.select([fd], [], [], give_up_at - time.monotonic())
-        assert readable, f"never shown: {words}\n{shown}"
-        shown += os.read(fd, 65536).decode(errors="replace")
+        shown += os.read(fd, 65536).decode(errors="replace")  # OSError when the last one has closed its end
     return shown
 
 
@@ -395,12 +393,12 @@ def test_ctrl_c_in_a_terminal_is_the_same(world: World) -> None:
 
 
 def test_ctrl_c_twice_leaves_at_once(world: World) -> None:
-    process = held(world, trainer=("--stuck-at", "12"))
+    process = held(world, "--grace-s", "100000", trainer=("--stuck-at", "12"))
     process.signal_group(signal.SIGINT)
     process.wait_for(" Draining ")
     process.signal_group(signal.SIGINT)
 
-    assert process.wait(5.0) == 130
+    assert process.wait() == 130
     known = world.survey()
     assert known.commits[-1].step >= 5
     assert known.done is not None
@@ -541,7 +539,7 @@ def test_a_script_that_is_started_plainly_starts_an_agent_and_leaves_none(world:
     world.wait_until_durable(5)
     killed.signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    world.wait_gone(3.0)
+    world.wait_gone()
     floor = world.survey().commits[-1].step
 
     world.released.touch()
@@ -549,7 +547,7 @@ def test_a_script_that_is_started_plainly_starts_an_agent_and_leaves_none(world:
     again = world.start(*world.tiny(*HOLD), env=settings)
 
     assert again.wait() == 0, again.stderr
-    world.wait_gone(3.0)
+    world.wait_gone()
     assert not world.place.socket.exists()
     assert world.steps_of_curve()[before] == floor + 1
     assert world.survey().finished_at == STEPS
@@ -566,5 +564,5 @@ def test_a_script_that_is_started_again_at_once_takes_over_from_the_agent_that_s
 
     assert again.wait() == 0, again.stderr
     assert killed.wait() == -signal.SIGKILL
-    world.wait_gone(3.0)
+    world.wait_gone()
     world.check_tiny(STEPS)

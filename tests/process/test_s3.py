@@ -20,8 +20,9 @@ import pytest
 
 from harness import cli
 from harness.core.snapshot import SnapshotId
-from tests.support.processes import ROOT, Process, World, steps_said
+from tests.support.process import Process
 from tests.support.s3_server import S3Server
+from tests.support.world import ROOT, World, nobody_left, steps_said
 
 pytestmark = pytest.mark.slow
 STEPS = 20
@@ -40,14 +41,10 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, server: S3Server) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) -> Iterator[World]:
     """The first instance."""
-    made = World(tmp_path, s3=server)
-    try:
+    with nobody_left(request, World(tmp_path, s3=server)) as made:
         yield made
-        made.wait_gone(5.0)
-    finally:
-        made.close()
 
 
 def train(host: World, *options: str | Path, trainer: tuple[str, ...] = (), step_s: float = 0.002) -> Process:
@@ -73,7 +70,7 @@ def finish(host: World, *before: World) -> Process:
 
 def check_finished(world: World, process: Process, *before: World) -> None:
     """It has come to the right end, and nothing is torn."""
-    assert process.wait(60.0) == 0, process.stderr
+    assert process.wait() == 0, process.stderr
     world.check_tiny(STEPS, *before)
     assert world.check_commits()[-1].step == STEPS
     assert world.survey().finished_at == STEPS
@@ -195,7 +192,7 @@ def test_a_run_outlives_every_fault_of_every_call_that_it_makes(world: World, se
     faults = server.fault("slow", "ListObjectsV2", nth=3, delay_s=0.5)
 
     process = train(world, "--read-s", "1", "--keep-last", "1", trainer=HOLD)
-    process.wait_for(" Retired tier=remote ", 60.0)
+    process.wait_for(" Retired tier=remote ")
     world.released.touch()
 
     check_finished(world, process)
@@ -348,7 +345,7 @@ def test_a_bucket_that_vanishes_is_named_training_goes_on_and_what_is_saved_afte
     process.wait_for(" SaveFailed tier=remote [^\n]*the bucket bucket does not exist; create it")
     process.wait_for(r" Published tier=local [^\n]* step=20 ")
     server.bucket_returns()
-    assert process.wait(60.0) == 0, process.stderr
+    assert process.wait() == 0, process.stderr
     world.check_tiny(STEPS)
 
     assert [found.step for found in world.check_commits()] == [20]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.processes import World
+from tests.support.world import World
 
 pytestmark = pytest.mark.slow
 
@@ -55,13 +54,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_agent(world: World) -> None:
     """`harness run ... 2>&1 | head`, or a session that was hung up: saving matters most then."""
     command = shlex.join(str(word) for word in world.harness("run", *world.options(), "--", *world.tiny()))
 
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command} 2>&1 | head -n 1"],
-        env=world.env,
-        cwd=world.root,
-        timeout=60,
-        check=False,
-    )
+    done = world.start("bash", "-c", f"set -o pipefail; {command} 2>&1 | head -n 1")
 
-    assert done.returncode == 0
+    assert done.wait() == 0
     assert world.survey().finished_at == 20

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.snapshot import RunKeys, SnapshotId
-from tests.support.processes import World, steps_said
+from tests.support.world import World, steps_said
 
 pytestmark = pytest.mark.slow
 STEPS = 20

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.support.processes import World
+from tests.support.world import World
 
 pytestmark = pytest.mark.slow
 FAST = ("--back-off-s", "0.05", "--heartbeat-s", "0.2", "--await-s", "0.1", "--look-s", "0.1", "--every-s", "1000")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Process, World, steps_said
+from tests.support.process import Process
 from tests.support.torch_trainer import STEPS
+from tests.support.world import World, steps_said
 
 pytestmark = pytest.mark.slow
 WORKERS = ("0", "2", "persistent")
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "4")
-IMPORT_S = 60.0  # a machine that imports torch for several tests at once
 
 
 def command(world: World, workers: str, *options: str) -> list[str | Path]:
@@ -34,7 +34,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         if workers not in worlds:
             world = worlds[workers] = World(tmp_path_factory.mktemp("unbroken"))
             process = world.run_harness("--every-s", "1000", command=command(world, workers))
-            assert process.wait(IMPORT_S) == 0, process.stderr
+            assert process.wait() == 0, process.stderr
             assert steps_said(process.stderr, "Sealed") == [STEPS]
         return worlds[workers]
 
@@ -55,8 +55,8 @@ def settle(world: World, process: Process) -> None:
     def trainers() -> list[int]:
         return [process.pid, *map(int, re.findall(r" TrainerStarted pid=(\d+)", process.stderr))]
 
-    process.wait_exit(IMPORT_S)
-    world.wait_gone(IMPORT_S, but=is_worker)
+    process.wait_exit()
+    world.wait_gone(but=is_worker)
     world.close()
     process.wait()
 
@@ -74,7 +74,7 @@ def finish(world: World, workers: str) -> Process:
     for _ in range(2):
         floor = world.newest()
         process = world.run_rigged(*FAST, command=command(world, workers))
-        assert process.wait(IMPORT_S) in (0, 75), process.stderr
+        assert process.wait() in (0, 75), process.stderr
         if floor is not None:
             assert steps_said(process.stderr, "Restored")[0] >= floor.step, process.stderr
         if world.final.exists():
@@ -122,7 +122,7 @@ def test_a_training_that_is_interrupted_twice_in_a_row_loses_no_step_and_ends_bi
     expected = unbroken(workers)
     for _ in range(2):
         process = world.run_rigged(*FAST, "--at", "FirstStep:1:terminate", command=command(world, workers))
-        assert process.wait(IMPORT_S) == 75, process.stderr
+        assert process.wait() == 75, process.stderr
         assert world.survey().commits[-1].step == world.steps_of_curve()[-1], process.stderr
     finish(world, workers)
 
@@ -133,7 +133,7 @@ def test_a_training_that_is_interrupted_twice_in_a_row_loses_no_step_and_ends_bi
 def test_saving_draws_no_random_number(world: World, unbroken: Callable[[str], World]) -> None:
     process = world.run_harness("--every-s", "1000", "--every-steps", "1", command=command(world, "2"))
 
-    assert process.wait(IMPORT_S) == 0, process.stderr
+    assert process.wait() == 0, process.stderr
     assert len(steps_said(process.stderr, "Sealed")) > 3
     check_identical(world, unbroken("2"))
 
@@ -144,7 +144,7 @@ def test_sigterm_to_the_whole_group_while_workers_run_loses_no_step(
 ) -> None:
     process = world.run_rigged(*FAST, "--at", "Sealed:1:terminate-group", command=command(world, workers))
 
-    assert process.wait(IMPORT_S) == 75, process.stderr
+    assert process.wait() == 75, process.stderr
     known = world.survey()
     assert known.done is not None
     assert (known.done.outcome, known.done.step) == ("interrupted", world.steps_of_curve()[-1]), process.stderr
@@ -156,11 +156,11 @@ def test_a_notice_in_a_long_phase_leaves_at_a_safe_point_with_the_newest_sealed(
     world: World, unbroken: Callable[[str], World]
 ) -> None:
     process = world.run_harness("--every-steps", "4", command=command(world, "0", "--phase-at", "0"))
-    process.wait_for(" Published ", IMPORT_S)
+    process.wait_for(" Published ")
     world.wait_until(lambda: world.steps_of_curve()[-1] == STEPS // 3, "the phase after the first epoch")
     process.signal(signal.SIGTERM)
 
-    assert process.wait(IMPORT_S) == 75, process.stderr
+    assert process.wait() == 75, process.stderr
     assert world.survey().commits[-1].step == steps_said(process.stderr, "Sealed")[-1]
     world.released.touch()
     finish(world, "0")
@@ -170,7 +170,7 @@ def test_a_notice_in_a_long_phase_leaves_at_a_safe_point_with_the_newest_sealed(
 def test_harness_off_is_inert(world: World, unbroken: Callable[[str], World]) -> None:
     process = world.start(*command(world, "2"), env={"HARNESS": "off"})
 
-    assert process.wait(IMPORT_S) == 0, process.stderr
+    assert process.wait() == 0, process.stderr
     assert process.stderr == ""
     assert not (world.root / ".harness").exists()
     assert sorted(path.name for path in world.root.iterdir()) == ["curve", "final"]

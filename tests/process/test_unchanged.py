@@ -19,9 +19,10 @@ from harness.agent import commit
 from harness.core.snapshot import RunKeys, SnapshotId
 from tests.support.lora_trainer import EVERY
 from tests.support.lora_trainer import STEPS as LORA_STEPS
-from tests.support.processes import Process, World, steps_said
+from tests.support.process import Process
 from tests.support.s3_server import S3Server
 from tests.support.tiny_trainer import STATE_BYTES
+from tests.support.world import World, nobody_left, steps_said
 
 pytestmark = pytest.mark.slow
 STEPS = 20
@@ -30,7 +31,6 @@ WHOLE_BYTES = FROZEN_BYTES + STATE_BYTES
 HOLD = ("--hold-at", "12", "--patient-until", "10", "--frozen-bytes", str(FROZEN_BYTES))
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--await-s", "0.1", "--handover-s", "0.5")
 FIRST, SECOND = SnapshotId(1, 5), SnapshotId(1, 10)
-IMPORT_S = 60.0
 NEVER = Deadline.never()
 
 
@@ -41,14 +41,10 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, server: S3Server) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) -> Iterator[World]:
     """The first instance."""
-    made = World(tmp_path, s3=server)
-    try:
+    with nobody_left(request, World(tmp_path, s3=server)) as made:
         yield made
-        made.wait_gone(5.0)
-    finally:
-        made.close()
 
 
 def received(server: S3Server, snapshot: SnapshotId) -> int:
@@ -65,7 +61,7 @@ def held(host: World, *options: str) -> Process:
 
 def finish(host: World, process: Process, *before: World) -> None:
     host.released.touch()
-    assert process.wait(60.0) == 0, process.stderr
+    assert process.wait() == 0, process.stderr
     host.check_tiny(STEPS, *before)
     assert host.check_commits()[-1].step == STEPS
 
@@ -167,7 +163,7 @@ def test_the_disk_holds_what_did_not_change_once(tmp_path: Path) -> None:
         assert len(frozen) == 2
         assert frozen[0].samefile(frozen[1])
         finish(world, process)
-        world.wait_gone(5.0)
+        world.wait_gone()
     finally:
         world.close()
 
@@ -187,17 +183,17 @@ def test_an_adapter_training_that_is_killed_ends_bit_identical_and_has_sent_its_
     unbroken.root.mkdir()
     try:
         alone = unbroken.run_harness("--every-s", "1000", command=lora(unbroken))
-        assert alone.wait(IMPORT_S) == 0, alone.stderr
+        assert alone.wait() == 0, alone.stderr
     finally:
         unbroken.close()
     every = ("--every-steps", str(EVERY), "--durable-every-s", "0.01", "--keep-last", "9")
 
     first = world.run_rigged(*FAST, *every, "--at", "Published@remote:2:kill-both", command=lora(world))
-    first.wait_exit(IMPORT_S)
+    first.wait_exit()
     world.lose_host()
     host = world.elsewhere()
     second = host.run_rigged(*FAST, *every, command=lora(host))
-    assert second.wait(IMPORT_S) == 0, second.stderr
+    assert second.wait() == 0, second.stderr
 
     assert steps_said(second.stderr, "Restored")[0] >= EVERY
     assert host.final.read_text() == unbroken.final.read_text()

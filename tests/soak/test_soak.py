@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.world import World, nobody_left
+
 SEED = 2026  # the same strikes in the same order; what they meet is this machine's
 
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.timeout(600)
-def test_a_training_that_everything_happens_to_is_bit_identical_and_leaves_nothing_behind() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.soak.driver", "--minutes", "1", "--seed", str(SEED), "--json"],
-        cwd=ROOT,
-        env=os.environ | {"HARNESS": "off", "HARNESS_RUN": "of the caller"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_training_that_everything_happens_to_is_bit_identical_and_leaves_nothing_behind(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with nobody_left(request, World(tmp_path)) as world:
+        done = world.start(
+            *(sys.executable, "-m", "tests.soak.driver", "--minutes", "1", "--seed", str(SEED), "--json"),
+            env={"HARNESS": "off", "HARNESS_RUN": "of the caller"},
+        )
 
-    assert done.returncode == 0, done.stderr
+        assert done.wait() == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["violations"] == []
     assert sum(found["strikes"].values()) >= 3

@@ -30,12 +30,12 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from tests.support.moto_mended import mend
+from tests.support.patience import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBER = "123456789012"  # moto's, of every account that nobody has named
 REGION = "eu-west-1"
 COPY = "/copy-this-account"
-TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Account:
 
     def copy(self) -> Account:
         """Another account that has all that this one has now. Of objects: those below moto's 16 MB of memory."""
-        with urlopen(Request(self.url + COPY, method="POST"), timeout=TIMEOUT_S) as reply:
+        with urlopen(Request(self.url + COPY, method="POST"), timeout=HANG_S) as reply:
             return Account(**json.load(reply))
 
     def end(self) -> None:
@@ -69,7 +69,7 @@ class Account:
         process = os.pidfd_open(self.pid)
         try:
             signal.pidfd_send_signal(process, signal.SIGKILL)
-            assert select.select([process], [], [], TIMEOUT_S)[0], f"{self.pid} does not die"
+            assert select.select([process], [], [], HANG_S)[0], f"{self.pid} does not die"
         finally:
             os.close(process)
 

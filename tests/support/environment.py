@@ -27,6 +27,8 @@ def hide_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name not in SEEN and not name.startswith(SEEN_PREFIXES) and name != "PYTEST_CURRENT_TEST":
             monkeypatch.delenv(name)
+    for name in ("COLUMNS", "LINES"):
+        os.unsetenv(name)  # readline sets them behind Python's back, for every program that is started without `env`
 
 
 def move_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

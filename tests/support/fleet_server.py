@@ -32,8 +32,9 @@ from moto.backends import get_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from tests.support.patience import HANG_S
+
 REGION = "us-east-1"
-HANG_S = 60.0
 LIFECYCLE = ("CompleteLifecycleAction", "RecordLifecycleActionHeartbeat")
 
 Environ = dict[str, Any]

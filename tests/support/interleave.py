@@ -22,9 +22,9 @@ from typing import TypeVar
 from cloud.errors import CloudError, OutcomeUnknown, Unavailable
 from cloud.notice import Deadline
 from cloud.store import ObjectInfo, ObjectStore, Progress, Receipt, Source
+from tests.support.patience import HANG_S
 from tests.support.protocol import KEYS, Crash
 
-HANG_S = 30.0  # an actor that takes longer to reach its next call hangs: the test fails instead of hanging with it
 RETRIES = 9  # that a RetryingStore makes of one call
 _T = TypeVar("_T")
 
@@ -161,7 +161,7 @@ class Actor:
     def _stand(self, call: Call) -> str:
         self.stands_at = call
         self._tests.release()
-        assert self._mine.acquire(timeout=20 * HANG_S), "nobody moves this actor any more"
+        assert self._mine.acquire(timeout=HANG_S), "nobody moves this actor any more"
         return self._fate
 
     def _run(self) -> None:

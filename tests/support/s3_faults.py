@@ -104,8 +104,8 @@ class Faults:
             self._changed.notify_all()
             return struck[0] if struck else None
 
-    def wait_struck(self, fault_id: int, times: int, timeout_s: float) -> None:
-        """Block until a rule has struck so often. Raises TimeoutError."""
+    def wait_struck(self, fault_id: int, times: int, timeout_s: float | None) -> None:
+        """Block until a rule has struck so often; with a limit, raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._struck(fault_id) >= times, timeout_s):
                 struck = self._struck(fault_id)

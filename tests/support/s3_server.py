@@ -49,6 +49,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.support import with_parent
+from tests.support.patience import HANG_S
 from tests.support.s3_bucket import Settings
 from tests.support.s3_connection import CONTROL, Connection
 from tests.support.s3_faults import Fault, Faults
@@ -60,7 +62,6 @@ STEERABLE = frozenset({
     "uploads", "delete_behind", "flip", "bucket_vanishes", "bucket_returns", "calls", "actions", "forget_calls",
     "wait_calls",
 })  # fmt: skip
-JOIN_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -127,12 +128,12 @@ class S3Server:
         self.faults.close()
         with contextlib.suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
-        self._acceptor.join(JOIN_TIMEOUT_S)
+        self._acceptor.join(HANG_S)
         self._listener.close()
         for connection in self._open_connections():
             connection.sever()
         for connection in self._open_connections():
-            connection.thread.join(JOIN_TIMEOUT_S)
+            connection.thread.join(HANG_S)
             assert not connection.thread.is_alive(), "a connection of the S3 server does not end"
 
     # What goes wrong
@@ -150,8 +151,8 @@ class S3Server:
         """Let stalled calls go on."""
         self.faults.release()
 
-    def wait_struck(self, fault_id: int, times: int = 1, timeout_s: float = 30.0) -> None:
-        """Block until a rule has struck so often. Raises TimeoutError."""
+    def wait_struck(self, fault_id: int, times: int = 1, timeout_s: float | None = None) -> None:
+        """Block until a rule has struck so often; with a limit, raises TimeoutError."""
         self.faults.wait_struck(fault_id, times, timeout_s)
 
     def down(self) -> None:
@@ -235,15 +236,14 @@ class S3Server:
         with self._changed:
             self._calls.clear()
 
-    def wait_calls(self, operation: str, count: int = 1, timeout_s: float = 30.0) -> None:
-        """Block until so many calls of an operation were answered. Raises TimeoutError."""
+    def wait_calls(self, operation: str, count: int = 1) -> None:
+        """Block until so many calls of an operation were answered."""
 
         def answered() -> int:
             return sum(call.operation == operation and call.status != 0 for call in self._calls)
 
         with self._changed:
-            if not self._changed.wait_for(lambda: answered() >= count, timeout_s):
-                raise TimeoutError(f"{answered()} answered calls of {operation}, not {count}, within {timeout_s:g} s")
+            self._changed.wait_for(lambda: answered() >= count)
 
     # For connections
 
@@ -318,18 +318,18 @@ def steer(url: str, verb: str, *, timeout_s: float = 60.0, **arguments: Any) -> 
 
 @contextlib.contextmanager
 def serving(*options: str, bucket: str = "bucket") -> Iterator[str]:
-    """A server in a process of its own; its URL."""
-    command = [sys.executable, "-m", "tests.support.s3_server", "--bucket", bucket, *options]
+    """A server in a process of its own, which ends with this one; its URL."""
+    command = with_parent.command(sys.executable, "-m", "tests.support.s3_server", "--bucket", bucket, *options)
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
             url = process.stdout.readline().strip()
-            assert url, f"the S3 server ended with {process.wait(JOIN_TIMEOUT_S)}"
+            assert url, f"the S3 server ended with {process.wait()}"
             yield url
         finally:
             process.terminate()
-            process.wait(JOIN_TIMEOUT_S)
+            process.wait()
 
 
 def main() -> None:

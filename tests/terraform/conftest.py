@@ -11,14 +11,6 @@ from tests.support.applied import Applied, apply_once
 from tests.support.aws_account import Lease
 from tests.support.terraform import Unavailable
 
-TIMEOUT_S = 300.0  # whoever asks first for the applied module waits for the apply
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "applied" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-
 
 @pytest.fixture(scope="session")
 def applied(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Applied]:

@@ -14,7 +14,8 @@ import pytest
 from cloud.metadata_sim import MetadataSimulator
 from tests.support.applied import COMMAND, RUN, Applied
 from tests.support.aws_account import REGION, ROOT
-from tests.support.processes import Process, World
+from tests.support.process import Process
+from tests.support.world import World
 
 pytestmark = pytest.mark.slow
 BOOT_S = 60.0

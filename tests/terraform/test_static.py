@@ -20,7 +20,6 @@ from tests.support.terraform import NO_PROVIDER, PLUGINS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_BEHIND = shutil.ignore_patterns(".terraform", ".terraform.lock.hcl", "*.tfstate*", "*.tfplan", "*.tfvars")
-TIMEOUT_S = 240
 USER_DATA_BYTES = 16384  # EC2's limit, before base64
 ROOM_FOR_A_USER_BYTES = 1500  # of command, settings and setup_command, compressed
 HOSTILE = "what_a_node_is_told_ends_no_quote_and_begins_no_command"  # of tests/choices.tftest.hcl
@@ -28,7 +27,6 @@ COMMAND = "echo \"$HOME\" `id` \\ 'x'"  # what it gives
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(2 * TIMEOUT_S),
     pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed"),
 ]
 
@@ -43,7 +41,6 @@ def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -125,7 +122,6 @@ def node(examined: Examined, tmp_path: Path) -> Path:
         env=os.environ | {"HARNESS_ROOT": str(root)},
         stdout=subprocess.DEVNULL,
         check=True,
-        timeout=60,
     )
     return root
 
@@ -152,7 +148,7 @@ def test_ec2_takes_the_user_data_with_room_for_a_users_own_words(examined: Exami
 def test_the_rendered_user_data_is_clean_shell(examined: Examined, tmp_path: Path) -> None:
     script = tmp_path / "user-data.sh"
     script.write_text(examined.user_data)
-    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -175,7 +171,6 @@ def test_bash_and_systemd_read_in_node_env_what_the_user_wrote(node: Path) -> No
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=60,
     )
 
     assert read.stdout == COMMAND
@@ -191,6 +186,5 @@ def test_user_data_run_again_leaves_the_same(node: Path, tmp_path: Path) -> None
         env=os.environ | {"HARNESS_ROOT": str(node)},
         stdout=subprocess.DEVNULL,
         check=True,
-        timeout=60,
     )
     assert {path: path.read_bytes() for path in node.rglob("*") if path.is_file()} == before

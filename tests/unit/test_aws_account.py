@@ -11,8 +11,8 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from tests.support.aws_account import Account, Lease, open_account
+from tests.support.patience import HANG_S
 
-TIMEOUT_S = 20.0
 pytestmark = pytest.mark.slow
 
 
@@ -69,5 +69,5 @@ def test_an_account_and_its_copies_end_with_the_last_who_holds_the_lease(
     another.release()
 
     for process in processes:
-        assert select.select([process], [], [], TIMEOUT_S)[0], "it lives on"
+        assert select.select([process], [], [], HANG_S)[0], "it lives on"
         os.close(process)

@@ -23,6 +23,7 @@ from harness.agent.stores import open_store
 from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import SnapshotId
 from harness.node.signals import PASSED_ON
+from tests.support.patience import HANG_S
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
 from tests.support.stores import FaultyStore
 
@@ -220,7 +221,7 @@ def test_who_waits_hears_a_word(harness: Run, store: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cli, "_SILENCE_S", 0.0)
     monkeypatch.setattr(cli, "_say", lambda text: (say(text), said.set()))
     found = report.status
-    monkeypatch.setattr(report, "status", lambda settings: found(settings) if said.wait(30) else {})
+    monkeypatch.setattr(report, "status", lambda settings: found(settings) if said.wait(HANG_S) else {})
 
     done = harness("status", "--run", "run")
 
@@ -247,7 +248,7 @@ def test_a_finished_run_is_not_run_again(store: Path, tmp_path: Path) -> None:
     ]
 
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
 
     assert (done.returncode, done.stdout) == (64, "")

@@ -392,7 +392,7 @@ def test_the_command_makes_a_torch_file_and_says_so(store: DirectoryStore, tmp_p
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

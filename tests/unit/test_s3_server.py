@@ -20,11 +20,10 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+from tests.support.patience import HANG_S
 from tests.support.s3_bucket import compute
 from tests.support.s3_certificate import write_certificate
 from tests.support.s3_server import S3Server, Unfinished, serving, steer
-
-TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Answer:
 class Client:
     """Sends what it is told to, and nothing by itself; one connection while it lasts."""
 
-    def __init__(self, server: S3Server, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, server: S3Server, timeout_s: float = HANG_S) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout_s)
 
     def __call__(self, method: str, key: str = "", body: bytes = b"", *, headers: Any = (), **query: Any) -> Answer:
@@ -386,7 +385,7 @@ def test_the_bucket_tells_of_itself(server: S3Server, call: Client) -> None:
 
 def test_a_bucket_in_the_host_name_is_understood(server: S3Server, call: Client) -> None:
     call("PUT", "k", b"data")
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_S)) as connection:
         connection.request("GET", "/k", headers={"Host": f"bucket.localhost:{server.port}"})
         assert connection.getresponse().read() == b"data"
 
@@ -502,10 +501,10 @@ def test_a_rule_ends_with_its_time(server: S3Server, call: Client) -> None:
 def test_an_error_comes_before_a_body_that_waits_for_100_continue(server: S3Server) -> None:
     server.fault("error", "PutObject", status=503, code="SlowDown")
     head = b"PUT /bucket/k HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as sock, sock.makefile("rb") as reader:
+    with socket.create_connection(("127.0.0.1", server.port), HANG_S) as sock, sock.makefile("rb") as reader:
         sock.sendall(head)
         assert reader.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as sock, sock.makefile("rb") as reader:
+    with socket.create_connection(("127.0.0.1", server.port), HANG_S) as sock, sock.makefile("rb") as reader:
         sock.sendall(head)
         assert (reader.readline(), reader.readline()) == (b"HTTP/1.1 100 Continue\r\n", b"\r\n")
         sock.sendall(b"hello")
@@ -548,10 +547,10 @@ def test_a_stalled_call_waits_until_it_is_released(server: S3Server, call: Clien
     thread = threading.Thread(target=lambda: answers.append(call("PUT", "k", b"data")))
     thread.start()
 
-    server.wait_struck(held, timeout_s=TIMEOUT_S)
+    server.wait_struck(held, timeout_s=HANG_S)
     assert (server.contents(), server.calls()[0].status) == ({}, 0)
     server.release()
-    thread.join(TIMEOUT_S)
+    thread.join(HANG_S)
 
     assert [answer.status for answer in answers] == [200]
     assert server.contents() == {"k": b"data"}
@@ -561,9 +560,9 @@ def test_a_stalled_call_waits_until_it_is_released(server: S3Server, call: Clien
 def test_a_server_that_closes_ends_stalled_calls_without_a_reply(at: str) -> None:
     with S3Server() as server:
         held = server.fault("stall", "PutObject", at=at)
-        with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as sock:
+        with socket.create_connection(("127.0.0.1", server.port), HANG_S) as sock:
             sock.sendall(b"PUT /bucket/k HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\ndata")
-            server.wait_struck(held, timeout_s=TIMEOUT_S)
+            server.wait_struck(held, timeout_s=HANG_S)
             server.close()
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1) == b""
@@ -682,7 +681,7 @@ def test_a_setting_that_does_not_exist_is_refused(server: S3Server) -> None:
 def test_another_process_steers_by_the_same_names(server: S3Server, call: Client) -> None:
     fault_id = steer(server.url, "fault", kind="error", operations=["PutObject"], status=503, code="SlowDown")
     assert call("PUT", "k", b"x").code == "SlowDown"
-    steer(server.url, "wait_struck", fault_id=fault_id, timeout_s=TIMEOUT_S)
+    steer(server.url, "wait_struck", fault_id=fault_id, timeout_s=HANG_S)
     steer(server.url, "down")
     steer(server.url, "up")
     with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):

@@ -61,7 +61,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(directory)},
         check=True,
         capture_output=True,
-        timeout=50,
     )
     return directory
 

@@ -13,6 +13,7 @@ from harness.agent import journal as module
 from harness.agent.journal import Journal
 from harness.core import events
 from harness.core.snapshot import RunKeys
+from tests.support.patience import HANG_S
 from tests.support.protocol import FOREVER
 from tests.support.stores import FaultyStore, RecordingStore
 
@@ -72,7 +73,7 @@ def test_a_segment_is_put_once_and_the_next_one_has_the_next_number() -> None:
     journal.start(seen)  # type: ignore[arg-type]
     journal.emit(due("first"))
     journal.flush()
-    assert seen.reached.wait(10)
+    assert seen.reached.wait(HANG_S)
     journal.emit(due("second"))
     journal.close()
 
@@ -114,7 +115,7 @@ def test_a_quiet_journal_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     store, journal = MemoryStore(), make()
     seen = Seen(store, 2)
     journal.start(seen)  # type: ignore[arg-type]
-    assert seen.reached.wait(10)
+    assert seen.reached.wait(HANG_S)
     journal.close()
 
     assert {line.body for line in lines(store)} == {events.Heartbeat(step=3)}
@@ -159,7 +160,7 @@ def test_lines_of_many_threads_are_all_there_and_each_is_whole() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(HANG_S)
     journal.close()
 
     reasons = [line.body.reason for line in lines(store) if isinstance(line.body, events.Due)]

@@ -3,9 +3,9 @@ tests/process/test_handover.py."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,9 @@ from harness.core import events
 from harness.core.manifest import FORMAT, Claim, encode
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
+from tests.support.patience import telling
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content
 from tests.support.stores import FaultyStore
-
-WAIT_S = 10.0
 
 
 class Gate(MemoryStore):
@@ -87,13 +86,10 @@ class Scene:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Run what the threads post."""
-        give_up_at = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < give_up_at, self.heard
-            try:
-                self.posts.get(timeout=0.01)()
-            except queue.Empty:
-                continue
+        with telling(lambda: self.heard):
+            while not condition():
+                with contextlib.suppress(queue.Empty):
+                    self.posts.get(timeout=0.01)()
 
     def found(self) -> bool:
         return self.origin.finding is not Finding.PENDING

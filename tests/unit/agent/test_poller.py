@@ -11,6 +11,7 @@ from harness.agent import poller as module
 from harness.agent.poller import Poller
 from harness.core import events
 from tests.support.clock import FakeClock
+from tests.support.patience import HANG_S
 
 SPOT = Notice("spot-1", NoticeKind.INTERRUPT, "ec2 spot", None)
 OTHER = Notice("spot-2", NoticeKind.INTERRUPT, "ec2 spot", None)
@@ -179,7 +180,7 @@ def test_a_bug_in_a_source_ends_the_agent_loudly() -> None:
     scene = Scene(source)
     scene.poller._fatal = lambda bug: ended.set()
 
-    assert running(scene, lambda: ended.wait(10))
+    assert running(scene, lambda: ended.wait(HANG_S))
 
 
 def test_a_signal_that_comes_during_a_turn_is_asked_about_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,4 +198,4 @@ def test_a_signal_that_comes_during_a_turn_is_asked_about_at_once(monkeypatch: p
 
     scene = Scene(Woken())
 
-    assert running(scene, lambda: again.wait(3))
+    assert running(scene, lambda: again.wait(HANG_S))

@@ -56,7 +56,7 @@ def store(settings: Settings) -> ObjectStore:
 
 
 def tree(settings: Settings) -> dict[str, bytes]:
-    roots = [Path(location) for location in (settings.store, settings.local or "")]
+    roots = [Path(location) for location in (settings.store, settings.local) if location]
     return {str(path): path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()}
 
 

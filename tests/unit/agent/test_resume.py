@@ -42,6 +42,7 @@ from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace, SnapshotCorrupt
 from harness.ipc import pages
 from harness.ipc.slots import Slot, place_shards
+from tests.support.patience import HANG_S
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content, Fault, ProtocolStore
 
 FIRST, SECOND, THIRD = SnapshotId(1, 10), SnapshotId(1, 20), SnapshotId(2, 15)
@@ -391,7 +392,7 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
     )  # fmt: skip
     start.begin()
 
-    assert answered.wait(10)
+    assert answered.wait(HANG_S)
     assert start.finding is origin.Finding.FAILED
     assert "--fresh" in " ".join(said)
 
@@ -416,7 +417,7 @@ class Together(DirectoryStore):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.together = threading.Barrier(READS, timeout=10.0)
+        self.together = threading.Barrier(READS, timeout=HANG_S)
         self.into: list[memoryview] = []
 
     def get(self, key: str, into: memoryview, **options: Any) -> None:
@@ -467,7 +468,7 @@ def test_a_read_waits_for_the_memory_that_it_goes_to(disk: Together) -> None:
     steps = queue.Queue[int]()
 
     def making() -> Generator[int]:
-        while (end := steps.get(timeout=10.0)) < reached:
+        while (end := steps.get(timeout=HANG_S)) < reached:
             yield end
         yield end
 
@@ -485,9 +486,9 @@ def test_a_read_waits_for_the_memory_that_it_goes_to(disk: Together) -> None:
         fetching = pool.submit(_fetch_shard, disk, "run/shard", ENTRY, slot, SPAN, ahead, _Stopwatch(), FOREVER)
         assert not begun.wait(0.05)
         steps.put(SPAN.offset + READS * CHUNK)
-        assert begun.wait(10.0)
+        assert begun.wait(HANG_S)
         steps.put(reached)
-        assert format_crc(fetching.result(10.0)) == ENTRY.crc64nvme
+        assert format_crc(fetching.result(HANG_S)) == ENTRY.crc64nvme
         ahead.wait()
         disk.into.clear()
 

@@ -21,6 +21,7 @@ from harness.agent.tier import LocalSnapshot, SealedSlot
 from harness.config import Settings
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
+from tests.support.patience import HANG_S
 from tests.support.protocol import KEYS, RUN_ID, SLOT_BYTES, Content
 
 
@@ -53,7 +54,7 @@ class Scene:
     def until(self, condition: Callable[[], bool]) -> None:
         """Run what the tiers post."""
         while not condition():
-            self.posts.get(timeout=10)()
+            self.posts.get(timeout=HANG_S)()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from harness.core.manifest import Manifest
 from harness.core.rate import Rate
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
+from tests.support.patience import HANG_S, telling
 from tests.support.priority import LAST, ORDINARY, priority
 from tests.support.protocol import (
     FOREVER,
@@ -36,8 +36,6 @@ from tests.support.protocol import (
     ProtocolStore,
 )
 from tests.support.stores import FaultyStore, RecordingStore
-
-WAIT_S = 10.0
 
 
 @pytest.fixture(autouse=True)
@@ -86,10 +84,8 @@ class Scene:
             self.changed.notify_all()
 
     def until(self, seen: Callable[[list[Any]], bool]) -> None:
-        give_up_at = time.monotonic() + WAIT_S
-        with self.changed:
+        with self.changed, telling(lambda: self.told):
             while not seen(self.told):
-                assert time.monotonic() < give_up_at, self.told
                 self.changed.wait(0.01)  # what is waited for may be the store's, which tells nobody
 
     def until_event(self, kind: type[events.Event], count: int = 1) -> Any:
@@ -104,7 +100,7 @@ class Scene:
         return SealedSlot(0, slot, content.record(), self.generation, 0.0)
 
     def close(self) -> None:
-        self.tier.close(WAIT_S)
+        self.tier.close(HANG_S)
         for slot in self.slots:
             slot.close()
 
@@ -138,7 +134,7 @@ class Gate:
 
     def put(self, *args: Any, **options: Any) -> Any:
         self.reached.set()
-        assert self.opened.wait(WAIT_S)
+        assert self.opened.wait(HANG_S)
         return self.store.put(*args, **options)
 
 
@@ -154,7 +150,7 @@ class Watched:
 
     def put(self, *args: Any, **options: Any) -> Any:
         pool = Pool(1, "test-put")
-        self.put_at.append(pool.submit(priority).result(WAIT_S))
+        self.put_at.append(pool.submit(priority).result(HANG_S))
         pool.shutdown()
         return self.store.put(*args, **options)
 
@@ -200,7 +196,7 @@ def test_a_newer_job_replaces_one_that_waits(scenes: Callable[..., Scene]) -> No
     gate = Gate(MemoryStore())
     scene = scenes(gate)
     scene.tier.submit(scene.sealed(10))
-    assert gate.reached.wait(WAIT_S)
+    assert gate.reached.wait(HANG_S)
     scene.tier.submit(scene.sealed(20))
     scene.tier.submit(scene.sealed(30))
     assert ("released", 20) in scene.told
@@ -466,7 +462,7 @@ def test_saving_and_verifying_leave_the_machine_to_the_training_loop_until_somet
 def test_after_a_notice_saving_is_urgent_for_good(scenes: Callable[..., Scene]) -> None:
     store = Watched(MemoryStore())
     scene = scenes(store)
-    scene.tier.drain(Deadline.after(WAIT_S))
+    scene.tier.drain(Deadline.after(HANG_S))
     scene.tier.press(False)
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: ("released", 10) in told)
@@ -485,12 +481,12 @@ def test_closing_tells_whether_something_may_still_be_committed(scenes: Callable
     gate = Gate(MemoryStore())
     scene = scenes(gate)
     scene.tier.submit(scene.sealed(10))
-    assert gate.reached.wait(WAIT_S)
+    assert gate.reached.wait(HANG_S)
 
     assert not scene.tier.close(0.0)
 
     gate.opened.set()
-    assert scene.tier.close(WAIT_S)
+    assert scene.tier.close(HANG_S)
 
 
 def test_a_snapshot_that_takes_longer_than_one_call_may_is_published_all_the_same(
@@ -536,7 +532,7 @@ def test_a_notice_makes_an_upload_give_way_to_one_that_waits_already(scenes: Cal
 def test_waiting_for_the_claim_is_not_the_network_s_fault(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier, "LONGEST_RETRY_S", WAIT_S)
+    monkeypatch.setattr(tier, "LONGEST_RETRY_S", HANG_S)
     scene = scenes(MemoryStore(), claimed=False)
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: scene.tier.bytes_left is not None and scene.tier._current is not None)
@@ -981,7 +977,7 @@ def test_what_is_copied_does_not_count_as_left_to_send(scenes: Callable[..., Sce
     gate.reached.clear()
 
     scene.tier.submit(scene.sealed(20, frozen=True))
-    assert gate.reached.wait(WAIT_S)
+    assert gate.reached.wait(HANG_S)
 
     assert scene.tier.bytes_left == SHARD_BYTES[1]
     gate.opened.set()

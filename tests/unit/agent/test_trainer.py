@@ -18,6 +18,7 @@ from harness.config import Settings
 from harness.errors import NoSpace
 from harness.ipc.channel import Message
 from harness.ipc.slots import Slot
+from tests.support.patience import HANG_S
 from tests.support.protocol import SLOT_BYTES
 
 
@@ -74,7 +75,7 @@ class Memory:
     def _make(self, size: int, count: int, disk: Path | None, *, beside: int = 0) -> list[Slot]:
         self.sizes.append(size)
         self.asked.set()
-        if not self.may.acquire(timeout=10.0):
+        if not self.may.acquire(timeout=HANG_S):
             raise NoSpace("nobody let it")
         return self._real(size, count, disk, beside=beside)
 
@@ -83,7 +84,7 @@ def making(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Told]
     """A trainer has told a layout, and its slots are being made."""
     slow, told = Memory(monkeypatch), connect(agent.trainer)
     lay_out(agent, told, 1)
-    assert slow.asked.wait(10.0)
+    assert slow.asked.wait(HANG_S)
     return slow, told
 
 

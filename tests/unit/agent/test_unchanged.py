@@ -14,6 +14,7 @@ from harness.agent import unchanged
 from harness.agent.unchanged import Unchanged, Wanted
 from harness.core.manifest import Manifest, Part, ShardEntry
 from harness.core.policy import LOOKS_EVERY, LOOKS_IN_VAIN
+from tests.support.patience import HANG_S
 from tests.support.protocol import FOREVER, KEYS
 from tests.support.stores import FaultyStore
 
@@ -215,7 +216,7 @@ def test_a_first_copy_is_made_alone_and_then_several_at_once() -> None:
     class Meets(MemoryStore):
         def copy(self, *args: Any, **options: Any) -> None:
             if first.is_set():
-                together.wait(10.0)
+                together.wait(HANG_S)
             first.set()
             super().copy(*args, **options)
 

@@ -21,9 +21,9 @@ from cloud.filesystem import FileSystem
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, Receipt
 from tests.support.clock import FakeClock
+from tests.support.patience import HANG_S
 
 NEVER = Deadline.never()
-WAIT_S = 30.0
 SMALLEST = LEAST_BYTES + 7
 PATTERN = random.Random(1).randbytes(1024 * 1024 + 7)
 
@@ -332,7 +332,7 @@ class Holding(Disk):
         with self._lock:
             self.writing += 1
         if offset:
-            assert self.let_go.wait(WAIT_S)
+            assert self.let_go.wait(HANG_S)
         count = os.pwrite(fd, data, offset)
         with self._lock:
             self.writing -= 1
@@ -360,10 +360,10 @@ def test_when_a_put_was_given_up_nobody_writes_the_file_or_reads_the_slot_any_mo
 
     thread = threading.Thread(target=put_and_tell)
     thread.start()
-    assert raised.wait(WAIT_S)
+    assert raised.wait(HANG_S)
     assert ended == []  # two writes are held, and it waits for them
     disk.let_go.set()
-    thread.join(WAIT_S)
+    thread.join(HANG_S)
 
     assert len(ended) == 1
     assert disk.writing == 0
@@ -592,7 +592,7 @@ def test_several_may_write_and_read_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(HANG_S)
 
     assert failed == []
     assert keys(store) == ["run/0", "run/1", "run/2"]

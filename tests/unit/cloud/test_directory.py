@@ -31,6 +31,7 @@ from cloud.retry import RetryingStore
 from cloud.store import CHUNK_BYTES, Receipt
 from tests.support.clock import FakeClock
 from tests.support.failing_disk import failing_disk
+from tests.support.patience import HANG_S
 
 ROOT = Path(__file__).parents[3]
 NEVER = Deadline.never()
@@ -433,7 +434,7 @@ def test_one_of_many_processes_wins_a_key(tmp_path: Path) -> None:
         assert racer.stdin is not None
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    won = [{int(line) for line in racer.communicate(timeout=50)[0].split()} for racer in racers]
+    won = [{int(line) for line in racer.communicate()[0].split()} for racer in racers]
 
     assert sorted(race for races in won for race in races) == list(range(50))
     for number, races in enumerate(won):
@@ -454,7 +455,7 @@ def test_what_a_killed_writer_left_is_invisible_and_swept_and_a_living_ones_is_n
     assert hidden(tmp_path) == [".reserve", ".tmp"]
 
     writer.send_signal(signal.SIGKILL)
-    writer.wait(timeout=30)
+    writer.wait(timeout=HANG_S)
     writer.stdin.close()
     writer.stdout.close()
 

@@ -662,4 +662,4 @@ def test_a_group_that_may_not_be_described_is_a_fleet_with_a_warning(server: Fle
 def test_importing_it_costs_no_boto3() -> None:
     script = "import sys, cloud.fleet; sys.exit(any(name in sys.modules for name in ('boto3', 'botocore', 'requests')))"
 
-    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=30, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0

@@ -11,6 +11,7 @@ import pytest
 
 from cloud.metadata_sim import MetadataSimulator, steer
 from tests.support.clock import FakeClock
+from tests.support.patience import HANG_S
 
 TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 TOKEN = "X-aws-ec2-metadata-token"
@@ -56,7 +57,7 @@ def simulator(clock: FakeClock, wall: Wall) -> Iterator[MetadataSimulator]:
 def ask(
     simulator: MetadataSimulator, method: str, path: str, headers: dict[str, str]
 ) -> tuple[int, str, http.client.HTTPMessage]:
-    connection = http.client.HTTPConnection(simulator.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(simulator.url.removeprefix("http://"), timeout=HANG_S)
     try:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -220,7 +221,7 @@ def test_nobody_to_steer_is_an_oserror(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stopping_waits_for_no_client(simulator: MetadataSimulator) -> None:
-    connection = http.client.HTTPConnection(simulator.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(simulator.url.removeprefix("http://"), timeout=HANG_S)
     connection.request("GET", "/sim/state")
     connection.getresponse().read()
 

@@ -19,10 +19,9 @@ from cloud.s3_probe import Quirks
 from cloud.s3_transfer import Pace
 from cloud.store import CHUNK_BYTES
 from tests.support.clock import FakeClock
+from tests.support.patience import HANG_S
 from tests.support.s3_account import DATA, KEY, NEVER, PART_BYTES, open_store, put, random_bytes, use_account
 from tests.support.s3_server import S3Server
-
-WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +160,7 @@ def test_a_part_that_hangs_holds_nobody_beyond_the_deadline(server: S3Server, ba
 def test_a_request_far_behind_its_siblings_is_tried_again(
     server: S3Server, bare: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud.s3_client.READ_S", 10 * WAIT_S)  # then nothing but the pace ends a request that hangs
+    monkeypatch.setattr("cloud.s3_client.READ_S", 10 * HANG_S)  # then nothing but the pace ends a request that hangs
     monkeypatch.setattr(Pace, "AT_LEAST_S", 0.3)
     monkeypatch.setattr(Pace, "LARGE_BYTES", 1024)
     monkeypatch.setattr(Pace, "SAMPLES", 3)
@@ -251,7 +250,7 @@ def test_every_object_is_encrypted_as_was_asked(server: S3Server) -> None:
         store.put_if_absent("claim", b"x", deadline=NEVER)
 
     for key in ("a", "small", "claim"):
-        headers = requests.head(f"{server.url}/bucket/runs/{key}", timeout=WAIT_S).headers
+        headers = requests.head(f"{server.url}/bucket/runs/{key}", timeout=HANG_S).headers
         assert headers["x-amz-server-side-encryption"] == "aws:kms"
         assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "key-1"
 

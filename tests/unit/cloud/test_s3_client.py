@@ -326,7 +326,7 @@ def test_boto3_is_loaded_by_the_first_call_and_not_before() -> None:
         "import sys; from cloud.s3 import S3Store; S3Store('s3://bucket').close(); print('botocore' in sys.modules)"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
 
     assert done.stdout.strip() == "False", done.stderr
 

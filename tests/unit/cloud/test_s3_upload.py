@@ -18,10 +18,9 @@ from cloud.retry import RetryingStore
 from cloud.s3 import S3Options, S3Store
 from cloud.store import CHUNK_BYTES, Receipt
 from tests.support.clock import FakeClock
+from tests.support.patience import HANG_S
 from tests.support.s3_account import DATA, KEY, NEVER, PART_BYTES, PARTS, STREAMS, open_store, put, use_account
 from tests.support.s3_server import S3Server
-
-WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -309,7 +308,7 @@ def test_what_was_begun_under_another_encryption_does_not_stay(server: S3Server)
         put(RetryingStore(bare, sleep=FakeClock().sleep))
 
         assert bare.unfinished("", deadline=NEVER) == []
-    headers = requests.head(f"{server.url}/bucket/{KEY}", timeout=30.0).headers
+    headers = requests.head(f"{server.url}/bucket/{KEY}", timeout=HANG_S).headers
     assert headers["x-amz-server-side-encryption"] == "aws:kms"
     assert server.contents() == {KEY: DATA}
 
@@ -337,14 +336,14 @@ def test_no_part_is_begun_while_progress_blocks(server: S3Server, bare: S3Store)
     let_go = threading.Event()
 
     def progress(_: int) -> None:
-        assert let_go.wait(WAIT_S)
+        assert let_go.wait(HANG_S)
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(bare.put, "a", memoryview(DATA), deadline=NEVER, progress=progress)
         server.wait_calls("UploadPart", STREAMS)
         begun = count(server, "UploadPart")
         let_go.set()
-        done.result(WAIT_S)
+        done.result(HANG_S)
 
     assert begun == STREAMS
 

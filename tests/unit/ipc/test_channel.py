@@ -23,6 +23,7 @@ from harness.ipc.channel import (
     peer_pid,
     pidfd_dead,
 )
+from tests.support.patience import HANG_S
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_two_threads_that_send_do_not_interleave(pair: tuple[Channel, Channel]) 
         thread.start()
     got = [pair[1].receive() for _ in range(20)]
     for thread in threads:
-        thread.join(10)
+        thread.join(HANG_S)
 
     for name in "ab":
         assert [message["number"] for message in got if message.type == name] == list(range(10))
@@ -176,7 +177,7 @@ def test_garbage_is_a_closed_channel_and_no_crash(pair: tuple[Channel, Channel],
     with pytest.raises(ChannelClosed):
         pair[1].receive()
 
-    sender.join(10)
+    sender.join(HANG_S)
 
 
 def test_descriptors_of_a_message_that_is_refused_are_closed(pair: tuple[Channel, Channel]) -> None:
@@ -283,7 +284,7 @@ def test_a_pidfd_tells_a_live_process_from_a_dead_one() -> None:
     assert not pidfd_dead(pidfd)
 
     process.kill()
-    process.wait(10)
+    process.wait(HANG_S)
     process.communicate()
 
     assert pidfd_dead(pidfd)

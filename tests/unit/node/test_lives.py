@@ -148,7 +148,6 @@ def test_the_trainer_of_a_dead_agent_is_found_and_reaped_and_its_daemons_are_not
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=50,
         start_new_session=True,
     )
 

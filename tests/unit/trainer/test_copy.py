@@ -14,6 +14,7 @@ from harness.ipc.slots import Slot, place_shards, slot_bytes
 from harness.ipc.window import Window
 from harness.trainer import copy
 from harness.trainer.copy import DTYPE_NAMES, TORCH_DTYPES, copy_into, copy_through, views
+from tests.support.patience import HANG_S
 
 
 def random_bits(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -201,12 +202,12 @@ def test_an_interrupted_copy_leaves_nobody_behind_who_still_writes(monkeypatch: 
 
     def memmove(to: int, from_: int, size: int) -> None:
         if threading.current_thread() is threading.main_thread():
-            assert begun.wait(30)
+            assert begun.wait(HANG_S)
             interrupted.set()
             raise KeyboardInterrupt
         by_others.append(to)
         begun.set()
-        assert interrupted.wait(30)
+        assert interrupted.wait(HANG_S)
 
     monkeypatch.setattr(copy, "_PIECE_BYTES", 100_003)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -215,7 +216,7 @@ def test_an_interrupted_copy_leaves_nobody_behind_who_still_writes(monkeypatch: 
         copy_into({"a": torch.zeros(1_000_000)}, {"a": torch.ones(1_000_000)})
     for thread in threading.enumerate():
         if thread.name.startswith("harness-copy"):
-            thread.join(30)
+            thread.join(HANG_S)
 
     assert len(by_others) == 1
 

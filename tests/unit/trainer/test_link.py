@@ -18,8 +18,7 @@ from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, Message
 from harness.ipc.slots import ControlPage, Slot, SlotRecord, Word
 from harness.trainer.link import Link
-
-WAIT_S = 30.0
+from tests.support.patience import HANG_S
 
 
 class Agents:
@@ -67,10 +66,10 @@ class Agents:
         """Whatever a test has left open."""
         for link in self._links:
             link.close()
-            link._thread.join(WAIT_S)
+            link._thread.join(HANG_S)
             link.close_in_child()  # its descriptors are this process's
         for thread in self._threads:
-            thread.join(WAIT_S)
+            thread.join(HANG_S)
         for channel in self.greeted:
             channel.close()
         self._listener.close()
@@ -119,7 +118,7 @@ def test_an_agent_that_could_not_be_started_is_not_the_last_word(
 
     agents.greeted[0].close()  # it dies
 
-    assert replaced.wait(WAIT_S)
+    assert replaced.wait(HANG_S)
     assert not link.gone
     assert len(patience) == 3
     assert min(patience) >= 45.0
@@ -133,7 +132,7 @@ def test_an_agent_that_dies_before_it_has_found_anything_is_forgotten(
     link = agents.connect(sequence=5)
 
     agents.greeted[0].close()
-    assert replaced.wait(WAIT_S)
+    assert replaced.wait(HANG_S)
     agents.find_nothing()
 
     assert link.wait_ready() is None
@@ -154,7 +153,7 @@ def test_from_the_resume_point_on_another_agent_goes_on_with_what_the_dead_one_h
     page = link.page
 
     agents.greeted[0].close()
-    assert replaced.wait(WAIT_S)
+    assert replaced.wait(HANG_S)
 
     assert agents.hellos[1]["life"] == {"number": 1}
     assert link.page is page
@@ -169,7 +168,7 @@ def test_the_last_word_waits_for_the_agent_that_is_just_taken_on_and_hears_what_
 
     def start_agent(*arguments: Any, wait_s: float) -> Channel:
         starting.set()
-        assert go_on.wait(WAIT_S)
+        assert go_on.wait(HANG_S)
         return agents.start(*arguments, wait_s=wait_s)
 
     monkeypatch.setattr("harness.trainer.link.ipc.start_agent", start_agent)
@@ -177,7 +176,7 @@ def test_the_last_word_waits_for_the_agent_that_is_just_taken_on_and_hears_what_
     agents.find_nothing()
     link.wait_ready()
     agents.greeted[0].close()
-    assert starting.wait(WAIT_S)
+    assert starting.wait(HANG_S)
     link.send("finished", repeat=True, step=9)
 
     threading.Timer(0.2, go_on.set).start()
@@ -244,9 +243,9 @@ def test_a_forked_worker_keeps_no_slot_s_memory(agents: Agents) -> None:
             agents.greeted[0].send("resume-ready", [slot.fd], **fields)
             link.wait_ready()
         else:
-            link.ask_slots(8 << 20, lambda _: (mapping.set(), go_on.wait(WAIT_S)))
+            link.ask_slots(8 << 20, lambda _: (mapping.set(), go_on.wait(HANG_S)))
             agents.greeted[0].send("slots", [slot.fd], indexes=[0], number=1)
-            assert mapping.wait(WAIT_S)
+            assert mapping.wait(HANG_S)
         slot.close()
     try:
         assert slots_of_a_fork(link) == others

@@ -38,6 +38,7 @@ from tests.support.loaders import (
     seed_all,
     train,
 )
+from tests.support.patience import HANG_S
 
 BETWEEN_EPOCHS = BATCHES + 1
 STOPS = [(epoch, handed) for epoch in (0, 1) for handed in (0, 1, 3, BATCHES, BETWEEN_EPOCHS)]
@@ -301,8 +302,8 @@ def test_workers_survive_the_first_sigterm_and_any_sigint_and_no_second_sigterm(
     assert all(worker.is_alive() for worker in workers)
     with contextlib.suppress(RuntimeError):  # torch's handler of SIGCHLD may say so before join does
         os.kill(workers[0].pid, signal.SIGTERM)
-        workers[0].join(20)
-    workers[0].join(20)
+        workers[0].join(HANG_S)
+    workers[0].join(HANG_S)
     assert workers[0].exitcode == -signal.SIGTERM
 
 
@@ -334,7 +335,6 @@ def test_a_trainer_with_workers_alive_exits_at_once(signalled: bool) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=50,
         start_new_session=True,
     )
     assert (done.returncode, done.stderr) == (75, "")

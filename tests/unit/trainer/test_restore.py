@@ -17,6 +17,7 @@ from harness.trainer.copy import Pair
 from harness.trainer.copy_out import copy_out, through_pinned
 from harness.trainer.restore import restore
 from harness.trainer.state import capture
+from tests.support.patience import HANG_S
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def check(copied: list[Pair]) -> None:
 @pytest.mark.usefixtures("one_torch_thread", "small_pieces")
 def test_every_tensor_arrives_bit_for_bit_through_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
-    both = threading.Barrier(2, timeout=10.0)
+    both = threading.Barrier(2, timeout=HANG_S)
     real = ctypes.memmove
 
     def noting(*block: int) -> None:

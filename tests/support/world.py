@@ -1,7 +1,7 @@
-"""Real processes for tests: started in a world of their own, heard line by line, and gone at the end.
+"""A world for a test: a store, a local tier, a trainer's output, and every process that is started in it.
 
-Owns starting, listening, waiting and cleaning up; knows only so much of the harness as finds its store and socket.
-Every wait has a time-out and waits *for* something: a line, an exit, the last process of the world.
+Owns where things are, looking at them, and that nobody is left at the end; knows only so much of the harness as finds
+its store and socket.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import functools
 import os
 import re
 import secrets
-import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+import pytest
 
 from cloud.directory import DirectoryStore
 from cloud.memory import MemoryStore
@@ -31,109 +30,13 @@ from harness.agent import commit
 from harness.config import resolve
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.ipc.channel import RunPlace
+from tests.support.failed_tests import has_failed
+from tests.support.process import Process, kill, wait_ended
 from tests.support.s3_server import S3Server
 from tests.support.tiny_trainer import STATE_BYTES, advance, digest
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 20.0  # a machine that is busy; nothing here takes more than a few seconds on an idle one
 _MARK = "TEST_WORLD"
-
-
-class Process:
-    """One command, with what it prints so far. Its output ends when everybody who inherited it has ended."""
-
-    def __init__(
-        self,
-        arguments: Sequence[str | Path],
-        *,
-        cwd: Path,
-        env: Mapping[str, str],
-        stdin: int | IO[bytes] | None = None,
-    ) -> None:
-        """Start it, in a session of its own."""
-        self._changed = threading.Condition()
-        self._text: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        self._process = subprocess.Popen(
-            list(arguments),
-            cwd=cwd,
-            env=dict(env),
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-        self._readers = [
-            threading.Thread(target=self._read, args=(name, pipe), daemon=True)
-            for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr))
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    @property
-    def stdout(self) -> bytes:
-        """What it wrote so far."""
-        with self._changed:
-            return bytes(self._text["stdout"])
-
-    @property
-    def stderr(self) -> str:
-        """What it, and the harness, wrote so far."""
-        with self._changed:
-            return self._text["stderr"].decode(errors="replace")
-
-    @property
-    def input(self) -> IO[bytes]:
-        """Its stdin, where that is a pipe."""
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    def wait_for(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
-        """The first match of `pattern` in stderr, now or later."""
-        with self._changed:
-            give_up_at = time.monotonic() + timeout_s
-            while True:
-                text = self._text["stderr"].decode(errors="replace")
-                if (found := re.search(pattern, text)) is not None:
-                    return found
-                left_s = give_up_at - time.monotonic()
-                ended = not any(reader.is_alive() for reader in self._readers)
-                if left_s <= 0 or ended:
-                    raise AssertionError(f"never said: {pattern}\n{text}")
-                self._changed.wait(min(left_s, 0.5))
-
-    def signal(self, signum: int) -> None:
-        """Signal this process alone."""
-        os.kill(self.pid, signum)
-
-    def signal_group(self, signum: int) -> None:
-        """Signal everybody in its process group, as a terminal, a shell or a container does."""
-        os.killpg(self.pid, signum)
-
-    def wait_exit(self, timeout_s: float = WAIT_S) -> int:
-        """Its own exit code."""
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still runs after {timeout_s:g} s:\n{self.stderr}") from None
-
-    def wait(self, timeout_s: float = WAIT_S) -> int:
-        """Its exit code, once everybody who inherited its output has ended as well."""
-        give_up_at = time.monotonic() + timeout_s
-        code = self.wait_exit(timeout_s)
-        for reader in self._readers:
-            reader.join(max(0.0, give_up_at - time.monotonic()))
-            assert not reader.is_alive(), f"somebody lives on:\n{self.stderr}"
-        return code
-
-    def _read(self, name: str, pipe: IO[bytes]) -> None:
-        with pipe:
-            while data := os.read(pipe.fileno(), 65536):
-                with self._changed:
-                    self._text[name] += data
-                    self._changed.notify_all()
-        with self._changed:
-            self._changed.notify_all()
 
 
 class World:
@@ -152,6 +55,7 @@ class World:
         self.store, self.local = root / "store", root / "local"
         self.curve, self.final, self.released = root / "curve", root / "final", root / "released"
         self.hosts: list[World] = []
+        self._started: list[Process] = []
         self._runtime_dir: Path | None = None
         self._mark = secrets.token_hex(8)
 
@@ -198,7 +102,9 @@ class World:
         cwd: Path | None = None,
     ) -> Process:
         """Start any command here."""
-        return Process(arguments, cwd=cwd or self.root, env={**self.env, **(env or {})}, stdin=stdin)
+        made = Process(arguments, cwd=cwd or self.root, env={**self.env, **(env or {})}, stdin=stdin)
+        self._started.append(made)
+        return made
 
     def harness(self, *arguments: str | Path) -> list[str | Path]:
         """The `harness` command."""
@@ -243,29 +149,31 @@ class World:
 
     def survey(self) -> commit.Survey:
         """What the store knows of the run."""
-        return commit.survey(self.opened(), RunKeys(self.run), Deadline.after(10.0))
+        return commit.survey(self.opened(), RunKeys(self.run), Deadline.never())
 
     def check_commits(self) -> list[SnapshotId]:
         """No commit is torn: every shard of every manifest is there, byte for byte. The usable ones, oldest first."""
         store, keys = self.opened(), RunKeys(self.run)
         usable = self.survey().commits
         for snapshot in usable:
-            manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(10.0))
-            commit.verify(store, keys, manifest, Deadline.after(10.0))
+            manifest = commit.read_manifest(store, keys, snapshot, Deadline.never())
+            commit.verify(store, keys, manifest, Deadline.never())
         return list(usable)
 
     def newest(self) -> SnapshotId | None:
         """The newest committed snapshot of all tiers that is not quarantined."""
         found = list(self.survey().commits)
         if self.local.is_dir():
-            found += commit.survey(DirectoryStore(self.local), RunKeys(self.run), Deadline.after(10.0)).commits
+            found += commit.survey(DirectoryStore(self.local), RunKeys(self.run), Deadline.never()).commits
         return max(found, default=None)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until something in the file system is as it should be."""
-        give_up_at = time.monotonic() + WAIT_S
+        """Wait until something in the file system is as it should be; fails when nobody is left to make it so."""
+        looks = 0
         while not condition():
-            assert time.monotonic() < give_up_at, f"never came: {what}"
+            looks += 1
+            if looks % 100 == 0 and not self.running():
+                assert condition(), f"never came: {what}"
             threading.Event().wait(0.01)
 
     def wait_until_durable(self, step: int) -> None:
@@ -332,28 +240,33 @@ class World:
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
-    def wait_gone(
-        self, timeout_s: float = WAIT_S, *, but: Callable[[int, str], bool] = lambda pid, command: False
-    ) -> None:
+    def wait_gone(self, *, but: Callable[[int, str], bool] = lambda pid, command: False) -> None:
         """Wait until no process of this world is left, `but` those that do not count."""
-        give_up_at = time.monotonic() + timeout_s
         while left := [pid for pid, command in self.running().items() if not but(pid, command)]:
             for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    fd = os.pidfd_open(pid)
-                    try:
-                        ended, _, _ = select.select([fd], [], [], max(0.0, give_up_at - time.monotonic()))
-                    finally:
-                        os.close(fd)
-                    assert ended, f"left behind: {self.running()}"
+                wait_ended(pid)
 
     def close(self) -> None:
-        """Kill whatever a failed test has left."""
-        for pid in self.running():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for host in self.hosts:
-            shutil.rmtree(str(host._runtime_dir), ignore_errors=True)
+        """Kill whatever a failed test has left, until nobody is; nothing of it is met by a later test."""
+        while left := self.running():
+            for pid in left:
+                kill(pid)
+        for host in (self, *self.hosts):
+            for process in host._started:
+                process.reap()
+            if host._runtime_dir is not None:
+                shutil.rmtree(host._runtime_dir, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def nobody_left(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
+    """A world for a fixture: after a test that passed everybody has to end, after one that failed they are killed."""
+    try:
+        yield world
+        if not has_failed(request.node):
+            world.wait_gone()
+    finally:
+        world.close()
 
 
 @functools.cache
