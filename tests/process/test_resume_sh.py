@@ -314,7 +314,8 @@ def test_a_job_that_is_told_to_leave_before_its_agent_can_listen_is_requeued_as_
 def test_a_signal_while_it_is_found_out_where_this_is_is_75(world: World) -> None:
     with MetadataSimulator() as metadata:
         metadata.fault(Fault.HANG)
-        process = resume(world, *world.named(), "--metadata", metadata.url, command=world.tiny())
+        deaf = ("--metadata", metadata.url)  # which it waits for, whatever it is told
+        process = resume(world, *world.named(), *deaf, command=world.tiny(), env={"HARNESS_TEST_LONGER": "1"})
         world.wait_until(lambda: bool(metadata.state()["requests"]), "a question")
         process.signal(signal.SIGTERM)
 

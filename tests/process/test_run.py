@@ -393,7 +393,8 @@ def test_ctrl_c_in_a_terminal_is_the_same(world: World) -> None:
 
 
 def test_ctrl_c_twice_leaves_at_once(world: World) -> None:
-    process = held(world, "--grace-s", "100000", trainer=("--stuck-at", "12"))
+    process = world.run_rigged("--grace-s", "100000", command=world.tiny("--stuck-at", "12"))
+    process.wait_for(" Published ")
     process.signal_group(signal.SIGINT)
     process.wait_for(" Draining ")
     process.signal_group(signal.SIGINT)

@@ -39,10 +39,12 @@ import cloud.s3
 import cloud.s3_client
 import harness.agent.handover
 import harness.agent.journal
+import harness.agent.main
 import harness.agent.memory
 import harness.agent.origin
 import harness.agent.poller
 import harness.agent.restarts
+import harness.agent.trainer
 from cloud.errors import Unavailable, call_with_retry
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
@@ -54,6 +56,8 @@ from harness.core.policy import after_crash
 from harness.errors import HarnessError
 from tests.support.stores import FaultyStore
 
+LONGER = 10
+"""Limits that a machine must not miss where it only stands still for a moment: so many times the real ones."""
 MEMORY_BYTES = 8 * 10**9
 """What is free in a test that says nothing about it: how much its developer's machine has left must not matter."""
 _NUMBERS: dict[str, type] = {
@@ -138,7 +142,11 @@ class ScriptedSource:
 
 
 def rig(options: dict[str, str]) -> None:
-    """Take the options out that replace a constant of the agent."""
+    """Take the options out that replace a constant of the agent, and lengthen what only a stalled machine exceeds."""
+    harness.agent.main._END_S *= LONGER
+    harness.agent.main._END_AT_ONCE_S *= LONGER
+    harness.agent.main.ATTACH_S *= LONGER
+    harness.agent.trainer.ATTACH_S *= LONGER
     if seconds := options.pop("back-off-s", None):
         harness.agent.restarts.after_crash = functools.partial(after_crash, first_delay_s=float(seconds))  # type: ignore[attr-defined]
     for name, (module, constant) in _SECONDS.items():

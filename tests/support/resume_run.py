@@ -6,14 +6,18 @@ python -m tests.support.resume_run -P -m harness resume …       what the scrip
 from __future__ import annotations
 
 import functools
+import os
 import sys
 
 import harness.node.acts
 import harness.node.main
+import harness.node.place
 import harness.node.watch
 from harness.cli import main
 from harness.node.supervisor import Limits
 
+LONGER = float(os.environ.get("HARNESS_TEST_LONGER", "10"))
+"""Limits that a machine must not miss where it only stands still for a moment: so many times the real ones."""
 LIMITS = Limits(margin_s=0.3, let_go_s=0.3, tick_s=0.05, back_off_s=0.1)
 
 
@@ -22,6 +26,8 @@ def as_python(arguments: list[str]) -> None:
     assert arguments[:3] == ["-P", "-m", "harness"]
     harness.node.main.resume = functools.partial(harness.node.main.resume, limits=LIMITS)  # type: ignore[assignment]
     harness.node.watch.LOOK_S = harness.node.watch.ASK_S = harness.node.acts.LOOK_AGAIN_S = 0.1
+    harness.node.place.METADATA_S *= LONGER
+    harness.node.main.PATIENT_S = harness.node.place.PATIENT_S = LONGER * harness.node.place.PATIENT_S
     sys.argv = ["harness", *arguments[3:]]
     main()
 
