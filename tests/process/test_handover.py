@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from cloud.metadata_sim import MetadataSimulator
+from harness.config import Settings
 from harness.core.snapshot import SnapshotId
 from tests.support.process import Process
 from tests.support.s3_server import S3Server
@@ -29,7 +30,9 @@ SLOW_S, QUICK_S = 0.03, 0.001  # of the older one, which trains until it is aske
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--heartbeat-s", "0.2", "--await-s", "0.1")
 LOOKING = (*FAST, "--look-s", "0.1")
 BLIND = (*FAST, "--look-s", "1000")  # never sees that there is a newcomer
-SILENCE_S = 2.0
+SILENCE_S = 2.0  # where nobody lives who could be taken for silent
+NOT_SILENT_S = 5.0  # where somebody lives, and dies meanwhile
+OUTLASTS = 290  # the older one stays there, listening: it leaves when it is asked to, and never ends before
 
 
 @pytest.fixture(params=["directory"])
@@ -54,8 +57,8 @@ def train(host: World, *options: str | Path, step_s: float = SLOW_S, hold_at: in
 
 
 def under_load(host: World, *options: str | Path) -> Process:
-    """The older one, which trains and has a durable snapshot."""
-    process = train(host, *options)
+    """The older one, which trains until it is asked to leave, and has a durable snapshot."""
+    process = train(host, *options, hold_at=OUTLASTS)
     process.wait_for(r" Published tier=remote ")
     return process
 
@@ -123,7 +126,7 @@ def test_the_newcomer_resumes_the_last_step_of_one_that_trains_until_then_whatev
     assert f"Restored snapshot={SnapshotId(1, last)}" in second.stderr, "the very last one, not the prefetched"
     waited_s = re.search(r" HandoverOver seconds=([\d.]+)", second.stderr)
     assert waited_s is not None
-    assert float(waited_s[1]) < 30, "it was told, and did not wait for silence"
+    assert float(waited_s[1]) < Settings.handover_s, "it was told, and did not wait for silence"
     check_together(world, host)
 
 
@@ -150,9 +153,9 @@ def test_a_recommendation_a_newcomer_and_then_the_notice_lose_no_step(world: Wor
     check_together(world, host)
 
 
-def torch(host: World, step_s: str) -> Process:
+def torch(host: World, *hold: str) -> Process:
     output = ["--curve", host.curve, "--final", host.final, "--hold-until", host.released]
-    trainer = [sys.executable, "-m", "tests.support.torch_trainer", *output, "--step-s", step_s]
+    trainer = [sys.executable, "-m", "tests.support.torch_trainer", *output, *hold]
     return host.run_rigged(*LOOKING, "--every-steps", "2", command=trainer)
 
 
@@ -160,11 +163,11 @@ def torch(host: World, step_s: str) -> Process:
 def test_real_torch_goes_on_elsewhere_as_if_nothing_had_been(world: World) -> None:
     reference = World(world.root / "reference")
     reference.root.mkdir()
-    unbroken = torch(reference, "0")
+    unbroken = torch(reference)
     host = world.elsewhere()
-    first = torch(world, "0.3")
+    first = torch(world, "--hold-at", str(TORCH_STEPS - 3))
     first.wait_for(r" Published tier=remote ")
-    second = torch(host, "0")
+    second = torch(host)
 
     assert first.wait() == 73, first.stderr
     assert second.wait() == 0, second.stderr
@@ -194,7 +197,11 @@ def test_of_three_the_last_one_goes_on(world: World) -> None:
 @on_s3
 def test_started_twice_at_once_one_goes_on_and_the_other_leaves(world: World) -> None:
     host = world.elsewhere()
-    both = [train(world, step_s=0.005), train(host, step_s=0.005)]
+    both = [train(each, step_s=QUICK_S, hold_at=OUTLASTS) for each in (world, host)]
+    for process in both:
+        process.wait_for(" Claimed ")
+    for each in (world, host):
+        each.released.touch()
 
     codes = [process.wait() for process in both]
 
@@ -275,7 +282,7 @@ def test_one_whose_trainer_is_deaf_leaves_in_time_with_what_is_sealed(world: Wor
     first = world.run_rigged(*LOOKING, "--handover-s", str(SILENCE_S), command=deaf)
     first.wait_for(r" Published tier=remote ")
     host = world.elsewhere()
-    second = train(host, *LOOKING, "--handover-s", str(SILENCE_S), step_s=QUICK_S)
+    second = train(host, *LOOKING, step_s=QUICK_S)
 
     assert first.wait() == 73, first.stderr
     sealed = steps_said(first.stderr, "Sealed")[-1]
@@ -318,7 +325,7 @@ def test_a_host_that_is_gone_is_waited_for_as_long_as_its_silence_counts_and_no_
     assert second.wait() == 0, second.stderr
     waited_s = re.search(r" HandoverOver seconds=([\d.]+)", second.stderr)
     assert waited_s is not None, second.stderr
-    assert SILENCE_S <= float(waited_s[1]) < SILENCE_S + 3.0
+    assert SILENCE_S <= float(waited_s[1]) < Settings.handover_s
     assert steps_said(second.stderr, "Restored") == [durable]
     check_together(world, host, twice=True)
 
@@ -349,7 +356,7 @@ def test_one_that_was_frozen_for_longer_than_silence_wakes_leaves_and_damages_no
 def test_the_older_one_dies_as_it_hears_of_the_newcomer(world: World) -> None:
     host = world.elsewhere()
     first = under_load(world, *LOOKING, "--at", "SupersededBy:1:kill-both")
-    second = train(host, *LOOKING, "--handover-s", "1", step_s=QUICK_S)
+    second = train(host, *LOOKING, "--handover-s", str(NOT_SILENT_S), step_s=QUICK_S)
 
     assert first.wait() == -signal.SIGKILL
     assert second.wait() == 0, second.stderr

@@ -22,14 +22,15 @@ import pytest
 from harness.core import events
 from harness.core.snapshot import SnapshotId
 from harness.ipc import channel as ipc
-from tests.support.patience import HANG_S
+from tests.support.once import once
+from tests.support.patience import HANG_S, telling
 from tests.support.world import World, steps_said
 
 STEPS = 20
 ALL = ("trainer", "agent", "both")
 AGENT = ("agent",)  # no trainer lives at that moment
 
-HOLD = ("--hold-at", "12")  # two snapshots are sealed by then: at 5 and at 10, or one of them a little later
+HOLD = ("--hold-at", "12")  # two snapshots are sealed by then, at 5 and at 10
 FROZEN = (*HOLD, "--frozen-bytes", "100000")  # a shard beside it that the store copies from the second snapshot on
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--handover-s", "0.5", "--await-s", "0.1")
 CRASH = "Published:1:kill-trainer"
@@ -159,16 +160,18 @@ def test_every_event_has_a_case_or_a_stated_reason_why_it_cannot_happen_here() -
 
 
 @pytest.fixture(scope="session")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A world in which a run died, without warning, with two durable snapshots."""
-    world = World(tmp_path_factory.mktemp("begun"))
-    process = world.run_rigged(*FAST, "--at", "Published:2:kill-both", command=world.tiny(*HOLD))
-    process.wait()
-    world.wait_gone()
-    assert len(world.survey().commits) == 2
-    world.released.unlink()
-    yield world.root
-    world.close()
+def begun(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The folder of a world in which a run died, without warning, with two durable snapshots."""
+
+    def train(folder: Path) -> None:
+        with contextlib.closing(World(folder)) as world:
+            process = world.run_rigged(*FAST, "--at", "Published:2:kill-both", command=world.tiny(*HOLD))
+            process.wait()
+            world.wait_gone()
+            assert len(world.survey().commits) == 2
+            world.released.unlink()
+
+    return once(tmp_path_factory, worker_id, "begun", train)
 
 
 def parameters() -> list[object]:
@@ -285,10 +288,8 @@ class Heard:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The first match of `pattern`, now or later."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: re.search(pattern, self._text), 30.0), (
-                f"never: {pattern}\n{self._text}"
-            )
+        with self._changed, telling(lambda: self._text):
+            self._changed.wait_for(lambda: re.search(pattern, self._text))
             found = re.search(pattern, self._text)
             assert found is not None
             return found

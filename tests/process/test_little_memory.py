@@ -34,7 +34,7 @@ def test_a_state_of_more_than_half_the_memory_is_saved_and_resumed_by_way_of_the
     """Trainer and agent need about 300 MB without it: with the state there is not room for another one."""
     world.has_local = True
     with memory_limit(640_000_000) as limited:
-        process = train(limited, "--step-s", "0.3")
+        process = train(limited, "--hold-at", "10", "--hold-until", str(world.released))
         process.wait_for(r" Published [^\n]* step=8 ")
         process.signal(signal.SIGTERM)
         assert process.wait() == 75, process.stderr
@@ -53,7 +53,7 @@ def test_a_program_that_the_kernel_kills_for_memory_gets_that_of_the_slots(
 ) -> None:
     """At its step 12 it needs more than there is beside a slot in memory, and less than there is without."""
     with memory_limit(1_000_000_000) as limited:
-        process = train(limited, "--more-mb", "450", "--more-at", "12", "--step-s", "0.1")
+        process = train(limited, "--more-mb", "450", "--more-at", "12")
         assert process.wait() == 0, process.stderr
 
     said = process.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -9,53 +10,61 @@ from pathlib import Path
 import pytest
 
 from tests.support.loops import STYLES
+from tests.support.once import once
 from tests.support.process import Process
 from tests.support.world import World
 
 pytestmark = pytest.mark.slow
+LOOPS = (sys.executable, "-m", "tests.support.loops")
 
 
-def train(world: World, style: str, name: str, *options: str) -> Process:
-    """Start one life; `name` tells the unbroken run's files from the other's."""
-    script = [sys.executable, "-m", "tests.support.loops", style, "--pause-s", "0.02"]
-    files: list[str | Path] = ["--curve", world.root / f"{name}.curve", "--final", world.root / f"{name}.final"]
-    return world.run_rigged("--run", name, "--every-steps", "1", *options, command=[*script, *files])
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder with the curve and the end of every style, had there been no harness at all."""
+
+    def train(folder: Path) -> None:
+        with contextlib.closing(World(folder)) as world:
+            process = world.start(*LOOPS, "--all", folder, env={"HARNESS": "off"})
+            assert process.wait() == 0, process.stderr
+
+    return once(tmp_path_factory, worker_id, "unbroken-loops", train)
+
+
+def train(world: World, style: str, *options: str) -> Process:
+    """Start one life."""
+    command = [*LOOPS, style, "--curve", world.curve, "--final", world.final]
+    return world.run_rigged("--every-steps", "1", *options, command=command)
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_killed_run_ends_as_the_unbroken_one(world: World, style: str) -> None:
-    assert train(world, style, "unbroken").wait() == 0
+def test_a_killed_run_ends_as_the_unbroken_one(world: World, style: str, unbroken: Path) -> None:
     published = 2 if style == "accumulated" else 5
-    killed = train(world, style, "cut", "--at", f"Published:{published}:kill-both")
+    killed = train(world, style, "--at", f"Published:{published}:kill-both")
     assert killed.wait() == -signal.SIGKILL
-    assert not (world.root / "cut.final").exists(), "the kill came too late to show anything"
+    assert not world.final.exists(), "the kill came too late to show anything"
 
-    resumed = train(world, style, "cut")
+    resumed = train(world, style)
     assert resumed.wait() == 0, resumed.stderr
 
     assert "Restored" in resumed.stderr
-    unbroken, cut = ((world.root / f"{name}.curve").read_text().splitlines() for name in ("unbroken", "cut"))
-    assert set(cut) == set(unbroken)
-    assert (world.root / "cut.final").read_text() == (world.root / "unbroken.final").read_text()
+    assert set(world.curve.read_text().splitlines()) == set((unbroken / f"{style}.curve").read_text().splitlines())
+    assert world.final.read_text() == (unbroken / f"{style}.final").read_text()
 
 
 @pytest.mark.parametrize("style", ["epochs", "steps"])  # a loop by hand has no end that we could know
 def test_a_program_that_fails_after_its_last_loop_is_restored_to_the_end_and_trains_no_step_again(
-    world: World, style: str
+    world: World, style: str, unbroken: Path
 ) -> None:
-    curve = world.root / "curve"
-    script = [sys.executable, "-m", "tests.support.loops", style, "--curve", curve]
+    script = [*LOOPS, style, "--curve", world.curve]
     missing = world.root / "not-there" / "final"  # writing the result fails, each time
-    options = ["--run", "late", "--every-steps", "1", "--max-crashes", "1", "--back-off-s", "0.01"]
+    options = ["--every-steps", "1", "--max-crashes", "1", "--back-off-s", "0.01"]
     failing = world.run_rigged(*options, command=[*script, "--final", missing])
     assert failing.wait() == 1, failing.stderr
-    trained = len(curve.read_text().splitlines())
+    trained = len(world.curve.read_text().splitlines())
 
-    again = world.run_rigged(*options, command=[*script, "--final", world.root / "final"])
+    again = world.run_rigged(*options, command=[*script, "--final", world.final])
     assert again.wait() == 0, again.stderr
 
-    lines = curve.read_text().splitlines()
+    lines = world.curve.read_text().splitlines()
     assert [line for line in lines[trained:] if not line.startswith("validation")] == []
-    unbroken = train(world, style, "unbroken")
-    assert unbroken.wait() == 0
-    assert (world.root / "final").read_text() == (world.root / "unbroken.final").read_text()
+    assert world.final.read_text() == (unbroken / f"{style}.final").read_text()

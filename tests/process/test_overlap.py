@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.process.test_torch import check_identical, settle
+from tests.support.once import once
 from tests.support.process import Process
 from tests.support.torch_trainer import STEPS
 from tests.support.world import World, steps_said
@@ -25,20 +27,18 @@ def command(world: World, optimizer: str, *options: str) -> list[str | Path]:
 
 
 @pytest.fixture(scope="session")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], World]]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str], World]:
     """The world of an unbroken run without overlap, for each optimizer."""
-    worlds: dict[str, World] = {}
 
     def of(optimizer: str) -> World:
-        if optimizer not in worlds:
-            world = worlds[optimizer] = World(tmp_path_factory.mktemp("unbroken"))
-            process = world.start(*command(world, optimizer), env={"HARNESS": "off"})
-            assert process.wait() == 0, process.stderr
-        return worlds[optimizer]
+        def run(folder: Path) -> None:
+            with contextlib.closing(World(folder)) as world:
+                process = world.start(*command(world, optimizer), env={"HARNESS": "off"})
+                assert process.wait() == 0, process.stderr
 
-    yield of
-    for world in worlds.values():
-        world.close()
+        return World(once(tmp_path_factory, worker_id, f"unbroken-{optimizer}", run))
+
+    return of
 
 
 def train(world: World, optimizer: str, *options: str) -> Process:

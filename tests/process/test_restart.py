@@ -125,7 +125,7 @@ def test_the_last_restart_is_a_line_of_status_while_the_run_lives_and_after(worl
 
 def test_the_fetch_is_under_way_before_torch_is_imported_and_costs_the_program_nothing(world: World) -> None:
     output = ["--curve", world.curve, "--final", world.final]
-    command = [sys.executable, "-m", "tests.support.torch_trainer", *output, "--step-s", "0.03"]
+    command = [sys.executable, "-m", "tests.support.torch_trainer", *output]
     first = world.run_rigged("--every-steps", "4", "--at", "Published:1:terminate", command=command)
     assert first.wait() == 75, first.stderr
     again = world.run_harness(command=command)

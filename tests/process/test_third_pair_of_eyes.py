@@ -50,7 +50,7 @@ def test_a_second_signal_leaves_one_that_is_superseded_superseded(world: World) 
 
 def test_the_program_itself_says_too_that_it_was_superseded(world: World) -> None:
     """Without `harness run` its code is all there is: it said 75, and was started again to take the run back."""
-    train = shlex.join(str(word) for word in world.tiny("--every-steps", "10", steps=5000, step_s=0.01))
+    train = shlex.join(str(word) for word in world.tiny("--every-steps", "10", "--hold-at", "290", steps=300))
     first = world.run_rigged(*FAST, command=["bash", "-c", f"{train}; echo it left with $? >&2"])
     first.wait_for(" Published tier=remote ")
     host = world.elsewhere()
@@ -63,7 +63,9 @@ def test_the_program_itself_says_too_that_it_was_superseded(world: World) -> Non
 
 def test_a_detached_newcomer_that_is_told_to_leave_does_not_come_back(world: World) -> None:
     """Its program took the agent's end for a crash, started another agent, and asked for the run again."""
-    first = world.run_rigged(*FAST, "--look-s", "1000", command=world.tiny("--every-steps", "10", steps=5000))
+    first = world.run_rigged(
+        *FAST, "--look-s", "1000", command=world.tiny("--every-steps", "10", "--hold-at", "290", steps=300)
+    )
     first.wait_for(" Published tier=remote ")
     host = world.elsewhere()
     settings = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run, "HARNESS_METADATA": "off"}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.support.once import once
 from tests.support.process import Process
 from tests.support.torch_trainer import STEPS
 from tests.support.world import World, steps_said
@@ -21,26 +23,23 @@ FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "4")
 
 def command(world: World, workers: str, *options: str) -> list[str | Path]:
     output = ["--curve", world.curve, "--final", world.final, "--hold-until", world.released]
-    pace = ["--step-s", "0.03"]  # so that what happens at an event happens before the end
-    return [sys.executable, "-m", "tests.support.torch_trainer", *output, "--workers", workers, *pace, *options]
+    return [sys.executable, "-m", "tests.support.torch_trainer", *output, "--workers", workers, *options]
 
 
 @pytest.fixture(scope="session")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], World]]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str], World]:
     """The world of an unbroken run, for each kind of workers. It took no snapshot before its end."""
-    worlds: dict[str, World] = {}
 
     def of(workers: str) -> World:
-        if workers not in worlds:
-            world = worlds[workers] = World(tmp_path_factory.mktemp("unbroken"))
-            process = world.run_harness("--every-s", "1000", command=command(world, workers))
-            assert process.wait() == 0, process.stderr
-            assert steps_said(process.stderr, "Sealed") == [STEPS]
-        return worlds[workers]
+        def train(folder: Path) -> None:
+            with contextlib.closing(World(folder)) as world:
+                process = world.run_harness("--every-s", "1000", command=command(world, workers))
+                assert process.wait() == 0, process.stderr
+                assert steps_said(process.stderr, "Sealed") == [STEPS]
 
-    yield of
-    for world in worlds.values():
-        world.close()
+        return World(once(tmp_path_factory, worker_id, f"unbroken-{workers}", train))
+
+    return of
 
 
 def settle(world: World, process: Process) -> None:

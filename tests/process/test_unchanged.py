@@ -172,7 +172,7 @@ def test_the_disk_holds_what_did_not_change_once(tmp_path: Path) -> None:
 
 
 def lora(host: World) -> list[str | Path]:
-    options = ["--curve", host.curve, "--final", host.final, "--step-s", "0.05"]
+    options = ["--curve", host.curve, "--final", host.final]
     return [sys.executable, "-m", "tests.support.lora_trainer", *options]
 
 

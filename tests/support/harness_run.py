@@ -6,9 +6,11 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
 
     --at EVENT:NTH:ACTION[,...]  when EVENT is emitted for the NTH time: kill-trainer, kill-agent or kill-both (real
                                  SIGKILLs, from inside, at exactly that line), terminate (SIGTERM to the agent), or
-                                 terminate-group (to its process group: trainer and DataLoader workers as well);
+                                 terminate-group (to its process group: trainer and DataLoader workers as well), or
+                                 release (nothing but FILE, see below);
                                  EVENT@remote and EVENT@local count those of one tier
     --release FILE               a file that the first kill creates: a trainer that holds waits for it
+    --answer-s SECONDS           how long an answer of the metadata service may take
     --fail VERB:N[-M]            calls N to M of the store's VERB fail as if it were down
     --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last stays
     --back-off-s, --heartbeat-s, --blind-after-s SECONDS    instead of the real ones, which are longer than a test
@@ -46,6 +48,7 @@ import harness.agent.poller
 import harness.agent.restarts
 import harness.agent.trainer
 from cloud.errors import Unavailable, call_with_retry
+from cloud.metadata import MetadataSession
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
 from harness.agent.main import Agent
@@ -152,6 +155,8 @@ def rig(options: dict[str, str]) -> None:
     for name, (module, constant) in _SECONDS.items():
         if seconds := options.pop(name, None):
             setattr(module, constant, float(seconds))
+    if seconds := options.pop("answer-s", None):
+        _default(MetadataSession.__init__, timeout_s=float(seconds))
     if count := options.pop("attempts", None):
         _default(call_with_retry, attempts=int(count))
     if count := options.pop("part-bytes", None):

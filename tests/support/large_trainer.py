@@ -2,7 +2,7 @@
 
 python -m tests.support.large_trainer --mb 200 --steps 12 --final final.txt
 
---step-s SECONDS               what each step takes longer
+--hold-at STEP --hold-until FILE   stay after that step, listening, until FILE exists
 --more-mb MB --more-at STEP    as an evaluation may, it takes so much more memory at one step, in each life
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 import zlib
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from harness import Checkpointer
+from tests.support.patient import patient
 
 
 class Large(nn.Module):
@@ -50,18 +50,18 @@ def main() -> None:
     parser.add_argument("--mb", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--final", type=Path, required=True)
-    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--hold-at", type=int)
+    parser.add_argument("--hold-until", type=Path)
     parser.add_argument("--more-mb", type=int, default=0)
     parser.add_argument("--more-at", type=int)
     told = parser.parse_args()
     torch.set_num_threads(1)
     model = Large(told.mb)
-    ckpt = Checkpointer(model=model)
+    ckpt = patient(Checkpointer(model=model), hold_at=told.hold_at, hold_until=told.hold_until)
     for _ in ckpt.steps(told.steps):
         model.train_once()
         if ckpt.step_count + 1 == told.more_at:
             torch.ones(told.more_mb * 1_000_000, dtype=torch.uint8)
-        threading.Event().wait(told.step_s)
     told.final.write_text(digest(model.state_dict()))
 
 

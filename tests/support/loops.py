@@ -1,6 +1,7 @@
 """One small training in every style of loop that the public API knows; the styles must survive a kill alike.
 
     python -m tests.support.loops STYLE --curve FILE [--final FILE]
+    python -m tests.support.loops --all DIRECTORY      every style, each into DIRECTORY/STYLE.curve and .final
 
 Each optimizer step appends `step loss` to the curve, so a lost, repeated or different step shows.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness import Checkpointer
+from tests.support.patient import patient
 
 EPOCHS, BATCHES = 3, 6
 
@@ -25,8 +26,7 @@ EPOCHS, BATCHES = 3, 6
 class Job:
     """Model, optimizer, data, and a step that draws dropout from the global RNG."""
 
-    def __init__(self, curve: Path, pause_s: float) -> None:
-        self.pause_s = pause_s
+    def __init__(self, curve: Path) -> None:
         torch.manual_seed(1)
         torch.set_num_threads(1)
         self.model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.2), nn.BatchNorm1d(64), nn.Linear(64, 1))
@@ -48,7 +48,6 @@ class Job:
     def note(self, label: object, loss: float) -> None:
         """A line of the curve."""
         self.curve.write(f"{label} {loss.hex()}\n")
-        threading.Event().wait(self.pause_s)  # lets the agent keep up, so that kills hit every part of the run
 
     def evaluate(self) -> float:
         """A validation phase that draws from the global RNG, as a shuffled loader would."""
@@ -61,7 +60,7 @@ class Job:
 
 def epochs(job: Job) -> None:
     """The loop of the README: epochs, batches, a scheduler, a validation phase."""
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     for epoch in ckpt.epochs(EPOCHS):
         for index, (x,) in enumerate(ckpt.batches(job.loader)):
             del index
@@ -74,14 +73,14 @@ def epochs(job: Job) -> None:
 
 def steps(job: Job) -> None:
     """Data drawn from RNG."""
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     for step in ckpt.steps(EPOCHS * BATCHES):
         job.note(step + 1, job.step(torch.randn(4, 16)))
 
 
 def by_hand(job: Job) -> None:
     """resume() and step()."""
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     for step in range(ckpt.resume(), EPOCHS * BATCHES):
         job.note(step + 1, job.step(torch.randn(4, 16)))
         ckpt.step()
@@ -89,7 +88,7 @@ def by_hand(job: Job) -> None:
 
 def plain_loader(job: Job) -> None:
     """An ordinary loop over an instrumented loader."""
-    ckpt = Checkpointer(loader=job.loader, **job.states)
+    ckpt = patient(Checkpointer(loader=job.loader, **job.states))
     for _epoch in range(EPOCHS):
         for (x,) in job.loader:
             job.note(ckpt.step_count + 1, job.step(x))
@@ -99,7 +98,7 @@ def plain_loader(job: Job) -> None:
 
 def loader_in_epochs(job: Job) -> None:
     """The same inside ckpt.epochs."""
-    ckpt = Checkpointer(loader=job.loader, **job.states)
+    ckpt = patient(Checkpointer(loader=job.loader, **job.states))
     for _epoch in ckpt.epochs(EPOCHS):
         for (x,) in job.loader:
             job.note(ckpt.step_count + 1, job.step(x))
@@ -109,7 +108,7 @@ def loader_in_epochs(job: Job) -> None:
 
 def batches_alone(job: Job) -> None:
     """batches() in a plain loop over epochs: the end is the end of the process."""
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     for _epoch in range(EPOCHS):
         for (x,) in ckpt.batches(job.loader):
             job.note(ckpt.step_count + 1, job.step(x))
@@ -118,7 +117,7 @@ def batches_alone(job: Job) -> None:
 
 def two_phases(job: Job) -> None:
     """Pre-training, then fine-tuning with another loader."""
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     for _epoch in ckpt.epochs(2):
         for (x,) in ckpt.batches(job.loader):
             job.note(ckpt.step_count + 1, job.step(x))
@@ -130,7 +129,7 @@ def two_phases(job: Job) -> None:
 
 def two_loops(job: Job) -> None:
     """Two loops in an epoch."""
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     other = DataLoader(TensorDataset(torch.ones(8, 16)), batch_size=4)
     for _epoch in ckpt.epochs(EPOCHS):
         for loader in (job.loader, other):
@@ -140,7 +139,7 @@ def two_loops(job: Job) -> None:
 
 def accumulated(job: Job) -> None:
     """Two batches a step, said by accumulate=, with an optimizer step that is sometimes skipped."""
-    ckpt = Checkpointer(accumulate=2, **job.states)
+    ckpt = patient(Checkpointer(accumulate=2, **job.states))
     for _epoch in ckpt.epochs(EPOCHS):
         for micro, (x,) in enumerate(ckpt.batches(job.loader)):
             last = micro % 2 == 1
@@ -152,7 +151,7 @@ def accumulated(job: Job) -> None:
 
 def extra(job: Job) -> None:
     """Plain values in ckpt.extra."""
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     best = ckpt.extra.setdefault("best", float("inf"))
     assert best == float("inf") or ckpt.resumed_from is not None
     for step in ckpt.steps(EPOCHS * BATCHES):
@@ -170,7 +169,7 @@ def growing(job: Job) -> None:
         job.optimizer.add_param_group({"params": list(layer.parameters())})
 
     del job.states["scheduler"]
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     if ckpt.extra.setdefault("grown", False):
         grow()
     for step in ckpt.steps(EPOCHS * BATCHES):
@@ -183,7 +182,7 @@ def growing(job: Job) -> None:
 def reshaping(job: Job) -> None:
     """A buffer changes its shape in the middle; a program that starts again after that makes it of that shape."""
     job.model.register_buffer("history", torch.zeros(3))
-    ckpt = Checkpointer(**job.states)
+    ckpt = patient(Checkpointer(**job.states))
     job.model.history = torch.zeros(ckpt.extra.setdefault("length", 3))
     for step in ckpt.steps(EPOCHS * BATCHES):
         if step == 4:
@@ -225,18 +224,27 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     yield from module.state_dict().values()
 
 
-def main() -> None:
+def train(style: str, curve: Path, final: Path | None) -> None:
     """Train in one style."""
+    job = Job(curve)
+    STYLES[style](job)
+    if final:
+        final.write_text(digest(job.model))
+
+
+def main() -> None:
+    """Train in one style, or in all, one after the other."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("style", choices=STYLES)
-    parser.add_argument("--curve", type=Path, required=True)
+    parser.add_argument("style", choices=STYLES, nargs="?")
+    parser.add_argument("--all", type=Path)
+    parser.add_argument("--curve", type=Path)
     parser.add_argument("--final", type=Path)
-    parser.add_argument("--pause-s", type=float, default=0.0)
     options = parser.parse_args()
-    job = Job(options.curve, options.pause_s)
-    STYLES[options.style](job)
-    if options.final:
-        options.final.write_text(digest(job.model))
+    if options.all:
+        for style in STYLES:
+            train(style, options.all / f"{style}.curve", options.all / f"{style}.final")
+    else:
+        train(options.style, options.curve, options.final)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Writes `step loss` in full precision for each step to --curve, and a digest of all that there is in the end to --final.
 
-    python -m tests.support.lora_trainer --curve curve.txt --final final.txt [--step-s SECONDS]
+    python -m tests.support.lora_trainer --curve curve.txt --final final.txt
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-import threading
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from harness import Checkpointer
+from tests.support.patient import patient
 
 STEPS, EVERY = 16, 4
 LAYERS, WIDTH, RANK = 8, 512, 4
@@ -52,13 +52,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--curve", type=Path, required=True)
     parser.add_argument("--final", type=Path, required=True)
-    parser.add_argument("--step-s", type=float, default=0.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = nn.Sequential(*(Adapted() for _ in range(LAYERS)))
     optimizer = torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=1e-3)
-    ckpt = Checkpointer(model=model, optimizer=optimizer)
+    ckpt = patient(Checkpointer(model=model, optimizer=optimizer))
     with options.curve.open("a") as curve:
         for step in ckpt.steps(STEPS):
             x = torch.randn(4, WIDTH)
@@ -68,7 +67,6 @@ def main() -> None:
             optimizer.step()
             curve.write(f"{step} {loss.item().hex()}\n")
             curve.flush()
-            threading.Event().wait(options.step_s)
     options.final.write_text(digest(model, optimizer))
 
 

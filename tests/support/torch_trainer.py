@@ -7,9 +7,8 @@ to --final.
     python -m tests.support.torch_trainer --curve curve.txt --final final.txt [--workers 0 | 2 | persistent]
 
     --optimizer sgd                     with momentum, instead of AdamW
-    --overlap                           copy during the next step what is large enough for it, as with --hidden 1024;
-                                        and let each snapshot become durable, so that the next one finds a slot
-    --step-s SECONDS                    what each step takes longer
+    --overlap                           copy during the next step what is large enough for it, as with --hidden 1024
+    --hold-at STEP --hold-until FILE    stay after that step, listening, until FILE exists
     --phase-at EPOCH --hold-until FILE  a long phase after that epoch, with nothing but safe points, until FILE exists
 """
 
@@ -19,7 +18,6 @@ import argparse
 import random
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from harness import Checkpointer
+from tests.support.patient import patient
 
 EPOCHS = 3
 ITEMS, BATCH, ACCUMULATE, WIDTH = 48, 4, 2, 16
@@ -54,7 +53,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--overlap", action="store_true")
-    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--hold-at", type=int)
     parser.add_argument("--phase-at", type=int)
     parser.add_argument("--hold-until", type=Path)
     return parser.parse_args()
@@ -76,13 +75,6 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tupl
             yield f"{index}.{name}", value
 
 
-def await_durable(ckpt: Checkpointer, step: int) -> None:
-    """Wait until `step` is durable, or for a second: it may not have found a slot."""
-    give_up_at = time.monotonic() + 1.0
-    while (ckpt.durable_step or 0) < step and time.monotonic() < give_up_at:
-        threading.Event().wait(0.01)
-
-
 def main() -> None:
     """Train; leave as the Checkpointer says."""
     told = options()
@@ -96,6 +88,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     data, validation = loader(told.workers), DataLoader(Noisy(), batch_size=BATCH)
     ckpt = Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler, overlap=told.overlap or None)
+    patient(ckpt, hold_at=told.hold_at, hold_until=told.hold_until)
     with told.curve.open("a") as curve:
         for epoch in ckpt.epochs(EPOCHS):
             model.train()
@@ -112,9 +105,6 @@ def main() -> None:
                     curve.write(f"{step} {total.hex()}\n")
                     curve.flush()
                     total = 0.0
-                    threading.Event().wait(told.step_s)
-                    if told.overlap:
-                        await_durable(ckpt, (step - 1) // 2 * 2)
             with ckpt.evaluating(), torch.no_grad():
                 model.eval()
                 for x, y in validation:

@@ -1,0 +1,54 @@
+"""A Checkpointer whose steps belong to the test, and not to the clock.
+
+A real one goes on to the next step while a snapshot waits for its slot, or is on its way to the store: what is sealed
+then depends on how fast agent and trainer are today. This one waits at each step for what is due, and where it is told
+to stay. In every other way it is the real one.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from harness import Checkpointer
+from harness.ipc.slots import Word
+
+LOOK_S = 0.002
+
+
+def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path | None = None) -> Checkpointer:
+    """Make `ckpt` wait after each step, until a snapshot that is due is sealed and one that was sealed is durable.
+
+    It listens meanwhile as at any boundary, and waits for nobody when the agent is gone.
+
+    Args:
+        ckpt: not inert; an inert one is left as it is.
+        hold_at: a step after which it stays, until `hold_until` exists.
+    """
+    if ckpt._inert:
+        return ckpt
+    count_step = ckpt._count_step
+
+    def is_due() -> bool:
+        return ckpt._overdue and ckpt._stager.sealed_step != ckpt.step_count
+
+    def is_held() -> bool:
+        return ckpt.step_count == hold_at and hold_until is not None and not hold_until.exists()
+
+    def is_on_its_way() -> bool:
+        sealed = ckpt._stager.sealed_step
+        return sealed is not None and not ckpt._stager.unsettled and (ckpt.durable_step or 0) < sealed
+
+    def waits() -> bool:
+        given_up = ckpt.interrupted or ckpt._link.gone or ckpt._link.slot_error is not None
+        return is_held() or (not given_up and (is_due() or is_on_its_way()))
+
+    def count_and_wait(kind: str) -> None:
+        count_step(kind)
+        while waits():
+            threading.Event().wait(LOOK_S)
+            if is_due() or ckpt._words[Word.ASK] != ckpt._seen:
+                ckpt._at_boundary(kind)
+
+    ckpt._count_step = count_and_wait  # type: ignore[method-assign]
+    return ckpt
