@@ -69,8 +69,10 @@ class Parts:
 
 def divide(moments: Moments) -> Parts:
     """Divide the time from the end of the last life to the first step of this one among what it was spent on."""
-    began_at = min(moments.began_at, moments.spawned_at)  # a detached agent is started by its trainer
     spawned_at = moments.spawned_at
+    if moments.ended_at is not None and spawned_at < moments.ended_at <= moments.began_at:
+        spawned_at = moments.ended_at  # the shell that had run the last life became this one's trainer: `exec`
+    began_at = min(moments.began_at, spawned_at)  # a detached agent is started by its trainer
     start = began_at if moments.ended_at is None else min(moments.ended_at, began_at)
     end = max(moments.stepped_at, start)
     wanted_at, restored_at = moments.restoring

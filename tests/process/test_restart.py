@@ -40,6 +40,11 @@ def restarts(world: World) -> list[events.Restarted]:
     return found
 
 
+def moments(world: World, kind: type[events.Event]) -> list[float]:
+    """When each event of a kind was told: seconds of this host's monotonic clock, and in order with all else."""
+    return [line.mono for line in lines(world) if isinstance(line.body, kind)]
+
+
 def died(world: World) -> None:
     """A first life that is killed with a durable snapshot, agent and all."""
     process = world.run_rigged(*FAST, "--at", "Published:2:kill-both", command=world.tiny(*HOLD))
@@ -74,9 +79,9 @@ def test_a_restart_in_place_counts_from_the_death_of_the_trainer_back_off_and_al
     assert told.detect_s is not None
     assert told.detect_s >= 0.3
     assert told.tier == "memory"
-    spawned = [line.mono for line in lines(world) if isinstance(line.body, events.TrainerStarted)]
-    left = [line.mono for line in lines(world) if isinstance(line.body, events.TrainerLeft)]
-    assert told.detect_s + told.boot_s == pytest.approx(spawned[1] - left[0], abs=0.1)
+    alive = moments(world, events.Published)[1]  # it was killed at this line
+    assert told.total_s <= moments(world, events.Restarted)[0] - alive, "not from before its death"
+    assert told.detect_s + told.boot_s <= moments(world, events.TrainerConnected)[1] - alive
 
 
 def test_a_program_that_starts_its_own_agent_waits_for_it_and_that_is_told(world: World) -> None:
@@ -94,7 +99,7 @@ def test_a_program_that_starts_its_own_agent_waits_for_it_and_that_is_told(world
     (told,) = restarts(world)
     started = [line for line in lines(world) if isinstance(line.body, events.AgentStarted)]
     assert all(line.body.detached for line in started if isinstance(line.body, events.AgentStarted))
-    assert told.boot_s >= 0.05, "a Python process was started meanwhile"
+    assert told.boot_s > 0, "a Python process was started meanwhile"
 
 
 def test_a_run_that_begins_anew_is_no_restart(world: World) -> None:
@@ -128,31 +133,33 @@ def test_the_fetch_is_under_way_before_torch_is_imported_and_costs_the_program_n
     command = [sys.executable, "-m", "tests.support.torch_trainer", *output]
     first = world.run_rigged("--every-steps", "4", "--at", "Published:1:terminate", command=command)
     assert first.wait() == 75, first.stderr
-    again = world.run_harness(command=command)
+    fetched_first = 'while [ ! -e "$1" ]; do sleep 0.01; done; shift; exec "$@"'
+    late = ["sh", "-c", fetched_first, "sh", world.released, *command]
+    again = world.run_rigged("--at", "Fetched:1:release", command=late)
     assert again.wait() == 0, again.stderr
     assert world.steps_of_curve()[-1] == STEPS
 
     (told,) = restarts(world)
     told_at = {type(line.body).__name__: line.mono for line in lines(world) if line.generation == 2}
     assert told_at["Fetched"] < told_at["TrainerConnected"]
-    assert told.import_s > 10 * (told.fetch_s + told.verify_s)
-    assert told.import_s == pytest.approx(told_at["Restored"] - told_at["TrainerStarted"], abs=0.5)
-    assert told.total_s - (told.detect_s or 0.0) == pytest.approx(
-        told.boot_s + told_at["FirstStep"] - told_at["TrainerStarted"], abs=0.1
-    )
+    assert (told.fetch_s, told.verify_s) == (0, 0), "it waited for neither"
+    assert told.fetching_s > 0
+    agent_at = moments(world, events.AgentStarted)[-1]
+    assert told.import_s <= told_at["Restored"] - agent_at
+    assert told.total_s - (told.detect_s or 0.0) <= told_at["Restarted"] - agent_at + told.boot_s
 
 
 def test_an_older_generation_that_is_waited_for_is_no_fetch(world: World) -> None:
     died(world)
     there = world.elsewhere()
-    rigged = ("--handover-s", "1.0", "--await-s", "0.1", *FAST)
+    rigged = ("--handover-s", "5", "--await-s", "0.1", *FAST)
     process = there.run_rigged(*rigged, command=there.tiny())
     assert process.wait() == 0, process.stderr
     there.check_tiny(20, world)
 
     (told,) = restarts(world)
     assert told.locate_s > 0.3
-    assert told.fetch_s < 0.3
+    assert told.fetch_s < told.locate_s
 
 
 def test_a_program_that_its_own_parent_starts_again_counts_from_the_death_of_the_one_before(world: World) -> None:
@@ -163,6 +170,5 @@ def test_a_program_that_its_own_parent_starts_again_counts_from_the_death_of_the
 
     (told,) = restarts(world)
     assert told.tier == "memory"
-    connected = [line.mono for line in lines(world) if isinstance(line.body, events.TrainerConnected)]
     assert told.detect_s is not None
-    assert told.total_s < connected[1] - connected[0] + 1.0
+    assert told.total_s <= moments(world, events.Restarted)[0] - moments(world, events.TrainerConnected)[0]

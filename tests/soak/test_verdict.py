@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
 from harness.agent.stores import open_existing_store
@@ -20,6 +19,7 @@ from tests.soak.bucket import Bucket, Found, Promise
 from tests.soak.hosts import RUN, Sample
 from tests.soak.losses import Step
 from tests.soak.troubles import Deck
+from tests.support.clock import standing
 from tests.support.protocol import Content
 from tests.support.s3_server import S3Server
 
@@ -103,7 +103,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 def store(server: S3Server) -> Iterator[ObjectStore]:
     with closing(open_existing_store(STORE, Settings(store=STORE, run=RUN, s3_endpoint=server.url))) as store:
         for snapshot in SNAPSHOTS:
-            commit.publish(store, KEYS, Content(snapshot).staged(), "remote", Deadline.after(30.0), lambda event: None)
+            commit.publish(store, KEYS, Content(snapshot).staged(), "remote", standing(30.0), lambda event: None)
         yield store
 
 
@@ -127,7 +127,7 @@ def test_what_should_have_been_retired_is_surplus(server: S3Server, store: Objec
 
 @pytest.mark.slow
 def test_a_milestone_that_is_gone_is_wrong_and_so_are_too_few_commits(server: S3Server, store: ObjectStore) -> None:
-    commit.remove(store, KEYS, SNAPSHOTS[0], Deadline.after(30.0))
+    commit.remove(store, KEYS, SNAPSHOTS[0], standing(30.0))
 
     assert look(server).words() == "wrong: 00000001-000000000010 is gone: a milestone"
     assert look(server, keep_last=3, keep_every=1000).words() == "wrong: only 2 commits"
@@ -153,7 +153,7 @@ def test_a_missing_shard_is_wrong(server: S3Server, store: ObjectStore) -> None:
 def test_an_object_that_no_manifest_names_is_not_exact(
     server: S3Server, store: ObjectStore, key: str, where: str
 ) -> None:
-    store.put(key, memoryview(b"x"), deadline=Deadline.after(30.0))
+    store.put(key, memoryview(b"x"), deadline=standing(30.0))
 
     found = look(server)
 

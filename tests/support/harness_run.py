@@ -137,7 +137,7 @@ class ScriptedSource:
         if word == "rebalance":
             return (Notice("r", NoticeKind.REBALANCE, "script", None),)
         if word == "interrupt":
-            return (Notice("i", NoticeKind.INTERRUPT, "script", Deadline.after(30.0)),)
+            return (Notice("i", NoticeKind.INTERRUPT, "script", Deadline.after(30.0 * LONGER)),)
         return ()
 
     def close(self) -> None:

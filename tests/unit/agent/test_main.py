@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cloud.memory import MemoryStore
-from cloud.notice import Deadline
 from harness.agent.generation import Generation
 from harness.agent.main import Agent
 from harness.config import Settings
@@ -19,6 +18,7 @@ from harness.core.policy import Choice
 from harness.core.snapshot import SnapshotId
 from harness.errors import ExitCode
 from harness.ipc.slots import Slot
+from tests.support.clock import standing
 from tests.support.protocol import RUN_ID, SHARD_BYTES, SLOT_BYTES, Content
 
 
@@ -79,11 +79,11 @@ def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, h
     agent.trainer.connection = SimpleNamespace()  # type: ignore[assignment]
     agent._speeds.sealed(size, 1.0)
     agent._saves.remote._rate.add(size, 35.0)
-    agent._begin_drain(Deadline.after(50.0), ExitCode.INTERRUPTED)
+    agent._begin_drain(standing(50.0), ExitCode.INTERRUPTED)
     assert agent._leaving.drain is not None
     assert (agent._leaving.drain.plan.choice, agent._leaving.drain.plan.fits) == (Choice.NEW, True)
 
-    agent._leaving.drain.deadline = Deadline.after(has_s)
+    agent._leaving.drain.deadline = standing(has_s)
     agent._leaving.save_what_there_is_in_time()
 
     assert agent._leaving.drain.plan.choice is choice
@@ -94,7 +94,7 @@ def test_where_nothing_else_is_left_to_save_a_new_snapshot_is_tried_to_the_end(a
     """It will at least be on the local disk, and nothing is lost by trying."""
     agent.trainer.connection, agent._asking.layout_bytes = SimpleNamespace(), 1000  # type: ignore[assignment]
     agent._saves.remote._rate.add(1000, 100.0)
-    agent._begin_drain(Deadline.after(10.0), ExitCode.INTERRUPTED)
+    agent._begin_drain(standing(10.0), ExitCode.INTERRUPTED)
 
     agent._leaving.save_what_there_is_in_time()
 

@@ -11,7 +11,6 @@ import pytest
 
 from cloud.errors import Unavailable
 from cloud.memory import MemoryStore
-from cloud.notice import Deadline
 from harness.agent.generation import Generation
 from harness.agent.memory import TRAINER
 from harness.agent.resume import ResumePoint
@@ -21,6 +20,7 @@ from harness.agent.tier import LocalSnapshot, SealedSlot
 from harness.config import Settings
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
+from tests.support.clock import standing
 from tests.support.patience import HANG_S
 from tests.support.protocol import KEYS, RUN_ID, SLOT_BYTES, Content
 
@@ -120,7 +120,7 @@ def test_with_a_deadline_the_slot_is_sent_again_and_not_its_file(scene: Scene) -
     scene.saves.local.start()
     scene.until(lambda: scene.steps.local == 10)
 
-    scene.saves.drain(Deadline.after(60.0))
+    scene.saves.drain(standing(60.0))
     scene.saves._on_failed(scene.saves.remote, scene.saves.remote.jobs[0])
 
     assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]

@@ -23,6 +23,7 @@ from harness.core.manifest import Manifest
 from harness.core.rate import Rate
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
+from tests.support.clock import ShiftedClock, standing
 from tests.support.patience import HANG_S, telling
 from tests.support.priority import LAST, ORDINARY, priority
 from tests.support.protocol import (
@@ -42,6 +43,19 @@ from tests.support.stores import FaultyStore, RecordingStore
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(tier, "LONGEST_RETRY_S", 0.002)
+
+
+AGES_S = 1000.0
+"""What a store takes for something, by a clock that a test moves: beside it, no stall of the machine counts."""
+
+
+@pytest.fixture
+def shifted(monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
+    """The clock of tier and commit, to be moved."""
+    clock = ShiftedClock()
+    monkeypatch.setattr(tier, "time", clock)
+    monkeypatch.setattr(commit, "time", clock)
+    return clock
 
 
 class Scene:
@@ -311,7 +325,7 @@ def test_too_little_room_is_said_with_numbers_before_a_byte_is_written(scenes: C
 def test_nothing_is_begun_after_the_deadline(scenes: Callable[..., Scene]) -> None:
     store = MemoryStore()
     scene = scenes(store)
-    scene.tier.drain(Deadline.after(-1.0))
+    scene.tier.drain(standing(-1.0))
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: ("released", 10) in told)
 
@@ -323,7 +337,7 @@ def test_a_failure_that_leaves_no_time_for_another_attempt_is_the_last_one(
 ) -> None:
     monkeypatch.setattr(tier, "FIRST_RETRY_S", 3600.0)
     scene = scenes(FaultyStore(MemoryStore(), "put", fail_on=None, error=Unavailable))
-    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.drain(standing(60.0))
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: ("released", 10) in told)
 
@@ -334,7 +348,7 @@ def test_a_failure_that_leaves_no_time_for_another_attempt_is_the_last_one(
 def test_a_draining_tier_does_nothing_idle(scenes: Callable[..., Scene]) -> None:
     store = MemoryStore()
     scene = scenes(store)
-    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.drain(standing(60.0))
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: ("released", 10) in told)
     scene.close()
@@ -383,7 +397,7 @@ def test_an_upload_makes_way_when_only_the_newer_snapshot_still_fits(scenes: Cal
     older, newer = scene.sealed(10), scene.sealed(20)
 
     def notice() -> None:
-        scene.tier.drain(Deadline.after(15.0))
+        scene.tier.drain(standing(15.0))
         scene.tier.submit(newer)
 
     store.act[2] = notice
@@ -402,7 +416,7 @@ def test_an_upload_is_finished_where_both_fit(scenes: Callable[..., Scene]) -> N
     older, newer = scene.sealed(10), scene.sealed(20)
 
     def notice() -> None:
-        scene.tier.drain(Deadline.after(60.0))
+        scene.tier.drain(standing(60.0))
         scene.tier.submit(newer)
 
     store.act[2] = notice
@@ -433,7 +447,7 @@ def test_a_notice_lifts_the_limit(scenes: Callable[..., Scene]) -> None:
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: store.reported == 1)
 
-    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.drain(standing(60.0))
     scene.until(lambda told: ("published", 10) in told)
 
 
@@ -462,7 +476,7 @@ def test_saving_and_verifying_leave_the_machine_to_the_training_loop_until_somet
 def test_after_a_notice_saving_is_urgent_for_good(scenes: Callable[..., Scene]) -> None:
     store = Watched(MemoryStore())
     scene = scenes(store)
-    scene.tier.drain(Deadline.after(HANG_S))
+    scene.tier.drain(standing(HANG_S))
     scene.tier.press(False)
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: ("released", 10) in told)
@@ -520,7 +534,7 @@ def test_a_notice_makes_an_upload_give_way_to_one_that_waits_already(scenes: Cal
 
     def notice() -> None:
         scene.tier.submit(newer)
-        scene.tier.drain(Deadline.after(15.0))
+        scene.tier.drain(standing(15.0))
 
     store.act[2] = notice
     scene.tier.submit(older)
@@ -530,18 +544,18 @@ def test_a_notice_makes_an_upload_give_way_to_one_that_waits_already(scenes: Cal
 
 
 def test_waiting_for_the_claim_is_not_the_network_s_fault(
-    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch, shifted: ShiftedClock
 ) -> None:
     monkeypatch.setattr(tier, "LONGEST_RETRY_S", HANG_S)
     scene = scenes(MemoryStore(), claimed=False)
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: scene.tier.bytes_left is not None and scene.tier._current is not None)
-    threading.Event().wait(0.2)
+    shifted.jump(AGES_S)
     scene.generation.claimed.set()
     scene.until(lambda told: ("published", 10) in told)
 
     assert scene.tier.bytes_s is not None
-    assert scene.tier.bytes_s > sum(SHARD_BYTES) / 0.2
+    assert scene.tier.bytes_s > sum(SHARD_BYTES) / AGES_S
 
 
 # ---- upkeep ---------------------------------------------------------------------------------------------------------
@@ -895,12 +909,12 @@ def test_a_store_that_cannot_list_is_sent_everything(scenes: Callable[..., Scene
     assert stored_how(scene) == ["sent", "sent", "copied", "sent"]
 
 
-def test_the_time_that_copies_take_is_no_slowness_of_the_network(scenes: Callable[..., Scene]) -> None:
-    clock = threading.Event()
-
+def test_the_time_that_copies_take_is_no_slowness_of_the_network(
+    scenes: Callable[..., Scene], shifted: ShiftedClock
+) -> None:
     class Slow(MemoryStore):
         def copy(self, *args: Any, **options: Any) -> None:
-            clock.wait(0.1)
+            shifted.jump(AGES_S)
             super().copy(*args, **options)
 
     scene = scenes(Slow())
@@ -908,18 +922,18 @@ def test_the_time_that_copies_take_is_no_slowness_of_the_network(scenes: Callabl
         scene.tier.submit(scene.sealed(step, frozen=True))
         scene.until(lambda told, step=step: ("published", step) in told)
 
-    assert scene.tier.copied.seconds >= 0.1
+    assert scene.tier.copied.seconds >= AGES_S
     assert scene.tier.bytes_s is not None
-    assert scene.tier.bytes_s > SHARD_BYTES[1] / 0.1
+    assert scene.tier.bytes_s > SHARD_BYTES[1] / AGES_S
 
 
 @pytest.mark.parametrize(("bytes_s", "how"), [(1, "copied"), (10**9, "sent")])
 def test_with_a_deadline_the_store_copies_only_where_that_is_no_slower_than_sending(
-    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch, bytes_s: int, how: str
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch, shifted: ShiftedClock, bytes_s: int, how: str
 ) -> None:
     class Slow(MemoryStore):
         def copy(self, *args: Any, **options: Any) -> None:
-            threading.Event().wait(0.05)
+            shifted.jump(0.05)
             super().copy(*args, **options)
 
     scene = scenes(Slow())
@@ -928,7 +942,7 @@ def test_with_a_deadline_the_store_copies_only_where_that_is_no_slower_than_send
         scene.until(lambda told, step=step: ("released", step) in told)
     monkeypatch.setattr(scene.tier, "_rate", Rate())
     scene.tier._rate.add(bytes_s, 1.0)
-    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.drain(standing(60.0))
     scene.tier.submit(scene.sealed(30, frozen=True))
     scene.until(lambda told: ("released", 30) in told)
 
@@ -939,20 +953,21 @@ def test_with_a_deadline_the_second_snapshot_of_a_run_copies_from_the_first(scen
     scene = scenes(MemoryStore())
     scene.tier.submit(scene.sealed(10, frozen=True))
     scene.until(lambda told: ("released", 10) in told)
-    scene.tier.drain(Deadline.after(60.0))
+    scene.tier.drain(standing(60.0))
     scene.tier.submit(scene.sealed(20, frozen=True))
     scene.until(lambda told: ("released", 20) in told)
 
     assert stored_how(scene) == ["sent", "sent", "copied", "sent"]
 
 
-def test_what_an_earlier_attempt_copied_took_its_time_all_the_same(scenes: Callable[..., Scene]) -> None:
+def test_what_an_earlier_attempt_copied_took_its_time_all_the_same(
+    scenes: Callable[..., Scene], shifted: ShiftedClock
+) -> None:
     """A plan that counts the bytes and forgets the seconds promises what nobody can keep."""
-    clock = threading.Event()
 
     class Slow(MemoryStore):
         def copy(self, *args: Any, **options: Any) -> None:
-            clock.wait(0.1)
+            shifted.jump(AGES_S)
             super().copy(*args, **options)
 
     scene = scenes(FaultyStore(Slow(), "put", fail_on=3))  # the first of the second snapshot
@@ -962,7 +977,7 @@ def test_what_an_earlier_attempt_copied_took_its_time_all_the_same(scenes: Calla
 
     assert stored_how(scene) == ["sent", "sent", "copied", "kept", "sent"]
     assert scene.tier.copied.bytes == SHARD_BYTES[0]
-    assert scene.tier.copied.seconds >= 0.1
+    assert scene.tier.copied.seconds >= AGES_S
     assert scene.tier.bytes_s is not None
     assert scene.tier.bytes_s > 0
 

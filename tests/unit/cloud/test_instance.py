@@ -11,6 +11,7 @@ from cloud.instance import ATTEMPTS, GROUP_TAG, Instance, identify, tag, whoami
 from cloud.metadata import Answer, MetadataSession
 from cloud.metadata_sim import Fault, MetadataSimulator
 from cloud.notice import Deadline
+from tests.support.patience import HANG_S
 
 NEVER = Deadline.never()
 DOCUMENT = "dynamic/instance-identity/document"
@@ -85,7 +86,7 @@ def test_a_service_that_is_busy_is_asked_again() -> None:
 
 def test_a_service_that_hangs_is_given_up_by_the_deadline(simulator: MetadataSimulator) -> None:
     simulator.fault(Fault.HANG)
-    session = MetadataSession(simulator.url, timeout_s=0.02)
+    session = MetadataSession(simulator.url, timeout_s=HANG_S)
 
     assert whoami(session, Deadline.after(0.05)) is None
     session.close()

@@ -156,11 +156,13 @@ def test_without_time_nothing_is_asked(simulator: MetadataSimulator, session: Me
     assert not simulator.requests
 
 
-def test_a_page_is_no_token(simulator: MetadataSimulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_no_token(
+    simulator: MetadataSimulator, session: MetadataSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(simulator, "new_token", lambda _ttl_s: "<html>\nlog in first\n</html>")
 
     with pytest.raises(Unavailable, match="no token"):
-        impatient(simulator).get(INSTANCE_ID, deadline=NEVER)
+        session.get(INSTANCE_ID, deadline=NEVER)
 
 
 def test_an_answer_without_end_is_refused(

@@ -11,14 +11,13 @@ import requests
 
 from cloud.digest import crc64nvme
 from cloud.errors import CloudError, Denied, NotFound, OutcomeUnknown, Unavailable
-from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.s3 import S3Options, S3Store
 from cloud.s3_errors import BucketGone
 from cloud.s3_probe import Quirks
 from cloud.s3_transfer import Pace
 from cloud.store import CHUNK_BYTES
-from tests.support.clock import FakeClock
+from tests.support.clock import FakeClock, standing
 from tests.support.patience import HANG_S
 from tests.support.s3_account import DATA, KEY, NEVER, PART_BYTES, open_store, put, random_bytes, use_account
 from tests.support.s3_server import S3Server
@@ -117,11 +116,11 @@ def test_a_store_that_hangs_holds_nobody_beyond_the_deadline(server: S3Server, b
     source = bytearray(DATA)
 
     with memoryview(source) as view, pytest.raises(Unavailable):
-        bare.put("b", view, deadline=Deadline.after(0.2))
+        bare.put("b", view, deadline=standing(0.2))
     with pytest.raises(Unavailable):
-        bare.get("a", memoryview(source), deadline=Deadline.after(0.2))
+        bare.get("a", memoryview(source), deadline=standing(0.2))
     with pytest.raises(OutcomeUnknown):
-        bare.put_if_absent("c", b"c", deadline=Deadline.after(0.2))
+        bare.put_if_absent("c", b"c", deadline=standing(0.2))
 
     source.clear()  # BufferError if anybody still held it
     server.wait_struck(held, 3)
@@ -146,11 +145,11 @@ def test_an_error_holds_no_buffer(server: S3Server, bare: S3Store) -> None:
 
 @pytest.mark.slow
 def test_a_part_that_hangs_holds_nobody_beyond_the_deadline(server: S3Server, bare: S3Store) -> None:
-    server.fault("stall", "UploadPart", nth=2, after_bytes=1000)
+    server.fault("stall", "UploadPart", nth=2, times=None, after_bytes=1000)
     source = bytearray(DATA)
 
     with memoryview(source) as view, pytest.raises(Unavailable):
-        bare.put("a", view, deadline=Deadline.after(0.5))
+        bare.put("a", view, deadline=standing(0.5))
 
     source.clear()
     assert server.contents() == {}

@@ -70,6 +70,14 @@ def test_a_program_that_starts_its_agent_waits_for_it_to_boot() -> None:
     assert parts.total == 12_000
 
 
+def test_a_shell_that_becomes_the_next_program_counts_from_the_end_of_the_one_before() -> None:
+    """`sh -c 'python train.py; exec python train.py'`: the process is as old as the whole first life."""
+    parts = divide(dataclasses.replace(USUAL, spawned_at=20.0))
+
+    assert (parts.detect, parts.boot) == (0, 1)
+    assert parts.total == 12_000
+
+
 MOMENT = st.one_of(st.floats(-1e5, 1e5), st.integers(-20, 20).map(float))
 SPAN = st.tuples(MOMENT, MOMENT)
 
@@ -94,7 +102,9 @@ def test_in_whatever_order_things_happened_the_parts_sum_to_the_total(moments: M
     parts = divide(moments)
 
     begin = min(moments.began_at, moments.spawned_at)
-    begin = begin if moments.ended_at is None else min(begin, moments.ended_at)
+    if moments.ended_at is not None:
+        was_there = moments.spawned_at < moments.ended_at <= moments.began_at
+        begin = moments.ended_at if was_there else min(begin, moments.ended_at)
     assert all(milliseconds >= 0 for milliseconds in vars(parts).values())
     assert sum(vars(parts).values()) == max(0, round(moments.stepped_at * 1000) - round(begin * 1000))
 

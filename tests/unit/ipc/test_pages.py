@@ -7,6 +7,7 @@ import errno
 import itertools
 import mmap
 import os
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_a_host_without_huge_pages_gives_small_ones(
 
 def test_huge_pages_that_are_slow_to_come_are_not_waited_for(memfd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0.0, 0.01)
-    monkeypatch.setattr(pages.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pages, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     asked: list[int] = []
 
     class Slow(ctypes.CDLL):

@@ -311,7 +311,7 @@ def test_workers_survive_the_first_sigterm_and_any_sigint_and_no_second_sigterm(
 @pytest.mark.parametrize("signalled", [False, True])
 def test_a_trainer_with_workers_alive_exits_at_once(signalled: bool) -> None:
     script = f"""
-        import os, signal, sys, time
+        import os, signal, sys
         from harness.trainer.loader import instrument
         from tests.support.loaders import make_loader, capture_rng, restore_rng
         persistent, ordinary = make_loader("shuffle", "2 persistent workers"), make_loader("shuffle", "2 workers")
@@ -323,10 +323,8 @@ def test_a_trainer_with_workers_alive_exits_at_once(signalled: bool) -> None:
             os.killpg(0, signal.SIGTERM)
         for iterator in iterators:
             next(iterator)
-        import atexit
-        ending = time.monotonic()
-        import multiprocessing.util as util
-        util.Finalize(None, lambda: print("ended after", time.monotonic() - ending), exitpriority=-1000)
+        from torch.utils.data import _utils
+        _utils.MP_STATUS_CHECK_INTERVAL = {HANG_S}  # what torch waits for a worker that does not end
         sys.exit(75)
     """
     done = subprocess.run(
@@ -338,7 +336,6 @@ def test_a_trainer_with_workers_alive_exits_at_once(signalled: bool) -> None:
         start_new_session=True,
     )
     assert (done.returncode, done.stderr) == (75, "")
-    assert float(done.stdout.split()[-1]) < 3.0
 
 
 # ---------------------------------------------------------------------------------------------------------- other kinds
