@@ -50,6 +50,7 @@ from harness.core.snapshot import RunKeys
 LEAD_S = 120.0  # EC2 announces a spot interruption two minutes ahead
 LIFE_S = 300.0  # a life that takes longer than this hangs
 LOOK_S = 0.05
+ROOM_S = 5.0  # what is trained after the instance went away takes so long at least: the agent asks once a second
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ class Size:
 
     Attributes:
         every_s: seconds between snapshots, in the local tier and in the store alike.
-        interrupt_at: share of the steps after which the instance goes away. What is left has to take well over a
-            second at any speed: that is how often the agent asks for notices.
+        interrupt_at: share of the steps after which the instance goes away.
     """
 
     epochs: int
@@ -161,6 +161,7 @@ class Demo:
         self.directory, self.size, self.console = directory, size, console
         self.store = open_store(str(directory / ".harness"))
         self.interrupt_step = int(size.steps * size.interrupt_at)
+        self.pause_s = 0.0
         (directory / "tmp").mkdir()
 
     def run(self) -> dict[str, Survival]:
@@ -174,7 +175,15 @@ class Demo:
         self.expect(0, self.live(run))
         if sorted(run.losses()) != list(range(1, self.size.steps + 1)):
             raise DemoFailed(f"{run.curve} does not hold each of the {self.size.steps} steps")
+        self.pause_s = self.pause_for(run)
         return run
+
+    def pause_for(self, unbroken: Run) -> float:
+        """Seconds between two steps of the other runs: none, but on a machine that is through before the notice."""
+        lines = list(read_journal(self.store, RunKeys(unbroken.name)))
+        (began_at, _), (ended_at, _) = told(lines, events.FirstStep)[0], told(lines, events.TrainerFinished)[0]
+        step_s = (ended_at - began_at) / self.size.steps
+        return max(0.0, round(ROOM_S / (self.size.steps - self.interrupt_step) - step_s, 3))
 
     def noticed(self, unbroken: Run) -> Survival:
         self.title("2/3 noticed: EC2 announces a spot interruption in the middle")
@@ -220,6 +229,7 @@ class Demo:
         train += ["--epochs", str(size.epochs), "--steps-per-epoch", str(size.steps_per_epoch)]
         train += ["--width", str(size.width), "--layers", str(size.layers)]
         train += ["--curve", f"{name}.curve", "--final", f"{name}.safetensors"]
+        train += ["--pause-s", f"{self.pause_s:g}"] if self.pause_s else []
         self.console.print(Text(f"$ {shlex.join(['harness', *harness, '--', 'python', *train])}"), soft_wrap=True)
         return Run(name, self.directory, [sys.executable, "-m", "harness.cli", *harness, "--", sys.executable, *train])
 

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import math
 import sysconfig
+import time
 from pathlib import Path
 
 import torch
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pause-s", type=float, default=0.0, help="seconds between two steps, to watch a fast machine")
     parser.add_argument("--curve", type=Path, help="append a line 'step loss learning-rate' for every step")
     parser.add_argument("--final", type=Path, help="write the final weights and optimizer state, as safetensors")
     args = parser.parse_args()
@@ -157,6 +159,7 @@ def main() -> None:
                     curve.write(f"{step} {loss.hex()} {lr.hex()}\n")
                 if step % 20 == 0:
                     print(f"epoch {epoch}  step {step:4d}/{total}  loss {loss:.4f}  lr {lr:.2e}", flush=True)
+                time.sleep(args.pause_s)
                 loss = 0.0
             with ckpt.evaluating():  # harness
                 print(f"epoch {epoch}  validation loss {evaluate(model, text[:held_out]):.4f}", flush=True)

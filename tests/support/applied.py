@@ -22,7 +22,7 @@ from tests.support.aws_account import REGION, ROOT, Account, open_account
 from tests.support.terraform import Terraform, TerraformFailed, Unavailable
 
 RUN = "gpt-small"
-COMMAND = "python gpt.py --epochs 2 --steps-per-epoch 20 --seed 7 --curve curve"
+COMMAND = "python gpt.py --epochs 2 --steps-per-epoch 20 --seed 7 --pause-s 0.1 --curve curve"
 AMI_PARAMETER = "/tests/ami"  # moto has no parameters of the Deep Learning AMI
 AMI = "ami-12c6146b"  # one that moto has
 

@@ -57,6 +57,7 @@ from harness.config import Settings, resolve
 from harness.core import events
 from harness.core.policy import after_crash
 from harness.errors import HarnessError
+from tests.support import delays
 from tests.support.stores import FaultyStore
 
 LONGER = 10
@@ -146,6 +147,7 @@ class ScriptedSource:
 
 def rig(options: dict[str, str]) -> None:
     """Take the options out that replace a constant of the agent, and lengthen what only a stalled machine exceeds."""
+    delays.install(delays.AGENT)
     harness.agent.main._END_S *= LONGER
     harness.agent.main._END_AT_ONCE_S *= LONGER
     harness.agent.main.ATTACH_S *= LONGER

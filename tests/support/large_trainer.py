@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from harness import Checkpointer
+from tests.support import delays
 from tests.support.patient import patient
 
 
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--more-mb", type=int, default=0)
     parser.add_argument("--more-at", type=int)
     told = parser.parse_args()
+    delays.install(delays.TRAINER)
     torch.set_num_threads(1)
     model = Large(told.mb)
     ckpt = patient(Checkpointer(model=model), hold_at=told.hold_at, hold_until=told.hold_until)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness import Checkpointer
+from tests.support import delays
 from tests.support.patient import patient
 
 EPOCHS, BATCHES = 3, 6
@@ -240,6 +241,7 @@ def main() -> None:
     parser.add_argument("--curve", type=Path)
     parser.add_argument("--final", type=Path)
     options = parser.parse_args()
+    delays.install(delays.TRAINER)
     if options.all:
         for style in STYLES:
             train(style, options.all / f"{style}.curve", options.all / f"{style}.final")

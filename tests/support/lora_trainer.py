@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness import Checkpointer
+from tests.support import delays
 from tests.support.patient import patient
 
 STEPS, EVERY = 16, 4
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--curve", type=Path, required=True)
     parser.add_argument("--final", type=Path, required=True)
     options = parser.parse_args()
+    delays.install(delays.TRAINER)
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = nn.Sequential(*(Adapted() for _ in range(LAYERS)))

@@ -32,6 +32,7 @@ from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shar
 from harness.core.snapshot import shard_name
 from harness.ipc.slots import Ask, Request, SlotRecord, Word, place_shards, slot_bytes
 from harness.trainer.link import Link
+from tests.support import delays
 
 STATE_BYTES = 256 * 1024
 
@@ -242,6 +243,7 @@ def main() -> int:
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--fork-at", type=int)
     options = parser.parse_args()
+    delays.install(delays.TRAINER)
     detached = SOCKET_VARIABLE not in os.environ
     settings = resolve({}, os.environ, Path.cwd(), script=None) if detached else None
     trainer = TinyTrainer(Link(settings, [sys.executable, *sys.argv], os.environ), options.frozen_bytes)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from harness import Checkpointer
+from tests.support import delays
 from tests.support.patient import patient
 
 EPOCHS = 3
@@ -78,6 +79,7 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tupl
 def main() -> None:
     """Train; leave as the Checkpointer says."""
     told = options()
+    delays.install(delays.TRAINER)
     torch.set_num_threads(1)
     torch.manual_seed(1)
     random.seed(1)
