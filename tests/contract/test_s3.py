@@ -96,7 +96,6 @@ def localbucket_store(localbucket: str) -> Iterator[S3Store]:
 class S3Contract(StoreContract):
     """The contract, and what goes through several requests."""
 
-    @pytest.mark.slow
     def test_a_large_buffer_is_filled_by_several_requests(self, store: S3Store) -> None:
         data = random_bytes(5 * PART_BYTES + 5)
         put(store, "run/a", data)
@@ -113,6 +112,8 @@ class S3Contract(StoreContract):
 
 
 class TestMoto(S3Contract):
+    keeps_sums = False
+
     @pytest.fixture
     def store(self, moto_store: S3Store) -> Iterator[ObjectStore]:
         yield from emptied(moto_store)
@@ -126,6 +127,8 @@ class TestMoto(S3Contract):
 
 
 class TestLocalBucket(S3Contract):
+    keeps_sums = False
+
     @pytest.fixture
     def store(self, localbucket_store: S3Store) -> Iterator[ObjectStore]:
         yield from emptied(localbucket_store)

@@ -16,6 +16,8 @@ from tests.support.clock import FakeClock
 
 
 class TestDirectoryStore(StoreContract):
+    keeps_sums = False
+
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[ObjectStore]:
         store = DirectoryStore(tmp_path / "store")

@@ -10,11 +10,15 @@ from harness.core.shard import plan_shards
 from harness.trainer import copy, state
 from harness.trainer.restore import restore
 from harness.trainer.rng import capture_rng, restore_rng
+from tests.support.needs import lacking
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED HERE: there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _device() -> None:
+    if not torch.cuda.is_available():
+        lacking("cuda")
 
 
 def training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -10,12 +10,16 @@ import torch
 
 from harness.ipc.slots import Slot
 from harness.trainer import copy
+from tests.support.needs import lacking
 from tests.unit.trainer.test_overlap import Training, adamw, in_place, same, through_data, trained_with
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED HERE: there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _device() -> None:
+    if not torch.cuda.is_available():
+        lacking("cuda")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from tests.node.machine import CannotHaveDisks, Machine
 from tests.support.environment import show_package_index
+from tests.support.needs import lacking
 
 
 @pytest.fixture
@@ -30,19 +31,36 @@ def disks(machine: Machine) -> Callable[[int], list[str]]:
     """Gives the machine so many disks, or skips the test."""
     for program in ("losetup", "wipefs", "blkid", "lsblk", "mkfs.ext4"):
         if shutil.which(program) is None:
-            pytest.skip(f"no loop devices here: {program} is not installed")
+            lacking("loop-devices", f"{program} is not installed")
     if os.geteuid() != 0:
-        pytest.skip("no loop devices here: you are not root")
+        lacking("loop-devices", "you are not root")
     if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no mounts here: this root has no mount namespaces")
+        lacking("mounts", "this root has no mount namespaces")
 
     def add(count: int) -> list[str]:
         try:
             return [machine.add_disk() for _ in range(count)]
         except CannotHaveDisks as err:
-            pytest.skip(f"no loop devices here: {err}")
+            lacking("loop-devices", str(err))
 
     return add
+
+
+@pytest.fixture
+def xfs() -> None:
+    """XFS, or the test is skipped."""
+    if shutil.which("mkfs.xfs") is None or "\txfs\n" not in Path("/proc/filesystems").read_text():
+        lacking("xfs")
+
+
+@pytest.fixture
+def raid0() -> None:
+    """Arrays, or the test is skipped."""
+    if shutil.which("mdadm") is None:
+        lacking("mdadm", "mdadm is not installed")
+    arrays = Path("/proc/mdstat")
+    if not arrays.exists() or "[raid0]" not in arrays.read_text():
+        lacking("mdadm", "this kernel has no RAID 0")
 
 
 @pytest.fixture(scope="session")
@@ -61,5 +79,5 @@ def _why_no_package_index(tmp_path_factory: pytest.TempPathFactory) -> str:
 def package_index(_why_no_package_index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pip fetch packages as the caller would, or skip the test."""
     if _why_no_package_index:
-        pytest.skip("no package index answers here")
+        lacking("package-index", _why_no_package_index)
     show_package_index(monkeypatch)

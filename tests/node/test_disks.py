@@ -17,17 +17,10 @@ from tests.node.machine import ROOT, Machine
 
 Disks = Callable[[int], list[str]]
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = pytest.mark.root
 
-needs_xfs = pytest.mark.skipif(
-    shutil.which("mkfs.xfs") is None or "\txfs\n" not in Path("/proc/filesystems").read_text(), reason="no xfs here"
-)
-needs_raid0 = pytest.mark.skipif(
-    shutil.which("mdadm") is None
-    or not Path("/proc/mdstat").exists()
-    or "[raid0]" not in Path("/proc/mdstat").read_text(),
-    reason="no arrays here: mdadm is not installed, or the kernel has no RAID0",
-)
+needs_xfs = pytest.mark.usefixtures("xfs")
+needs_raid0 = pytest.mark.usefixtures("raid0")
 SHOW = 'findmnt --noheadings --output SOURCE,FSTYPE,OPTIONS "$mnt"'
 
 

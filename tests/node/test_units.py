@@ -11,8 +11,7 @@ import pytest
 
 from harness.errors import ExitCode
 from tests.node.machine import SCRIPT, Machine
-
-pytestmark = pytest.mark.slow
+from tests.support.needs import lacking
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def prepared(machine: Machine) -> Machine:
 @pytest.mark.parametrize("image", ["", "repo/image:1"])
 def test_systemd_finds_no_fault_with_the_units(prepared: Machine, tmp_path: Path, image: str) -> None:
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd is not installed")
+        lacking("systemd")
     prepared.settings["HARNESS_IMAGE"] = image
     prepared.replace_program("docker", "")
     assert prepared.prepare("boot", "units").returncode == 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from tests.support.needs import lacking
 
 IMAGE_BYTES = 64 * 1024 * 1024
 
@@ -37,7 +37,7 @@ class FailingDisk:
 def failing_disk(directory: Path, keeps_bytes: int) -> Iterator[FailingDisk]:
     """One of about `keeps_bytes`, mounted below the empty `directory`. Skips, loudly, where nobody can mount."""
     if os.geteuid() != 0:
-        pytest.skip("NOT TESTED HERE: needs root, for a loop mount")
+        lacking("loop-devices", "you are not root")
     with contextlib.ExitStack() as stack:
         try:
             memory, mounted = directory / "memory", directory / "mounted"
@@ -54,7 +54,7 @@ def failing_disk(directory: Path, keeps_bytes: int) -> Iterator[FailingDisk]:
             _call("mount", device, str(mounted))
             stack.callback(_call, "umount", "--lazy", str(mounted))
         except (OSError, subprocess.CalledProcessError) as err:
-            pytest.skip(f"NOT TESTED HERE: this machine has no loop mounts ({err})")
+            lacking("loop-devices", str(err))
         yield FailingDisk(mounted, memory)
 
 

@@ -20,7 +20,7 @@ from cloud.digest import crc64nvme, format_crc
 from cloud.directory import DirectoryStore
 from cloud.errors import Unavailable
 from cloud.memory import MemoryStore
-from harness.agent import commit, memory
+from harness.agent import commit, memory, origin
 from harness.agent.ahead import Ahead
 from harness.agent.memory import SlotPool
 from harness.agent.resume import (
@@ -42,6 +42,7 @@ from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace, SnapshotCorrupt
 from harness.ipc import pages
 from harness.ipc.slots import Slot, place_shards
+from tests.support.needs import lacking
 from tests.support.open_files import open_files
 from tests.support.patience import HANG_S
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content, Fault, ProtocolStore
@@ -370,7 +371,6 @@ def test_a_fetched_record_is_the_one_that_was_sealed(scene: Scene) -> None:
 
 
 def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_step_0(scene: Scene) -> None:
-    origin = pytest.importorskip("harness.agent.origin")
     claim = Claim(format=FORMAT, run_id=RUN_ID, generation=1, nonce="a" * 16, claimed_at="", host="here", pid=1,
                   fresh=False, parent=None, command=(), named=True)  # fmt: skip
     commit.claim(scene.remote, KEYS, claim, FOREVER)
@@ -385,7 +385,7 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
         handed_over=list,
     )
     journal = SimpleNamespace(emit=scene.events.append, generation=0, claimed=0)
-    answered, said = origin.threading.Event(), list[str]()
+    answered, said = threading.Event(), list[str]()
 
     start = origin.Origin(
         Settings(store="/store", run="run"), KEYS, "here", (), saves, journal, lambda action: action(), answered.set,
@@ -447,7 +447,7 @@ def test_several_chunks_of_a_local_shard_are_read_at_once(disk: Together) -> Non
 def test_no_disk_writes_into_a_slot_that_is_a_file(disk: Together, tmp_path: Path) -> None:
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT), tmp_path)) as slot:
         if not slot.on_disk:
-            pytest.skip("the temporary directory is in memory")
+            lacking("disk")
         _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), _Stopwatch(), FOREVER)
 
         assert slot.shard(SPAN) == CONTENT

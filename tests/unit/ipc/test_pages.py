@@ -16,6 +16,7 @@ import pytest
 from harness.ipc import pages
 from harness.ipc.pages import HUGE, allocate
 from harness.ipc.slots import Slot
+from tests.support.needs import lacking
 
 SIZES = [mmap.PAGESIZE, HUGE - mmap.PAGESIZE, HUGE, 3 * HUGE + 5 * mmap.PAGESIZE]
 
@@ -148,7 +149,7 @@ def test_a_slot_is_in_huge_pages_and_mapped_as_such_where_the_kernel_gives_them(
     libc = ctypes.CDLL(None, use_errno=True)
     address = ctypes.addressof(ctypes.c_char.from_buffer(slot.buffer))
     if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(HUGE), pages._MADV_COLLAPSE) != 0:
-        pytest.skip("this kernel gives none")
+        lacking("huge-pages")
     other = Slot(os.dup(slot.fd))  # as the trainer maps it
     other.populate()
     smaps = Path("/proc/self/smaps").read_text()
