@@ -2,6 +2,11 @@
 
 Owns what it is applied with, and where the workers of one test run leave it for each other. Tests look at it as it is;
 one that changes something takes a copy (`Applied.copy`), which has an account and a state of its own.
+
+An apply takes a minute, in which the provider does nothing but wait for a bucket's rules to settle. So it begins as
+soon as it is known that some test wants it (`Early`), in a process of its own, and is there when its turn comes:
+
+    python -m tests.support.applied SHARED      ends what it is at, and itself, when its standard input does
 """
 
 from __future__ import annotations
@@ -10,19 +15,24 @@ import base64
 import fcntl
 import gzip
 import json
+import os
+import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.aws_account import REGION, ROOT, Account, open_account
-from tests.support.terraform import Terraform, TerraformFailed, Unavailable
+from tests.support.aws_account import REGION, ROOT, Account, Lease, open_account
+from tests.support.terraform import Terraform, TerraformFailed, Unavailable, kill_all
 
 RUN = "gpt-small"
-COMMAND = "python gpt.py --epochs 2 --steps-per-epoch 20 --seed 7 --pause-s 0.1 --curve curve"
+STEPS = 20
+PAUSE = " --pause-s 0.2"  # there is a notice in the middle, whatever the machine
+COMMAND = f"python gpt.py --epochs 2 --steps-per-epoch {STEPS // 2} --seed 7 --curve curve{PAUSE}"
 AMI_PARAMETER = "/tests/ami"  # moto has no parameters of the Deep Learning AMI
 AMI = "ami-12c6146b"  # one that moto has
 
@@ -95,6 +105,30 @@ def apply_once(shared: Path) -> Applied:
     return Applied(Terraform(shared / "module", Account(**found["account"])), found["outputs"])
 
 
+class Early:
+    """An apply that goes on while tests of something else run."""
+
+    def __init__(self, shared: Path) -> None:
+        self._lease = Lease(shared / "lease")
+        with (shared / "early.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.applied", str(shared)],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def end(self, *, at_once: bool) -> None:
+        """Wait for its end, which other workers may still wait for; or end it."""
+        if at_once:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self._process.wait()
+        self._lease.release()
+
+
 def variables(folder: Path) -> dict[str, object]:
     """What it is applied with: what a first user gives, and what this machine needs."""
     return {
@@ -132,3 +166,19 @@ def _alone(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def main() -> None:
+    """Apply, for whoever asks later; not longer than the one that has started this lives."""
+    threading.Thread(target=_end_with_standard_input, daemon=True).start()
+    apply_once(Path(sys.argv[1]))
+
+
+def _end_with_standard_input() -> None:
+    sys.stdin.read()
+    kill_all()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,8 @@ Owns each difference, and why it matters. Imported by a server's own process: it
 3. moto drops the mixed instances policy of a group at every update that does not name it: the provider makes a group
    with hooks empty, and then updates its size.
 4. moto loads AWS's own policies only where it is told to.
+5. moto knows no CompleteLifecycleAction, and answers what nobody can read: whoever calls it tries for half a minute.
+   Here it is taken, as of an instance that waits for it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import Any
 
 from flask import request
 from moto.autoscaling.models import FakeAutoScalingGroup
+from moto.autoscaling.responses import AutoScalingResponse
+from moto.core.responses import EmptyResult
 from moto.ec2.models.launch_templates import LaunchTemplateVersion
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
@@ -42,6 +46,7 @@ def mend() -> None:
     os.environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = "true"
     FakeBucket.get_permission = _permission
     FakeAutoScalingGroup.update = _keeping_its_policy(FakeAutoScalingGroup.update)
+    AutoScalingResponse.complete_lifecycle_action = _taken
     LaunchTemplateVersion.__init__ = _without_its_own_tags(LaunchTemplateVersion.__init__)
 
 
@@ -68,6 +73,10 @@ def _keeping_its_policy(update: Any) -> Any:
             self.mixed_instances_policy = before
 
     return updated
+
+
+def _taken(_: AutoScalingResponse) -> EmptyResult:
+    return EmptyResult()
 
 
 def _without_its_own_tags(make: Any) -> Any:

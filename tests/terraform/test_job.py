@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cloud.metadata_sim import MetadataSimulator
-from tests.support.applied import COMMAND, RUN, Applied
+from tests.support.applied import COMMAND, PAUSE, RUN, STEPS, Applied
 from tests.support.aws_account import REGION, ROOT
 from tests.support.process import Process
 from tests.support.world import World
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long("an apply, and a training on two instances")
 
 
 class Node:
@@ -103,7 +103,7 @@ def test_a_job_survives_its_instance_and_ends_with_no_instance_at_all(nodes: Nod
     nodes.take_away(first)
     running.wait()
     trained = (first.source / "curve").read_text().splitlines()
-    assert 0 < len(trained) < 40, "taken away in the middle"
+    assert 0 < len(trained) < STEPS, "taken away in the middle"
 
     second = nodes.next()
     last = second.boot()
@@ -111,16 +111,16 @@ def test_a_job_survives_its_instance_and_ends_with_no_instance_at_all(nodes: Nod
     assert last.wait() == 0, last.stderr
     assert second.source.resolve() != first.source.resolve()
     trained += (second.source / "curve").read_text().splitlines()
-    assert [int(line.split()[0]) for line in trained] == list(range(1, 41)), "no step was lost, and none made twice"
+    assert [int(line.split()[0]) for line in trained] == list(range(1, STEPS + 1)), "no step lost, none made twice"
     group = nodes.group()
     assert (group["DesiredCapacity"], group["Instances"]) == (0, [])
     assert trained == unbroken(tmp_path)
 
 
 def unbroken(root: Path) -> list[str]:
-    """The curve of the same command, undisturbed, with a directory as its store."""
+    """The curve of the same command, undisturbed and without pauses, with a directory as its store."""
     world = World(root)
-    python, script, *options = COMMAND.split()
+    python, script, *options = COMMAND.removesuffix(PAUSE).split()
     assert (python, script) == ("python", "gpt.py")
     process = world.run_harness(command=[sys.executable, ROOT / "examples" / script, *options])
     assert process.wait() == 0, process.stderr

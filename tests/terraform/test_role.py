@@ -18,7 +18,8 @@ from tests.support.applied import RUN, Applied
 from tests.support.aws_account import NUMBER, REGION, ROOT
 from tests.support.iam import Request, Verdict, judge, statements
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long("terraform and its provider wait for what they have changed")
+
 ALLOWED, NOT_ALLOWED, DENIED = Verdict.ALLOWED, Verdict.NOT_ALLOWED, Verdict.DENIED
 OBJECTS = f"checkpoints/{RUN}"
 NOT_SENT = dict.fromkeys(

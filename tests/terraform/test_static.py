@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import gzip
 import json
 import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.terraform import NO_PROVIDER, PLUGINS
+from tests.support.needs import lacking
+from tests.support.once import once
+from tests.support.terraform import NO_PROVIDER, PLUGINS, Unavailable
+
+pytestmark = pytest.mark.long("terraform runs the 22 tests of the module")
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_BEHIND = shutil.ignore_patterns(".terraform", ".terraform.lock.hcl", "*.tfstate*", "*.tfplan", "*.tfvars")
@@ -24,11 +26,6 @@ USER_DATA_BYTES = 16384  # EC2's limit, before base64
 ROOM_FOR_A_USER_BYTES = 1500  # of command, settings and setup_command, compressed
 HOSTILE = "what_a_node_is_told_ends_no_quote_and_begins_no_command"  # of tests/choices.tftest.hcl
 COMMAND = "echo \"$HOME\" `id` \\ 'x'"  # what it gives
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed"),
-]
 
 
 def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,16 +44,14 @@ def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 @dataclass(frozen=True)
 class Examined:
-    """What `terraform validate` and `terraform test` said of a copy of the module.
+    """What `terraform test` said of a copy of the module.
 
     Attributes:
-        valid: the first one's words.
-        errors: the second one's, of all its runs.
-        code: the second one's exit code.
+        errors: those of all its runs.
+        code: its exit code.
         packed: the user data that the launch template of the run `HOSTILE` has, in base64.
     """
 
-    valid: str
     errors: list[str]
     code: int
     packed: str
@@ -70,24 +65,27 @@ class Examined:
         return gzip.decompress(self.user_data_gzip).decode()
 
 
-def examine(folder: Path) -> dict[str, Any]:
-    """Initialise a copy of terraform/ beside a copy of scripts/, and ask; nothing is written to the clone."""
+def initialised(folder: Path) -> Path:
+    """A copy of terraform/ beside one of scripts/, ready for use: the clone stays as it is. Raises Unavailable."""
+    if shutil.which("terraform") is None:
+        raise Unavailable("terraform is not installed")
     shutil.copytree(ROOT / "terraform", folder / "terraform", ignore=LEFT_BEHIND)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     module, plugins = folder / "terraform", os.environ.get(PLUGINS)
     begun = terraform(module, "init", "-input=false", "-no-color", *([f"-plugin-dir={plugins}"] if plugins else []))
     if begun.returncode and not plugins and any(problem in begun.stdout for problem in NO_PROVIDER):
-        return {"skip": f"terraform init finds no provider, and {PLUGINS} is not set: {begun.stdout[-500:]}"}
+        raise Unavailable(f"terraform init finds no provider, and {PLUGINS} is not set")
     assert begun.returncode == 0, begun.stdout
+    return module
+
+
+def examine(module: Path) -> Examined:
+    """Run the module's own tests."""
     tested = terraform(module, "test", "-json", "-verbose")  # each state comes with the provider's schema: megabytes
     messages = tested.stdout.splitlines()
     found = [re.search(r'"user_data":"([^"]+)"', line) for line in messages if is_state_of(HOSTILE, line)]
-    return {
-        "valid": terraform(module, "validate", "-no-color").stdout,
-        "errors": [line for line in messages if '"@level":"error"' in line],
-        "code": tested.returncode,
-        "packed": found[0][1] if found and found[0] else "",
-    }
+    errors = [line for line in messages if '"@level":"error"' in line]
+    return Examined(errors, tested.returncode, found[0][1] if found and found[0] else "")
 
 
 def is_state_of(run: str, message: str) -> bool:
@@ -97,18 +95,15 @@ def is_state_of(run: str, message: str) -> bool:
 @pytest.fixture(scope="session")
 def examined(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Examined:
     """Once for all workers: about 20 s, for whoever asks first."""
-    own = tmp_path_factory.getbasetemp()
-    shared = (own if worker_id == "master" else own.parent) / "static"
-    shared.mkdir(exist_ok=True)
-    result = shared / "examined.json"
-    with (shared / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not result.exists():
-            result.write_text(json.dumps(examine(tmp_path_factory.mktemp("clone"))))
-    said = json.loads(result.read_text())
-    if "skip" in said:
-        pytest.skip(said["skip"])
-    return Examined(**said)
+
+    def make(folder: Path) -> None:
+        (folder / "examined.json").write_text(json.dumps(asdict(examine(initialised(folder)))))
+
+    try:
+        folder = once(tmp_path_factory, worker_id, "static", make)
+    except Unavailable as why:
+        lacking("terraform", str(why))
+    return Examined(**json.loads((folder / "examined.json").read_text()))
 
 
 @pytest.fixture
@@ -126,13 +121,22 @@ def node(examined: Examined, tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.sample
 def test_every_file_has_terraforms_own_form() -> None:
+    if shutil.which("terraform") is None:
+        lacking("terraform", "terraform is not installed")
     done = terraform(ROOT / "terraform", "fmt", "-check", "-recursive", "-diff", "-no-color")
     assert done.returncode == 0, done.stdout
 
 
-def test_the_module_is_valid(examined: Examined) -> None:
-    assert examined.valid.rstrip().endswith("Success! The configuration is valid."), examined.valid
+@pytest.mark.sample
+def test_the_module_is_valid(tmp_path: Path) -> None:
+    try:
+        said = terraform(initialised(tmp_path), "validate", "-no-color").stdout
+    except Unavailable as why:
+        lacking("terraform", str(why))
+
+    assert said.rstrip().endswith("Success! The configuration is valid."), said
 
 
 def test_what_each_variable_changes_and_what_is_refused(examined: Examined) -> None:
@@ -144,8 +148,9 @@ def test_ec2_takes_the_user_data_with_room_for_a_users_own_words(examined: Exami
     assert 0 < len(examined.user_data_gzip) <= USER_DATA_BYTES - ROOM_FOR_A_USER_BYTES
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_the_rendered_user_data_is_clean_shell(examined: Examined, tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        lacking("shellcheck")
     script = tmp_path / "user-data.sh"
     script.write_text(examined.user_data)
     done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)

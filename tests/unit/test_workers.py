@@ -14,10 +14,11 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("cores", "quota", "free_bytes", "workers"),
     [
-        (2, None, 24 * GB, 2),
+        (2, None, 24 * GB, 3),
+        (1, None, 24 * GB, 2),
         (64, None, 500 * GB, 8),
-        (64, 2.0, 500 * GB, 2),
-        (64, 1.5, 500 * GB, 2),
+        (64, 2.0, 500 * GB, 3),
+        (64, 1.5, 500 * GB, 3),
         (4, 0.5, 24 * GB, 1),
         (16, None, 7 * GB, 3),
         (2, None, 1 * GB, 1),
