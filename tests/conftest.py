@@ -11,7 +11,7 @@ from hypothesis import settings
 from tests.support.environment import hide_callers, move_home
 from tests.support.patience import limit_s
 
-pytest_plugins = ["tests.support.failed_tests"]
+pytest_plugins = ["tests.support.failed_tests", "tests.support.summary", "tests.support.tiers"]
 
 settings.register_profile("default", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)

@@ -524,7 +524,7 @@ def _claim(generation: Generation, *, fresh: bool) -> Claim:
     )
 
 
-TestProtocol = pytest.mark.slow(Protocol.TestCase)
+TestProtocol = pytest.mark.long("200 schedules")(Protocol.TestCase)
 TestProtocol.settings = settings(
     max_examples=2 * settings().max_examples, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -55,7 +55,7 @@ a_move = st.builds(
 moves = st.lists(a_move, min_size=8, max_size=40)  # a list without a lower bound is a short one
 
 
-@pytest.mark.slow
+@pytest.mark.long("200 schedules")
 @settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lives=st.lists(a_life, min_size=2, max_size=3),
@@ -125,7 +125,6 @@ calm = st.builds(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
 @given(moves=st.lists(calm, max_size=20))
 def test_of_several_that_were_started_by_mistake_the_newest_survives(moves: list[Move]) -> None:
@@ -139,7 +138,6 @@ def test_of_several_that_were_started_by_mistake_the_newest_survives(moves: list
         assert all(agent.left == "superseded" for agent in run.agents if agent not in alive)
 
 
-@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
 @given(lives=st.lists(a_life, min_size=2, max_size=2), moves=moves)
 def test_clocks_that_are_apart_change_nothing(lives: list[Life], moves: list[Move]) -> None:

@@ -12,8 +12,6 @@ import pytest
 
 from tests.node.machine import Machine
 
-pytestmark = pytest.mark.slow
-
 TOPIC = "arn:aws:sns:us-east-1:123456789012:harness"
 
 

@@ -15,9 +15,8 @@ import boto3
 import pytest
 
 from tests.node.machine import Machine, tar, zipped
+from tests.support.needs import lacking
 from tests.support.s3_server import S3Server
-
-pytestmark = pytest.mark.slow
 
 KEY = "sources/gpt/code.tar.gz"
 URL = f"s3://bucket/{KEY}"
@@ -195,7 +194,7 @@ def test_a_start_that_is_killed_while_unpacking_leaves_nothing_half_done(machine
 
 def test_without_boto3_the_command_line_client_fetches_it(machine: Machine, store: S3Server) -> None:
     if shutil.which("aws") is None:
-        pytest.skip("the AWS CLI is not installed")
+        lacking("aws-cli")
     put(store, tar(("train.py", b"here"), ("b", b"")))
     del machine.settings["HARNESS_PYTHON"]
     machine.replace_program("python3", f'exec {sys.executable} -I -S "$@"')

@@ -37,10 +37,11 @@ from harness.agent import commit
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 from tests.power.disk import Disk, NoDisk, in_memory, powered_up
+from tests.support.needs import lacking
 from tests.support.tiny_trainer import STATE_BYTES, advance, digest
 from tests.support.world import World
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = pytest.mark.root
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "power"
@@ -96,7 +97,7 @@ def skipped_without_disks() -> Iterator[None]:
     try:
         yield
     except NoDisk as err:
-        pytest.skip(f"POWER LOSS IS NOT TESTED HERE: it needs root and a loop device. {err}")
+        lacking("loop-devices", str(err))
 
 
 @dataclass(frozen=True)
@@ -301,6 +302,7 @@ def test_a_run_that_lost_power_goes_on_from_the_newest_snapshot_and_ends_where_a
     assert resumed >= 3
 
 
+@pytest.mark.sample
 def test_a_power_cut_while_the_run_goes_on_leaves_complete_snapshots_and_keeps_every_promise(
     disk: Disk, directory: Path
 ) -> None:

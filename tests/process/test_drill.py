@@ -13,7 +13,6 @@ import pytest
 from tests.support.process import Process
 from tests.support.world import World, steps_said
 
-pytestmark = pytest.mark.slow
 STEPS = 20
 PATIENT = ("--patient-until", "10")  # a snapshot of step 10 is durable, and none is on its way
 HOLD = ("--hold-at", "12", *PATIENT)

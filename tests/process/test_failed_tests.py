@@ -15,8 +15,6 @@ from tests.support import with_parent
 from tests.support.process import Process, wait_ended
 from tests.support.world import ROOT, World
 
-pytestmark = pytest.mark.slow
-
 SUITE = """
 import os, signal, socket, sys
 import pytest

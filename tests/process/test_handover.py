@@ -24,7 +24,6 @@ from tests.support.s3_server import S3Server
 from tests.support.torch_trainer import STEPS as TORCH_STEPS
 from tests.support.world import World, nobody_left, steps_said, unbroken_curve
 
-pytestmark = pytest.mark.slow
 STEPS = 300
 SLOW_S, QUICK_S = 0.03, 0.001  # of the older one, which trains until it is asked to leave; of the newcomer
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--heartbeat-s", "0.2", "--await-s", "0.1")
@@ -159,6 +158,7 @@ def torch(host: World, *hold: str) -> Process:
     return host.run_rigged(*LOOKING, "--every-steps", "2", command=trainer)
 
 
+@pytest.mark.long("several lives of a training with torch")
 @on_s3
 def test_real_torch_goes_on_elsewhere_as_if_nothing_had_been(world: World) -> None:
     reference = World(world.root / "reference")

@@ -7,8 +7,6 @@ import shlex
 import signal
 import sys
 
-import pytest
-
 from harness.agent.report import read_journal
 from harness.core import events
 from harness.core.snapshot import RunKeys
@@ -16,7 +14,6 @@ from tests.support.process import Process
 from tests.support.torch_trainer import STEPS
 from tests.support.world import World
 
-pytestmark = pytest.mark.slow
 FAST = ("--back-off-s", "0.3", "--every-s", "1000")
 HOLD = ("--hold-at", "12")
 

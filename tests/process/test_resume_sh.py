@@ -19,7 +19,6 @@ from tests.support.fleet_server import FleetServer
 from tests.support.process import Process
 from tests.support.world import ROOT, World
 
-pytestmark = pytest.mark.slow
 RESUME = ROOT / "scripts" / "resume.sh"
 HOLD = ("--hold-at", "12")
 TOPIC = "arn:aws:sns:us-east-1:123456789012:trainers"

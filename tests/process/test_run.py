@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from cloud.metadata_sim import Fault, MetadataSimulator
+from tests.support.needs import lacking
 from tests.support.process import Process
 from tests.support.world import World, steps_said
 
-pytestmark = pytest.mark.slow
 STEPS = 20
 HOLD = ("--hold-at", "12")
 FAST = ("--back-off-s", "0.05", "--every-s", "1000")
@@ -250,7 +250,7 @@ def mounted(directory: Path, size: str, *options: str) -> Iterator[None]:
         check=False,
     )
     if done.returncode != 0:
-        pytest.skip(f"needs root, to mount a file system that can be full: {done.stderr.strip()}")
+        lacking("mounts", done.stderr)
     try:
         yield
     finally:

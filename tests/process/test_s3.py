@@ -24,7 +24,6 @@ from tests.support.process import Process
 from tests.support.s3_server import S3Server
 from tests.support.world import ROOT, World, nobody_left, steps_said
 
-pytestmark = pytest.mark.slow
 STEPS = 20
 PART_BYTES = 64 * 1024  # four of them and a bit are one snapshot
 HOLD = ("--hold-at", "12", "--patient-until", "10")
@@ -250,6 +249,7 @@ def test_a_store_that_is_down_for_a_while_stops_neither_training_nor_a_restart_i
     snapshots_go_on(world, process, r" ClaimDeferred [^\0]* Restored [^\n]* step=20 ", server.up)
 
 
+@pytest.mark.long("a grace that has to run out")
 def test_a_notice_while_the_store_is_down_leaves_what_the_next_start_here_brings_there(
     world: World, server: S3Server
 ) -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from tests.support.world import World
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.long("several lives of a training with torch")
 def test_an_exit_with_a_code_in_the_middle_of_a_loop_is_not_the_end_of_the_run(world: World) -> None:
     """Python tells nobody at exit that a SystemExit was a failure: the run was sealed as ended, in mid-epoch."""
     script = world.root / "train.py"

@@ -14,7 +14,6 @@ import pytest
 from harness.core.snapshot import RunKeys, SnapshotId
 from tests.support.world import World, steps_said
 
-pytestmark = pytest.mark.slow
 STEPS = 20
 
 Damage = Callable[[World, SnapshotId], None]

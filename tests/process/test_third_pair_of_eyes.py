@@ -7,11 +7,8 @@ import re
 import shlex
 import signal
 
-import pytest
-
 from tests.support.world import World
 
-pytestmark = pytest.mark.slow
 FAST = ("--back-off-s", "0.05", "--heartbeat-s", "0.2", "--await-s", "0.1", "--look-s", "0.1", "--every-s", "1000")
 
 

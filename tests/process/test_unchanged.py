@@ -24,7 +24,6 @@ from tests.support.s3_server import S3Server
 from tests.support.tiny_trainer import STATE_BYTES
 from tests.support.world import World, nobody_left, steps_said
 
-pytestmark = pytest.mark.slow
 STEPS = 20
 FROZEN_BYTES = 19 * STATE_BYTES  # 95 %
 WHOLE_BYTES = FROZEN_BYTES + STATE_BYTES
@@ -176,6 +175,7 @@ def lora(host: World) -> list[str | Path]:
     return [sys.executable, "-m", "tests.support.lora_trainer", *options]
 
 
+@pytest.mark.long("several lives of a training with torch")
 def test_an_adapter_training_that_is_killed_ends_bit_identical_and_has_sent_its_adapters(
     tmp_path: Path, world: World, server: S3Server
 ) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.process import Process
 from tests.support.world import World
-
-pytestmark = pytest.mark.slow
 
 
 def start(world: World, steps: int) -> Process:

@@ -10,10 +10,11 @@ import pytest
 
 from tests.support.world import World, nobody_left
 
+pytestmark = pytest.mark.long("a minute of the soak")
+
 SEED = 2026  # the same strikes in the same order; what they meet is this machine's
 
 
-@pytest.mark.slow
 @pytest.mark.process
 def test_a_training_that_everything_happens_to_is_bit_identical_and_leaves_nothing_behind(
     request: pytest.FixtureRequest, tmp_path: Path

@@ -23,6 +23,8 @@ from tests.support.clock import standing
 from tests.support.protocol import Content
 from tests.support.s3_server import S3Server
 
+pytestmark = pytest.mark.sample
+
 STORE = "s3://bucket/prefix"
 KEYS = RunKeys(RUN)
 SNAPSHOTS = [SnapshotId(1, 10), SnapshotId(1, 20), SnapshotId(2, 30)]
@@ -111,13 +113,11 @@ def look(server: S3Server, *, keep_last: int = 2, keep_every: int = 10) -> Found
     return Bucket(server.url, STORE, Promise(keep_last, keep_every)).look(DURABLE, set())
 
 
-@pytest.mark.slow
 def test_a_bucket_with_what_is_kept_and_nothing_else_is_exact(server: S3Server, store: ObjectStore) -> None:
     assert look(server).is_exact
     assert look(server, keep_last=3, keep_every=1000).is_exact
 
 
-@pytest.mark.slow
 def test_what_should_have_been_retired_is_surplus(server: S3Server, store: ObjectStore) -> None:
     found = look(server, keep_every=1000)
 
@@ -125,7 +125,6 @@ def test_what_should_have_been_retired_is_surplus(server: S3Server, store: Objec
     assert not found.is_exact
 
 
-@pytest.mark.slow
 def test_a_milestone_that_is_gone_is_wrong_and_so_are_too_few_commits(server: S3Server, store: ObjectStore) -> None:
     commit.remove(store, KEYS, SNAPSHOTS[0], standing(30.0))
 
@@ -133,7 +132,6 @@ def test_a_milestone_that_is_gone_is_wrong_and_so_are_too_few_commits(server: S3
     assert look(server, keep_last=3, keep_every=1000).words() == "wrong: only 2 commits"
 
 
-@pytest.mark.slow
 def test_a_missing_shard_is_wrong(server: S3Server, store: ObjectStore) -> None:
     shard = next(key for key in server.objects() if str(SNAPSHOTS[2]) in key and key.endswith(".safetensors"))
     server.delete_behind(shard)
@@ -141,7 +139,6 @@ def test_a_missing_shard_is_wrong(server: S3Server, store: ObjectStore) -> None:
     assert "None bytes" in look(server).words()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "where"),
     [

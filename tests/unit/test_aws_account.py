@@ -13,8 +13,6 @@ from botocore.exceptions import EndpointConnectionError
 from tests.support.aws_account import Account, Lease, open_account
 from tests.support.patience import HANG_S
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def lease(tmp_path: Path) -> Iterator[Lease]:

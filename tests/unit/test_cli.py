@@ -229,7 +229,6 @@ def test_who_waits_hears_a_word(harness: Run, store: Path, monkeypatch: pytest.M
     assert "durable step" in done.out
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_not_run_again(store: Path, tmp_path: Path) -> None:
     commit.end(open_store(str(store)), KEYS, 1, "a" * 16, "finished", 20, FOREVER)
     (tmp_path / "train.py").write_text("print('it runs')")
@@ -263,8 +262,6 @@ def test_a_run_that_there_is_not(harness: Run, store: Path, command: str) -> Non
 
 
 def test_a_simulator_that_does_not_answer(harness: Run) -> None:
-    pytest.importorskip("cloud.metadata_sim")
-
     is_one_line_of_usage(harness("metadata-sim", "notice", "--port", "1"), "metadata-sim start --port 1")
 
 

@@ -127,7 +127,6 @@ def test_every_python_block_of_the_readme_compiles_and_names_what_exists() -> No
                 assert public, f"ckpt.{node.attr}"
 
 
-@pytest.mark.slow
 def test_the_python_blocks_of_the_readme_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -94,7 +94,6 @@ def examine(chosen: Settings, store: Any = None, **parts: Any) -> list[Finding]:
     return list(Examination(chosen, Host({}, clock=clock), **parts).findings())
 
 
-@pytest.mark.slow
 def test_a_directory_store_and_a_local_tier_are_well_and_left_as_they_were(tmp_path: Path) -> None:
     findings = examine(
         settings(store=str(tmp_path / "deep" / "store"), local=str(tmp_path / "local")),

@@ -129,10 +129,15 @@ def store(tmp_path: Path) -> DirectoryStore:
     return opened
 
 
+@pytest.fixture
+def in_a_process() -> None:
+    """Convert as the command does."""
+
+
 @pytest.fixture(autouse=True)
 def _convert_in_this_process(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """To start a process with torch in it takes seconds; one test does."""
-    if request.node.get_closest_marker("slow") is None:
+    """To start a process with torch in it takes seconds; only who asks for it does."""
+    if "in_a_process" not in request.fixturenames:
         monkeypatch.setattr(
             export, "_convert", lambda image, draft, document: torch_export.export(image, document, draft)
         )
@@ -374,7 +379,7 @@ def test_what_torch_load_refuses_is_refused_before_it_is_written(store: Director
     assert left_in(tmp_path / "out") == []
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_a_process")
 def test_the_command_makes_a_torch_file_and_says_so(store: DirectoryStore, tmp_path: Path) -> None:
     live = train()
     publish(store, live._asdict())
@@ -405,7 +410,7 @@ def test_the_command_makes_a_torch_file_and_says_so(store: DirectoryStore, tmp_p
     assert_same(torch.load(tmp_path / "model.pt", weights_only=True), dict(live.model.state_dict()))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_a_process")
 def test_a_converter_that_fails_leaves_nothing_behind(
     store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -696,7 +696,6 @@ def test_another_process_steers_by_the_same_names(server: S3Server, call: Client
         steer(server.url, "close")
 
 
-@pytest.mark.slow
 def test_the_command_serves_over_tls_until_it_is_told_to_end(tmp_path: Path) -> None:
     certificate, key = write_certificate(tmp_path)
     with serving("--certificate", str(certificate), "--private-key", str(key), bucket="b") as url:
@@ -707,7 +706,6 @@ def test_the_command_serves_over_tls_until_it_is_told_to_end(tmp_path: Path) -> 
         steer(url, "objects")
 
 
-@pytest.mark.slow
 def test_boto3_works_with_it_and_understands_its_refusals(tmp_path: Path) -> None:
     import boto3
     from botocore.config import Config

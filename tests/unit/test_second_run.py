@@ -77,7 +77,6 @@ def run(suite: Path, text: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.slow
 def test_a_test_that_fails_once_is_named_in_the_last_lines_and_the_run_succeeds(tmp_path: Path) -> None:
     code, out = run(tmp_path, ONCE)
 
@@ -88,7 +87,6 @@ def test_a_test_that_fails_once_is_named_in_the_last_lines_and_the_run_succeeds(
     assert re.search(r"^1 passed|=+ 1 passed", (kept / "second.txt").read_text(), re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_a_run_without_failures_runs_once_and_leaves_nothing(tmp_path: Path) -> None:
     code, out = run(tmp_path, "def test_steady(): pass\n")
 
@@ -97,7 +95,6 @@ def test_a_run_without_failures_runs_once_and_leaves_nothing(tmp_path: Path) -> 
     assert not list(tmp_path.glob("harness-tests-*"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "arguments", "code", "said"),
     [

@@ -103,7 +103,6 @@ def test_the_reader_has_at_most_60_lines_and_imports_nothing_of_ours() -> None:
     assert imported - sys.stdlib_module_names == {"torch"}
 
 
-@pytest.mark.slow
 def test_a_stranger_restores_the_model_and_the_optimizer(trained: Path) -> None:
     small = stranger.read_latest(trained / ".harness" / RUN)
     expected = truth(trained)
@@ -119,7 +118,6 @@ def test_a_stranger_restores_the_model_and_the_optimizer(trained: Path) -> None:
     assert_same(optimizer.state_dict(), expected["optimizer"])
 
 
-@pytest.mark.slow
 def test_a_shard_opens_with_the_safetensors_library_and_holds_the_very_tensors(trained: Path) -> None:
     model = truth(trained)["model"]
     (shard,) = shards(trained)
@@ -132,7 +130,6 @@ def test_a_shard_opens_with_the_safetensors_library_and_holds_the_very_tensors(t
         assert_same(found[name], tensor)
 
 
-@pytest.mark.slow
 def test_a_flipped_bit_is_refused_by_the_stranger_too(trained: Path) -> None:
     (shard,) = shards(trained)
     whole = shard.read_bytes()

@@ -264,7 +264,6 @@ def test_on_ec2_silence_is_a_failure_with_its_command(host: Machine, why: str, r
     assert (found.level, remedy in found.remedy) == (FAILURE, True), found
 
 
-@pytest.mark.slow
 def test_a_token_that_never_comes_is_taken_for_a_hop_limit_of_1(host: Machine) -> None:
     with MetadataSimulator() as simulator:
         simulator.fault(Fault.HANG, path="api/token")

@@ -265,7 +265,6 @@ def findings_in(bucket: S3Store) -> dict[str, Finding]:
     return {finding.name: finding for finding in findings}
 
 
-@pytest.mark.slow
 def test_a_bucket_that_does_everything_and_has_no_lifecycle_rule(server: S3Server, bucket: S3Store) -> None:
     findings = findings_in(bucket)
 
@@ -275,7 +274,6 @@ def test_a_bucket_that_does_everything_and_has_no_lifecycle_rule(server: S3Serve
     assert (server.objects(), server.uploads()) == ({}, [])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "failing", "warned"),
     [
@@ -305,7 +303,6 @@ def test_the_action_that_is_not_allowed_is_named(
         assert (server.objects(), server.uploads()) == ({}, [])
 
 
-@pytest.mark.slow
 def test_a_bucket_without_conditions_cannot_guard_a_run(server: S3Server, bucket: S3Store) -> None:
     server.configure(ignore_conditions=True, checksums="ignore")
 
@@ -317,7 +314,6 @@ def test_a_bucket_without_conditions_cannot_guard_a_run(server: S3Server, bucket
     assert server.objects() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("offset_s", "level"), [(30, OK), (300, WARNING), (3600, FAILURE)])
 def test_a_clock_that_is_wrong_is_told(server: S3Server, bucket: S3Store, offset_s: float, level: Level) -> None:
     server.configure(clock_offset_s=offset_s)
@@ -328,7 +324,6 @@ def test_a_clock_that_is_wrong_is_told(server: S3Server, bucket: S3Store, offset
     assert (found.level, level is OK or "set the clock" in found.remedy) == (level, True)
 
 
-@pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_to_be_created(server: S3Server, bucket: S3Store) -> None:
     server.bucket_vanishes()
 

@@ -427,7 +427,6 @@ def start(program: str, *args: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
 def test_one_of_many_processes_wins_a_key(tmp_path: Path) -> None:
     racers = [start(CLAIM, str(tmp_path), str(number)) for number in range(4)]
     for racer in racers:
@@ -441,7 +440,6 @@ def test_one_of_many_processes_wins_a_key(tmp_path: Path) -> None:
         assert all((tmp_path / "run" / str(race)).read_text() == str(number) for race in races)
 
 
-@pytest.mark.slow
 def test_what_a_killed_writer_left_is_invisible_and_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
     writer = start(HOLD, str(tmp_path))
     assert writer.stdout is not None

@@ -76,7 +76,6 @@ def test_a_metadata_service_that_is_turned_off_is_not_asked() -> None:
     assert tag(None, GROUP_TAG, NEVER) is None
 
 
-@pytest.mark.slow
 def test_a_service_that_is_busy_is_asked_again() -> None:
     texts = {DOCUMENT: '{"instanceId": "i-2"}'}
 

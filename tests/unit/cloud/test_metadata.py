@@ -133,7 +133,6 @@ def test_no_answer_to_the_get_does_not(simulator: MetadataSimulator, session: Me
     assert "hop limit" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_an_answer_that_drips_is_not_waited_for(simulator: MetadataSimulator) -> None:
     simulator.fault(Fault.SLOW, path="api/token")
     session = MetadataSession(simulator.url, timeout_s=0.3)
@@ -220,7 +219,6 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, str]) -> No
         endpoint_from(**settings)
 
 
-@pytest.mark.slow
 def test_importing_a_source_loads_no_http_client() -> None:
     program = "import sys, cloud.ec2, cloud.signals; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

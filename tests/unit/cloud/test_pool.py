@@ -13,6 +13,7 @@ import pytest
 
 from cloud.pool import Pool
 from cloud.priority import NICE, Background
+from tests.support.needs import lacking
 from tests.support.patience import HANG_S
 from tests.support.priority import LAST, ORDINARY, priority
 
@@ -219,8 +220,9 @@ print(Pool(1, "test").submit(priority).result({HANG_S})[1] >> 13)
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become somebody without privileges")
 def test_nobody_needs_privileges_for_that() -> None:
+    if os.geteuid() != 0:
+        lacking("root", "to become somebody without privileges")
     program = f"""
 import ctypes, os
 from cloud.pool import Pool

@@ -84,7 +84,6 @@ def test_what_no_store_could_hold_is_passed_by(server: S3Server, bare: S3Store) 
     assert bare.unfinished("", deadline=NEVER) == []
 
 
-@pytest.mark.slow
 def test_one_range_is_asked_for_again_and_not_the_whole(server: S3Server) -> None:
     data = random_bytes(2 * CHUNK_BYTES + 1)
     with closing(open_store(server)) as store:
@@ -109,7 +108,6 @@ def test_listing_goes_on_behind_its_last_page(server: S3Server, store: RetryingS
 # -------------------------------------------------------------------------------------------------- time, and no time
 
 
-@pytest.mark.slow
 def test_a_store_that_hangs_holds_nobody_beyond_the_deadline(server: S3Server, bare: S3Store) -> None:
     put(bare)
     held = server.fault("stall", times=None)
@@ -143,7 +141,6 @@ def test_an_error_holds_no_buffer(server: S3Server, bare: S3Store) -> None:
         gc.enable()
 
 
-@pytest.mark.slow
 def test_a_part_that_hangs_holds_nobody_beyond_the_deadline(server: S3Server, bare: S3Store) -> None:
     server.fault("stall", "UploadPart", nth=2, times=None, after_bytes=1000)
     source = bytearray(DATA)
@@ -155,7 +152,6 @@ def test_a_part_that_hangs_holds_nobody_beyond_the_deadline(server: S3Server, ba
     assert server.contents() == {}
 
 
-@pytest.mark.slow
 def test_a_request_far_behind_its_siblings_is_tried_again(
     server: S3Server, bare: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

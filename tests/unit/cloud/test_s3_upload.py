@@ -384,7 +384,6 @@ def test_a_file_that_becomes_shorter_is_no_object(server: S3Server, bare: S3Stor
     assert server.contents() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part_bytes", [CHUNK_BYTES // 2, 2 * CHUNK_BYTES])
 def test_chunk_sums_do_not_depend_on_the_size_of_parts(server: S3Server, part_bytes: int) -> None:
     data = bytes(range(256)) * (5 * CHUNK_BYTES // 512) + b"the rest"

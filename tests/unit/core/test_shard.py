@@ -128,7 +128,6 @@ specs_lists = st.lists(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=150)
 @given(specs_lists, st.integers(1, 20_000), st.randoms(use_true_random=False))
 def test_every_plan_is_aligned_without_holes_complete_and_readable(
@@ -272,7 +271,6 @@ def test_too_short_a_prefix_is_the_caller_s_mistake() -> None:
         parse_header(file[:100], len(file))
 
 
-@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_a_flipped_byte_in_a_header_never_escapes_as_another_error(data: st.DataObject) -> None:

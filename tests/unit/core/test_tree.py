@@ -108,7 +108,6 @@ trees = st.recursive(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=300)
 @given(trees)
 def test_whatever_can_be_encoded_comes_back_with_its_types(tree: Any) -> None:
@@ -288,7 +287,6 @@ json_values = st.recursive(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=300)
 @given(json_values)
 def test_any_json_is_decoded_or_corrupt(value: Any) -> None:

@@ -64,7 +64,6 @@ def test_a_resumed_iteration_goes_on_as_if_nothing_had_happened(sampler: str) ->
         assert before + after == unbroken, stop
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "sampler", "stops"),
     [
@@ -91,7 +90,7 @@ def test_a_resumed_iteration_with_workers_goes_on_as_if_nothing_had_happened(
         assert before + after == unbroken, stop
 
 
-@pytest.mark.parametrize("workers", ["0 workers", pytest.param("2 persistent workers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", ["0 workers", "2 persistent workers"])
 def test_resuming_twice_is_as_exact_as_once(workers: str) -> None:
     unbroken, _ = train(lambda: make_loader("shuffle", workers), epochs=3)
     one, first = train(lambda: make_loader("shuffle", workers), epochs=3, stop=(1, 2))
@@ -114,7 +113,7 @@ def test_a_position_survives_being_taken_before_the_next_batch_is_asked_for() ->
     del iterator
 
 
-@pytest.mark.parametrize("workers", ["0 workers", pytest.param("2 persistent workers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", ["0 workers", "2 persistent workers"])
 def test_an_epoch_that_is_left_early_is_over(workers: str) -> None:
     def make() -> Any:
         return make_loader("shuffle", workers)
@@ -138,7 +137,6 @@ def test_skipped_data_is_never_read() -> None:
     assert len(dataset.reads) == SIZE - 4 * BATCH
 
 
-@pytest.mark.slow
 def test_workers_never_read_skipped_data(tmp_path: Path) -> None:
     class Logged(Augmented):
         def __getitem__(self, index: int) -> Any:
@@ -183,7 +181,7 @@ def test_a_shuffle_drawn_after_another_loader_started_is_replayed() -> None:
 # ------------------------------------------------------------------------------------------------------- ordinary loops
 
 
-@pytest.mark.parametrize("workers", ["0 workers", pytest.param("2 workers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", ["0 workers", "2 workers"])
 def test_an_ordinary_loop_is_counted_and_resumed(workers: str) -> None:
     def run(stop: int | None, resume: Any) -> tuple[list[Any], Any]:
         seed_all(3 if resume is None else 4)
@@ -239,14 +237,12 @@ def test_with_no_workers_nothing_changes_for_the_training() -> None:
 # -------------------------------------------------------------------------------------------------------------- workers
 
 
-@pytest.mark.slow
 def test_every_batch_and_every_epoch_has_random_numbers_of_its_own() -> None:
     records, _ = train(lambda: make_loader("sequential", "2 persistent workers", dataset=Batched()), epochs=2)
     numbers = [number for _, batch, _ in records for item in batch for number in item[1:]]
     assert len(set(numbers)) == len(numbers) == 2 * SIZE * 4
 
 
-@pytest.mark.slow
 def test_epochs_differ_even_where_nothing_draws_between_them_and_a_resume_knows_which_is_next() -> None:
     def start() -> Any:
         seed_all(3)
@@ -263,7 +259,6 @@ def test_epochs_differ_even_where_nothing_draws_between_them_and_a_resume_knows_
     assert list(resumed.iterate()) == epochs[2]
 
 
-@pytest.mark.slow
 def test_spawned_workers_draw_the_same_as_forked_ones() -> None:
     def run(context: str) -> list[Any]:
         seed_all(3)
@@ -273,7 +268,6 @@ def test_spawned_workers_draw_the_same_as_forked_ones() -> None:
     assert run("spawn") == run("fork")
 
 
-@pytest.mark.slow
 def test_a_worker_is_shown_the_user_s_dataset_and_runs_the_user_s_init() -> None:
     loader = DataLoader(Reporting(), batch_size=2, num_workers=2, worker_init_fn=mark_dataset)
     batches = list(instrumented(loader).iterate())
@@ -281,7 +275,6 @@ def test_a_worker_is_shown_the_user_s_dataset_and_runs_the_user_s_init() -> None
     assert loader.worker_init_fn is mark_dataset
 
 
-@pytest.mark.slow
 def test_seeding_of_workers_can_be_declined() -> None:
     seed_all(3)
     plain = list(make_loader("shuffle", "2 workers"))
@@ -289,7 +282,6 @@ def test_seeding_of_workers_can_be_declined() -> None:
     assert list(instrumented(make_loader("shuffle", "2 workers"), seed_workers=False).iterate()) == plain
 
 
-@pytest.mark.slow
 def test_workers_survive_the_first_sigterm_and_any_sigint_and_no_second_sigterm() -> None:
     loader = make_loader("sequential", "2 persistent workers", dataset=Augmented(200))
     iterator = instrumented(loader).iterate()
@@ -307,7 +299,6 @@ def test_workers_survive_the_first_sigterm_and_any_sigint_and_no_second_sigterm(
     assert workers[0].exitcode == -signal.SIGTERM
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("signalled", [False, True])
 def test_a_trainer_with_workers_alive_exits_at_once(signalled: bool) -> None:
     script = f"""
@@ -341,7 +332,7 @@ def test_a_trainer_with_workers_alive_exits_at_once(signalled: bool) -> None:
 # ---------------------------------------------------------------------------------------------------------- other kinds
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [(0, 0), (0, 3), (1, 2), (1, BATCHES), (0, BETWEEN_EPOCHS)])
 def test_a_loader_with_its_own_state_is_used_as_it_is(workers: int, stop: tuple[int, int]) -> None:
     def run(stop: tuple[int, int] | None, resume: Any) -> tuple[list[Any], Any]:
@@ -434,7 +425,7 @@ def test_what_cannot_be_exact_is_refused_with_the_remedy(make: Any, remedy: str)
         instrumented(make())
 
 
-@pytest.mark.parametrize("workers", ["0 workers", pytest.param("2 workers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", ["0 workers", "2 workers"])
 def test_a_sampler_that_draws_from_the_global_rng_at_every_batch_is_refused(workers: str) -> None:
     it = instrumented(DataLoader(Augmented(), sampler=Meddling(), num_workers=int(workers[0])))
     with pytest.raises(StateError, match=r"Meddling.*generator of its own"):
@@ -510,7 +501,6 @@ def test_generators_are_found_where_people_keep_them() -> None:
     assert generators_in({"dataset": TensorDataset(torch.zeros(3))}) == {}
 
 
-@pytest.mark.slow
 def test_a_dropped_loader_takes_its_workers_along_at_once() -> None:
     gc.disable()
     try:

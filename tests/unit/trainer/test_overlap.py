@@ -199,7 +199,6 @@ def test_every_optimizer_of_torch_announces_its_step(optimizer: Callable[[Any], 
         assert not same(training.live(), at_boundary)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 def test_a_compiled_optimizer_announces_its_step(late_training: Training) -> None:
     training = late_training
@@ -215,7 +214,6 @@ def test_a_compiled_optimizer_announces_its_step(late_training: Training) -> Non
     assert training.overlap.on
 
 
-@pytest.mark.slow
 def test_an_optimizer_that_is_compiled_as_one_graph_is_refused_at_once(late_training: Training) -> None:
     """And not by the first wait, which would end a training that had run so far."""
     training = late_training

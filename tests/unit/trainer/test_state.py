@@ -158,7 +158,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 NETS: dict[str, Callable[[int], nn.Module]] = {"SparseAdam": sparse_net, "Muon": matrix_net}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"), [(name, options) for name in OPTIMIZERS for options in OPTIONS.get(name, [{}])]
 )
@@ -391,7 +390,6 @@ def test_data_parallel_is_captured_under_plain_names_and_restored_into_either_fo
     assert identical(another.state_dict(), plain.state_dict())
 
 
-@pytest.mark.slow
 def test_a_compiled_model_is_captured_under_plain_names_and_restored_into_either_form() -> None:
     class Outer(nn.Module):
         def __init__(self, inner: Any) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.long("a benchmark of several processes with torch")
+
+ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 STEP = ["--steps", "100", "--rounds", "5"]
 QUICK = {
@@ -23,8 +25,6 @@ QUICK = {
     "window": ["--gb", "0.05", "--rounds", "1"],
     "load": ["--sizes", "0.01", "--rounds", "1"],
 }
-
-pytestmark = pytest.mark.slow
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,6 +44,7 @@ def test_a_benchmark_ends_in_verdicts(name: str) -> None:
     assert document["verdicts"]
 
 
+@pytest.mark.sample
 def test_a_check_fails_when_a_bar_is_missed() -> None:
     script = "import bench_step; bench_step.BAR_US = 0; sys.exit(bench_step.main())"
     done = subprocess.run(

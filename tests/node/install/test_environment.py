@@ -11,8 +11,6 @@ import pytest
 
 from tests.node.machine import ROOT, Machine, wheel
 
-pytestmark = pytest.mark.slow
-
 HARNESS = wheel("harness", cli="")
 
 
@@ -53,6 +51,7 @@ def test_an_interpreter_that_has_everything_is_used_as_it_is(machine: Machine, c
     assert not (machine.root / "opt/harness/venv").exists()
 
 
+@pytest.mark.sample
 def test_a_wheel_in_the_archive_is_installed_beside_the_torch_of_the_base(machine: Machine, code: Path) -> None:
     (code / "wheels").mkdir()
     (code / "wheels/harness-1-py3-none-any.whl").write_bytes(HARNESS)

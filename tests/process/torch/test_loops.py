@@ -14,7 +14,8 @@ from tests.support.once import once
 from tests.support.process import Process
 from tests.support.world import World
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long("several lives of a training with torch")
+
 LOOPS = (sys.executable, "-m", "tests.support.loops")
 
 
@@ -36,7 +37,9 @@ def train(world: World, style: str, *options: str) -> Process:
     return world.run_rigged("--every-steps", "1", *options, command=command)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style", [pytest.param(style, marks=[pytest.mark.sample] if style == "epochs" else []) for style in STYLES]
+)
 def test_a_killed_run_ends_as_the_unbroken_one(world: World, style: str, unbroken: Path) -> None:
     published = 2 if style == "accumulated" else 5
     killed = train(world, style, "--at", f"Published:{published}:kill-both")

@@ -29,6 +29,7 @@ from tests.support.world import World, steps_said
 STEPS = 20
 ALL = ("trainer", "agent", "both")
 AGENT = ("agent",)  # no trainer lives at that moment
+BOTH = ("both",)
 
 HOLD = ("--hold-at", "12")  # two snapshots are sealed by then, at 5 and at 10
 FROZEN = (*HOLD, "--frozen-bytes", "100000")  # a shard beside it that the store copies from the second snapshot on
@@ -50,6 +51,7 @@ class Case:
         begun: whether the run has two durable snapshots of an earlier life.
         damaged: whether the newest one of them is damaged.
         local: whether there is a local tier too.
+        daily: of whom the death is tried every day, and not only before a change lands.
     """
 
     event: str
@@ -61,6 +63,7 @@ class Case:
     begun: bool = False
     damaged: bool = False
     local: bool = False
+    daily: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -73,7 +76,7 @@ CASES = [
     Case("AgentStarted", who=AGENT),
     Case("AgentStarted", who=AGENT, begun=True),
     Case("Claimed", who=AGENT),
-    Case("Claimed", who=AGENT, begun=True),
+    Case("Claimed", who=AGENT, begun=True, daily=AGENT),
     Case("StoreBlind", who=AGENT, rig=("--fail", "list:1-2")),
     Case("StoreBlind", who=AGENT, rig=("--fail", "list:1-2"), begun=True),
     Case("ClaimDeferred", who=AGENT, rig=("--fail", "list:1-2"), begun=True),
@@ -86,29 +89,29 @@ CASES = [
     Case("Quarantined", begun=True, damaged=True),
     Case("TrainerStarted"),
     Case("TrainerConnected"),
-    Case("Restored", begun=True),
+    Case("Restored", begun=True, daily=BOTH),
     Case("Restored", before=CRASH),
     # ---- steps and snapshots
     Case("FirstStep"),
     Case("FirstStep", begun=True),
     Case("Restarted", begun=True),
-    Case("Restarted", before=CRASH),
+    Case("Restarted", before=CRASH, daily=AGENT),
     Case("SlotsReady"),
     Case("Due", rig=("--every-s", "0.1")),
     Case("Sealed", nth=2),
     Case("ShardStored", nth=2),
-    Case("ShardStored", nth=3, trainer=FROZEN),
+    Case("ShardStored", nth=3, trainer=FROZEN, daily=AGENT),
     Case("NotCopied", rig=("--fail", "copy:1"), trainer=FROZEN),
-    Case("PartStored", nth=2),
+    Case("PartStored", nth=2, daily=BOTH),
     Case("Published", nth=2, trainer=FROZEN),
-    Case("Published", nth=2),
+    Case("Published", nth=2, daily=ALL),
     Case("Verified"),
     Case("Retired", rig=("--keep-last", "1")),
     Case("SaveFailed", rig=("--fail", "put:2-3")),
     Case("UpkeepFailed", rig=("--fail", "delete:1", "--keep-last", "1")),
     Case("Heartbeat", nth=2, rig=("--heartbeat-s", "0.1")),
     # ---- the same with a local tier: each comes once for each tier
-    Case("Sealed", nth=2, local=True),
+    Case("Sealed", nth=2, local=True, daily=BOTH),
     *(Case(event, nth, local=True) for event in ("ShardStored", "PartStored", "Published") for nth in (1, 2, 3)),
     Case("ShardStored", nth=5, local=True, trainer=FROZEN),
     Case("Retired", rig=("--keep-last", "1", "--keep-local", "1"), local=True),
@@ -124,13 +127,13 @@ CASES = [
     Case("SourceBlind", who=("trainer", "both"), rig=("--notices", "nothing,down", "--blind-after-s", "0")),
     Case("SourceBack", rig=("--notices", "nothing,down,nothing", "--blind-after-s", "0")),
     Case("SourceBlind", who=AGENT, rig=("--notices", "down", "--blind-after-s", "0")),
-    Case("Draining", before="Published:1:terminate"),
+    Case("Draining", before="Published:1:terminate", daily=AGENT),
     Case("Drained", who=AGENT, before="Published:1:terminate"),
     Case("NeverFits", rig=("--grace-s", "1")),
     # ---- ends
-    Case("TrainerFinished", trainer=()),
+    Case("TrainerFinished", trainer=(), daily=BOTH),
     Case("TrainerLeft", who=AGENT, trainer=()),
-    Case("TrainerLeft", who=AGENT, before="Published:1:terminate"),
+    Case("TrainerLeft", who=AGENT, before="Published:1:terminate", daily=AGENT),
     Case("TrainerLeft", who=AGENT, before=CRASH),
     Case("Restarting", who=AGENT, before=CRASH),
     Case("GaveUp", who=AGENT, rig=("--max-crashes", "0"), before=CRASH),
@@ -181,11 +184,11 @@ def parameters() -> list[object]:
         for who in case.who:
             name = f"{case.name}-{who}"
             names[name] = names.get(name, 0) + 1
-            found.append(pytest.param(case, who, id=f"{name}-{names[name]}" if names[name] > 1 else name))
+            marks = [pytest.mark.sample] if who in case.daily else []
+            found.append(pytest.param(case, who, id=f"{name}-{names[name]}" if names[name] > 1 else name, marks=marks))
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "who"), parameters())
 def test_a_kill_at_any_event_loses_nothing_durable(case: Case, who: str, world: World, begun: Path) -> None:
     world.has_local = case.local
@@ -205,8 +208,7 @@ def test_a_kill_at_any_event_loses_nothing_durable(case: Case, who: str, world: 
     world.check_tiny(STEPS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("local", [False, True], ids=["remote", "both-tiers"])
+@pytest.mark.parametrize("local", [pytest.param(False, marks=pytest.mark.sample), True], ids=["remote", "both-tiers"])
 def test_the_agent_that_replaced_a_dead_one_may_die_as_well(world: World, local: bool) -> None:
     world.has_local = local
     with heard(world.place) as log:

@@ -16,7 +16,8 @@ from tests.support.process import Process
 from tests.support.torch_trainer import STEPS
 from tests.support.world import World, steps_said
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long("several lives of a training with torch")
+
 WORKERS = ("0", "2", "persistent")
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "4")
 
@@ -95,9 +96,16 @@ KILLS: list[tuple[str, str, Sequence[str]]] = [
     ("persistent", "Published:1:terminate,Draining:1:kill-trainer", ()),
     ("2", "Published:1:terminate,Draining:1:kill-both", ()),
 ]
+SAMPLE = KILLS[3]
 
 
-@pytest.mark.parametrize(("workers", "first", "later"), KILLS, ids=[f"{w}-{f}" for w, f, _ in KILLS])
+@pytest.mark.parametrize(
+    ("workers", "first", "later"),
+    [
+        pytest.param(*kill, id="-".join(kill[:2]), marks=[pytest.mark.sample] if kill is SAMPLE else [])
+        for kill in KILLS
+    ],
+)
 def test_a_killed_training_ends_bit_identical(
     workers: str, first: str, later: Sequence[str], world: World, unbroken: Callable[[str], World]
 ) -> None:
@@ -114,7 +122,7 @@ def test_a_killed_training_ends_bit_identical(
     check_identical(world, expected)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", ["0", "2", pytest.param("persistent", marks=pytest.mark.sample)])
 def test_a_training_that_is_interrupted_twice_in_a_row_loses_no_step_and_ends_bit_identical(
     workers: str, world: World, unbroken: Callable[[str], World]
 ) -> None:

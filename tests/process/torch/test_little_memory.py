@@ -10,10 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.cgroup import memory_limit
+from tests.support.needs import lacking
 from tests.support.process import Process
 from tests.support.world import World, steps_said
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long("a state of 200 MB, by way of a disk")
+
 MB, STEPS = 200, 20
 
 
@@ -48,6 +50,7 @@ def test_a_state_of_more_than_half_the_memory_is_saved_and_resumed_by_way_of_the
     assert world.final.read_text() == unbroken()
 
 
+@pytest.mark.sample
 def test_a_program_that_the_kernel_kills_for_memory_gets_that_of_the_slots(
     world: World, train: Callable[..., Process]
 ) -> None:
@@ -70,7 +73,7 @@ def test_a_dev_shm_of_64_mb_as_docker_gives_it_holds_no_slot_and_need_not(
 ) -> None:
     small = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     if subprocess.run(["unshare", "--mount", "sh", "-c", small, "sh", "true"], capture_output=True).returncode != 0:
-        pytest.skip("NOT TESTED HERE: this process may make no mount namespace of its own")
+        lacking("mounts", "this process may make no mount namespace of its own")
     process = train(["unshare", "--mount", "sh", "-c", small, "sh"])
 
     assert process.wait() == 0, process.stderr

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.world import ROOT, World
 
+pytestmark = pytest.mark.long("three trainings, one after the other")
+
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
@@ -20,7 +22,6 @@ def temporary() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.mark.slow
 def test_the_demo_loses_nothing_with_notice_and_ends_bit_identical_with_and_without(
     world: World, temporary: Path
 ) -> None:

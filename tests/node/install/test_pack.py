@@ -11,8 +11,6 @@ import pytest
 
 from tests.node.machine import ROOT
 
-pytestmark = pytest.mark.slow
-
 
 def pack(folder: Path, archive: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -56,6 +54,7 @@ def test_a_checkout_is_packed_without_what_is_ignored_and_twice_the_same(tmp_pat
     assert archive.read_bytes() == bytes_before
 
 
+@pytest.mark.sample
 def test_a_plain_folder_is_packed_with_its_own_wheel_and_without_environments(tmp_path: Path) -> None:
     project, archive = tmp_path / "project", tmp_path / "project" / "a.tar.gz"
     for name in ("train.py", "lib/a.py", "lib/__pycache__/a.pyc", ".venv/bin/python", "harness-1-py3-none-any.whl"):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.test_torch import check_identical, settle
+from tests.process.torch.test_kills import check_identical, settle
 from tests.support.once import once
 from tests.support.process import Process
 from tests.support.torch_trainer import STEPS
 from tests.support.world import World, steps_said
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long("several lives of a training with torch")
+
 OFTEN = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "2")
 PROOFS = 2  # of a start's first snapshots, which are copied at their boundary
 
@@ -49,7 +50,7 @@ def train(world: World, optimizer: str, *options: str) -> Process:
     return process
 
 
-@pytest.mark.parametrize("at", ["Published:3:kill-both", "Sealed:3:terminate"])
+@pytest.mark.parametrize("at", [pytest.param("Published:3:kill-both", marks=pytest.mark.sample), "Sealed:3:terminate"])
 def test_what_was_copied_late_is_resumed_bit_identical(at: str, world: World, unbroken: Callable[[str], World]) -> None:
     expected = unbroken("adamw")
     first = train(world, "adamw", "--at", at)
