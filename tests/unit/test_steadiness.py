@@ -26,6 +26,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("soak", "clock"): "how long the soak disturbs, and how long ago something was durable, is its subject",
     ("support/clock.py", "clock"): "the one clock",
     ("support/harness_run.py", "clock"): "it puts the wall clock ahead",
+    ("support/steady.py", "clock"): "how long a round took is told, and judges nothing",
     ("support/s3_faults.py", "clock"): "a fault that lasts for seconds; tests wait for its end, not for the seconds",
     ("support/tiny_trainer.py", "clock"): "moments that a trainer tells its agent",
     ("unit/agent/test_doctor_store.py", "clock"): "handed on to the product, which wants one",

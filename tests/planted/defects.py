@@ -1,0 +1,394 @@
+"""Defects to plant: one line or two of the product, changed as a tired author might.
+
+Each was chosen because it breaks a promise and nothing crashes at once. `tests/planted/plant.py` plants one after the
+other and wants `scripts/test` to be red; tests/unit/test_planted.py wants every one of them to fit the code as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What is changed where.
+
+    Attributes:
+        name: says what is wrong then.
+        path: the file, from the clone's root.
+        changes: what stands there exactly once, and what stands there afterwards.
+        near: where a test is likely to find it: those run first. All others run only if these find nothing.
+    """
+
+    name: str
+    path: str
+    changes: tuple[tuple[str, str], ...]
+    near: str
+
+    def plant(self, root: Path) -> None:
+        """Change the file below `root`. Raises ValueError where it does not fit."""
+        file = root / self.path
+        text = file.read_text()
+        for old, new in self.changes:
+            if text.count(old) != 1:
+                raise ValueError(f"{self.name}: {self.path} has this {text.count(old)} times: {old!r}")
+            text = text.replace(old, new)
+        file.write_text(text)
+
+
+def one(name: str, path: str, old: str, new: str, near: str) -> Defect:
+    """A defect of one change."""
+    return Defect(name, path, ((old, new),), near)
+
+
+TRAINER, AGENT, CLOUD, NODE = "tests/unit/trainer", "tests/unit/agent", "tests/unit/cloud", "tests/unit/node"
+PROCESS = "tests/process"
+
+DEFECTS = (
+    # ---- the trainer
+    one(
+        "a snapshot is sealed before it is copied",
+        "harness/trainer/stager.py",
+        "        late = self._copy(slot, layout, captured, overlap=overlap)\n"
+        "        if (not late or self._overlap.proving) and not self._seal(grant, slot, record, started):\n",
+        "        sealed = self._seal(grant, slot, record, started)\n"
+        "        late = self._copy(slot, layout, captured, overlap=overlap)\n"
+        "        if not sealed:\n",
+        TRAINER,
+    ),
+    one(
+        "a slot that is being filled still counts as sealed",
+        "harness/trainer/stager.py",
+        "        slot.begin()\n        late",
+        "        late",
+        TRAINER,
+    ),
+    one(
+        "a grant is used twice",
+        "harness/trainer/stager.py",
+        "        self._used_grant = grant\n",
+        "",
+        TRAINER,
+    ),
+    one(
+        "the step of a snapshot is off by one",
+        "harness/trainer/checkpointer.py",
+        '            "step": step,\n            "place"',
+        '            "step": step + 1,\n            "place"',
+        TRAINER,
+    ),
+    one(
+        "what the user noted is not saved",
+        "harness/trainer/checkpointer.py",
+        '            "extra": self.extra,\n',
+        '            "extra": {},\n',
+        TRAINER,
+    ),
+    one(
+        "random numbers are not restored",
+        "harness/trainer/resuming.py",
+        "        restore_rng(rng)\n        self._pending_rng = rng\n",
+        "        self._pending_rng = rng\n",
+        TRAINER,
+    ),
+    one(
+        "a loader's position is off by one",
+        "harness/trainer/loader_torch.py",
+        '            "handed": self.handed,\n',
+        '            "handed": max(0, self.handed - 1),\n',
+        TRAINER,
+    ),
+    one(
+        "a program that fails has finished the run",
+        "harness/trainer/checkpointer.py",
+        "        if trained and not failed and not self._link.gone:\n",
+        "        if trained and not self._link.gone:\n",
+        PROCESS,
+    ),
+    one(
+        "the end of the run does not wait until its snapshot is durable",
+        "harness/trainer/checkpointer.py",
+        '        self._link.send("finished", repeat=True, step=self.step_count)\n        self._wait_durable()\n',
+        '        self._link.send("finished", repeat=True, step=self.step_count)\n',
+        TRAINER,
+    ),
+    one(
+        "data workers are seeded alike in every epoch",
+        "harness/trainer/loader_workers.py",
+        '        return word_of(f"{batch.epoch_seed}/{batch.number}/{label}")\n',
+        '        return word_of(f"{batch.number}/{label}")\n',
+        TRAINER,
+    ),
+    # ---- between the two processes
+    one(
+        "a record that is damaged is believed",
+        "harness/ipc/slots.py",
+        "        if zlib.crc32(data) != crc:\n            return None\n",
+        "",
+        "tests/unit/ipc",
+    ),
+    one(
+        "a slot that was never sealed has a record",
+        "harness/ipc/slots.py",
+        "        if magic != _MAGIC or state != SlotState.SEALED or offset + length > self.size:\n",
+        "        if magic != _MAGIC or offset + length > self.size:\n",
+        "tests/unit/ipc",
+    ),
+    one(
+        "what is asked a second time is no news",
+        "harness/agent/asking.py",
+        "Request(value, Request.decode(self._page.words[word]).sequence + 1).encode()",
+        "Request(value, Request.decode(self._page.words[word]).sequence).encode()",
+        AGENT,
+    ),
+    # ---- the agent
+    one(
+        "a commit is not followed by a look at its shards",
+        "harness/agent/commit.py",
+        "        if _has_sizes(store, keys, standing, deadline):\n            return standing\n",
+        "        return standing\n",
+        AGENT,
+    ),
+    one(
+        "a manifest is deleted after its shards",
+        "harness/agent/commit.py",
+        "    store.delete(keys.commit(snapshot), deadline=deadline)\n"
+        '    prefix = f"{keys.snapshots}{snapshot}-"\n'
+        "    for info in store.list(prefix, deadline=deadline):\n"
+        "        if (named := keys.parse_directory(info.key)) is not None:\n"
+        "            directories.add(named[1])\n"
+        "    for directory in directories:\n"
+        "        _remove_directory(store, keys, directory, deadline)\n"
+        "        _take_back(store, keys, snapshot, directory, deadline)\n",
+        '    prefix = f"{keys.snapshots}{snapshot}-"\n'
+        "    for info in store.list(prefix, deadline=deadline):\n"
+        "        if (named := keys.parse_directory(info.key)) is not None:\n"
+        "            directories.add(named[1])\n"
+        "    for directory in directories:\n"
+        "        _remove_directory(store, keys, directory, deadline)\n"
+        "        _take_back(store, keys, snapshot, directory, deadline)\n"
+        "    store.delete(keys.commit(snapshot), deadline=deadline)\n",
+        AGENT,
+    ),
+    one(
+        "a generation that is taken is used all the same",
+        "harness/agent/commit.py",
+        "            wanted = msgspec.structs.replace(wanted, generation=wanted.generation + 1)\n",
+        "            return wanted\n",
+        AGENT,
+    ),
+    one(
+        "a quarantined snapshot is resumed from",
+        "harness/agent/commit.py",
+        "        commits=tuple(snapshot for snapshot in committed if snapshot not in quarantined),\n",
+        "        commits=tuple(committed),\n",
+        AGENT,
+    ),
+    one(
+        "what is read back is not compared",
+        "harness/agent/commit.py",
+        ' != shard.crc64nvme:\n                raise SnapshotCorrupt(f"{key}: bytes differ',
+        ' == shard.name:\n                raise SnapshotCorrupt(f"{key}: bytes differ',
+        AGENT,
+    ),
+    Defect(
+        "what is fetched is not compared",
+        "harness/agent/resume.py",
+        (
+            ("        if format_crc(crc) != shard.chunks[number]:\n", "        if crc is None:\n"),
+            ("            if format_crc(total) != shard.crc64nvme:\n", "            if total is None:\n"),
+        ),
+        AGENT,
+    ),
+    one(
+        "the nearest snapshot is resumed from, and not the newest",
+        "harness/agent/resume.py",
+        "key=lambda copy: (copy.id, _ORDER[copy.tier])",
+        "key=lambda copy: (_ORDER[copy.tier], copy.id)",
+        AGENT,
+    ),
+    one(
+        "another run's snapshot is resumed from",
+        "harness/agent/resume.py",
+        "        if manifest.run_id != self._run_id:\n",
+        "        if not manifest.run_id:\n",
+        AGENT,
+    ),
+    one(
+        "a store that is down has no snapshot",
+        "harness/agent/resume.py",
+        '                if copy.tier != "local" and not isinstance(err, NotFound):\n'
+        "                    raise  # nothing may be concluded from a store that is down\n",
+        "",
+        AGENT,
+    ),
+    one(
+        "a slot that the trainer may write is read",
+        "harness/agent/saves.py",
+        " or self.pool.is_granted(index):\n",
+        ":\n",
+        AGENT,
+    ),
+    one(
+        "a slot that a tier reads is free",
+        "harness/agent/saves.py",
+        "        self.pool.hold(job.index, tier.name)\n",
+        "",
+        AGENT,
+    ),
+    one(
+        "an older step that is durable stands for the newest",
+        "harness/agent/saves.py",
+        "        return durable is not None and (self.sealed_step is None or durable >= self.sealed_step)\n",
+        "        return durable is not None\n",
+        AGENT,
+    ),
+    one(
+        "a snapshot that is only local counts as durable at the end",
+        "harness/agent/outcome.py",
+        "ExitCode.INTERRUPTED if durable else ExitCode.INTERRUPTED_LOCAL",
+        "ExitCode.INTERRUPTED",
+        AGENT,
+    ),
+    one(
+        "a store that fails once is not tried again",
+        "harness/agent/tier.py",
+        '                final = isinstance(err, SnapshotCorrupt) or self.name == "local"',
+        '                final = True or self.name == "local"',
+        AGENT,
+    ),
+    one(
+        "retention keeps nothing that is known to be good",
+        "harness/core/policy.py",
+        "        if snapshot < newest_good\n        and snapshot not in kept\n",
+        "        if snapshot not in kept\n",
+        "tests/unit/core",
+    ),
+    one(
+        "a crash too many is forgiven",
+        "harness/core/policy.py",
+        "    if count > max_crashes:\n",
+        "    if count > max_crashes + 1:\n",
+        "tests/unit/core",
+    ),
+    one(
+        "a later start of few steps is older than an earlier one of many",
+        "harness/core/snapshot.py",
+        "    generation: int\n    step: int\n\n    def __post_init__",
+        "    step: int\n    generation: int\n\n    def __post_init__",
+        "tests/unit/core",
+    ),
+    one(
+        "a changed shard is copied from the last snapshot",
+        "harness/agent/unchanged.py",
+        "        candidates = [shard for shard in candidates if shard.chunks[index] == digest]\n",
+        "        candidates = [shard for shard in candidates if shard.chunks[index] or digest]\n",
+        AGENT,
+    ),
+    one(
+        "nobody waits for the agent of an older start",
+        "harness/agent/handover.py",
+        "        return [number for number in awaited if number not in silent]\n",
+        "        return []\n",
+        AGENT,
+    ),
+    # ---- notices
+    one(
+        "a notice is lost",
+        "harness/agent/poller.py",
+        "                self._on_notice(notice)\n",
+        "",
+        AGENT,
+    ),
+    one(
+        "a notice is withdrawn by a service that does not answer",
+        "harness/agent/poller.py",
+        "            self._failed(watched, err)\n            return\n",
+        "            self._failed(watched, err)\n            notices = {}\n",
+        AGENT,
+    ),
+    one(
+        "a token that is no longer known is used for ever",
+        "cloud/metadata.py",
+        "        if answer.status == 401:  # the token was revoked, or forgotten by a service that restarted\n"
+        '            self._token = ""\n',
+        "        if answer.status == 401:  # the token was revoked, or forgotten by a service that restarted\n",
+        CLOUD,
+    ),
+    # ---- stores
+    one(
+        "a file is not synced before it has its name",
+        "cloud/directory_draft.py",
+        "        self._fs.fdatasync(draft.fd)\n",
+        "",
+        CLOUD,
+    ),
+    one(
+        "the directories of a new name are not synced",
+        "cloud/directory_tree.py",
+        "            for fd in reversed(directories):\n                self.fs.fsync(fd)\n",
+        "            list(reversed(directories))\n",
+        CLOUD,
+    ),
+    one(
+        "a commit replaces another one",
+        "cloud/directory.py",
+        "            taken = not self._drafts.link(draft, name)\n",
+        "            self._fs.rename(draft.name, name, src_dir_fd=draft.directory, dst_dir_fd=draft.directory)\n"
+        "            taken = False\n",
+        "tests/contract",
+    ),
+    one(
+        "a write that was cut short is not gone on with",
+        "cloud/directory_draft.py",
+        "            piece = piece[count:]\n",
+        "            piece = piece[len(piece) :]\n",
+        CLOUD,
+    ),
+    one(
+        "S3 is not told that a commit must not replace another one",
+        "cloud/s3.py",
+        'Body=data, IfNoneMatch="*", ',
+        "Body=data, ",
+        "tests/contract",
+    ),
+    one(
+        "a listing ends after its first page",
+        "cloud/s3.py",
+        '            if not page.get("IsTruncated"):\n                return\n            where',
+        '            if "IsTruncated" in page:\n                return\n            where',
+        "tests/contract",
+    ),
+    one(
+        "a part that is there is taken for ours without a look at its sum",
+        "cloud/s3_upload.py",
+        "            if stored is not None and (stored.size, stored.crc) == (size, crc):\n",
+        "            if stored is not None:\n",
+        CLOUD,
+    ),
+    one(
+        "another one's commit is taken for ours where a reply was lost",
+        "cloud/retry.py",
+        "                if not ours:\n                    raise\n",
+        "                if not ours:\n                    return\n",
+        CLOUD,
+    ),
+    # ---- the node
+    one(
+        "a failure while leaving stops the fleet",
+        "harness/node/ending.py",
+        "        found = Consequence(tuple(act for act in found.acts if act in kept))\n",
+        "        found = Consequence(tuple(act for act in found.acts if act in kept or act is Act.STOP))\n",
+        NODE,
+    ),
+    one(
+        "an agent that dies ends the job",
+        "harness/node/ending.py",
+        "    if signum is not None or code is None:\n        return Ending.AGENT_DIED\n",
+        "    if code is None:\n        return Ending.AGENT_DIED\n",
+        NODE,
+    ),
+)
