@@ -35,7 +35,7 @@ from harness.trainer.loader_hook import InstrumentedLoader
 from harness.trainer.overlap import Overlap, before_updates
 from harness.trainer.place import Place
 from harness.trainer.process import Process, script
-from harness.trainer.resuming import Loaders, ResumedFrom, Small, make_live, record_of
+from harness.trainer.resuming import Loaders, ResumedFrom, Small, make_live, record_of, refill
 from harness.trainer.rng import capture_rng
 from harness.trainer.stager import Stager
 
@@ -117,8 +117,9 @@ class Checkpointer:
         self._head_snapshot = ""
         self._every_steps: int | None = None
         self._evaluating = 0
-        self._looping = 0
         self._in_epochs = False
+        self._handing_out = 0  # loops of ours inside those of epochs
+        self._by_hand = False  # whether the outermost loop is one whose end nobody tells us
         self._optimizer_stepped = False
         self._sees_optimizers = any(_holds_optimizer(value) for value in self._states.values())
         self._overdue = False
@@ -170,12 +171,10 @@ class Checkpointer:
         for epoch in range(first, count):
             place = self._place
             place.enter_epoch(epoch)
-            self._looping += 1
             self._in_epochs = True
             try:
                 yield epoch
             finally:
-                self._looping -= 1
                 self._in_epochs = False
             if self.interrupted:
                 return
@@ -227,8 +226,7 @@ class Checkpointer:
             else:
                 first = self._place.iteration
         self._restore_if_nothing_to()
-        self._looping += 1
-        try:
+        with self._hands_out():
             for iteration in range(first, count):
                 yield iteration
                 self._place.iteration = iteration + 1
@@ -236,8 +234,6 @@ class Checkpointer:
                 self._count_step("steps")
                 if self.interrupted:
                     return
-        finally:
-            self._looping -= 1
         if outermost:
             self._end_stage(max(first, count))
 
@@ -253,7 +249,7 @@ class Checkpointer:
                     "use the same loops as before, or --fresh"
                 )
             self._restore()
-        self._looping = max(self._looping, 1)
+        self._by_hand = True
         return self.step_count
 
     def step(self) -> None:
@@ -274,10 +270,15 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Around a validation phase. Entering is a boundary; inside, `batches` only hands out; nothing is captured."""
+        """Around a validation phase. Inside, `batches` only hands out, and nothing is captured.
+
+        Entering is a boundary between loops, as at the end of an epoch. Inside a loop it is none: that has its own.
+        """
         place = self._place
         self._settle()
-        if not self._inert and not self._evaluating and not self.interrupted:
+        if self._inside_a_loop:
+            self._leave_if_it_presses()
+        elif not self._inert and not self._evaluating and not self.interrupted:
             ordinal = place.evaluation
             place.evaluation += 1
             target = self._target
@@ -305,11 +306,11 @@ class Checkpointer:
             self._leave()
 
     def _leave_if_it_presses(self) -> None:
-        """In a validation loop of ours: leave once there is nothing to gain by going on to the next boundary.
+        """In a validation: leave once there is nothing to gain by going on to the next boundary.
 
         That is when the newest sealed snapshot is of this very step, or when the agent does not want another any more.
         """
-        if self._inert or self._words[_ASK] == self._seen:
+        if self._inert or self.interrupted or self._words[_ASK] == self._seen:
             return
         ask = Request.decode(self._words[_ASK]).value
         self._settle()
@@ -346,6 +347,7 @@ class Checkpointer:
                 "ckpt.epochs() inside ckpt.epochs(): put the inner loop into ckpt.batches() or ckpt.steps()"
             )
         place.enter_stage()
+        self._by_hand = False
         if self._finished and not self._inert:
             self._finished = False
             self._link.forget("finished")
@@ -403,8 +405,7 @@ class Checkpointer:
 
     def _guarded(self, batches: Iterator[Any], kind: str) -> Iterator[Any]:
         """Hand out batches with a boundary after each. A `break` counts the batch, but is no boundary."""
-        self._looping += 1
-        try:
+        with self._hands_out():
             for batch in batches:
                 try:
                     yield batch
@@ -414,8 +415,20 @@ class Checkpointer:
                 self._after_batch(kind)
                 if self.interrupted:
                     return
+
+    @contextlib.contextmanager
+    def _hands_out(self) -> Iterator[None]:
+        """Around the iterations of a loop of ours."""
+        self._handing_out += 1
+        try:
+            yield
         finally:
-            self._looping -= 1
+            self._handing_out -= 1
+
+    @property
+    def _inside_a_loop(self) -> bool:
+        """Whether what the program does now is part of an iteration, whose boundary is still to come or just over."""
+        return bool(self._handing_out) or (self._by_hand and self._loader is None)
 
     def _iterate_hooked(self, instrumented: InstrumentedLoader) -> Iterator[Any]:
         """A plain `for batch in loader` of the loader that was given to the constructor."""
@@ -424,10 +437,18 @@ class Checkpointer:
         if self.interrupted:
             return iter(())
         self._confirm_target()
-        self._looping = max(self._looping, 1)  # there is no telling when such a loop ends
+        self._by_hand = not self._in_epochs
         if self._skips(self._enter_loop(), "step"):
             return iter(())
-        return instrumented.iterate()
+        return self._handed_out(instrumented.iterate())
+
+    def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same, until we leave: while they last, we are inside a loop."""
+        with self._hands_out():
+            for batch in batches:
+                yield batch
+                if self.interrupted:
+                    return
 
     def _after_batch(self, kind: str) -> None:
         """One batch is done. The hot path: no system call, no lock, no clock."""
@@ -597,7 +618,7 @@ class Checkpointer:
     def _adopt_head(self, snapshot: str, tier: str, record: SlotRecord) -> None:
         small = Small.of(snapshot, tier, record)
         self.resumed_from, self._target, self.step_count = small.resumed_from, small.place, small.step
-        self.extra.update(small.extra)
+        refill(self.extra, small.extra)
         self._head_snapshot = snapshot
 
     def _confirm_target(self) -> None:
@@ -635,7 +656,6 @@ class Checkpointer:
             _say(f"snapshot {self._head_snapshot} turned out to be damaged; going on from {ready.snapshot} instead")
             self._adopt_head(ready.snapshot, ready.tier, record)
         small = make_live(ready, record, self._states, _say)
-        self.extra.update(small.extra)
         self._place, self.step_count = small.place, small.step
         self._loaders.restore(small.loaders, small.rng)
 
@@ -676,6 +696,11 @@ class Checkpointer:
             self._optimizer_stepped = True
 
         register_optimizer_step_post_hook(stepped)
+
+    @property
+    def _looping(self) -> bool:
+        """Whether a boundary is still to come, as far as we know."""
+        return self._in_epochs or bool(self._handing_out) or self._by_hand
 
     def _takes_signal(self, signum: int) -> bool:
         """Flag only: the agent decides what follows, at the next boundary."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from harness.core import tree
@@ -135,6 +136,25 @@ def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: 
     tensors = read_tensors(ready.slot, record)
     restore(states, small.states, tensors)
     return small
+
+
+def refill(live: dict[str, Any], stored: Mapping[str, Any]) -> None:
+    """Give `live` the content of `stored`. Dicts and lists in it stay the same objects: the program may hold them."""
+    for key in live.keys() - stored.keys():
+        del live[key]
+    live.update({key: _refilled(live.get(key), value) for key, value in stored.items()})
+
+
+def _refilled(live: Any, stored: Any) -> Any:
+    if type(live) is not type(stored):
+        return stored
+    if isinstance(stored, dict):
+        refill(live, stored)
+        return live
+    if isinstance(stored, list):
+        live[:] = [_refilled(held, value) for value, held in zip_longest(stored, live[: len(stored)])]
+        return live
+    return stored
 
 
 def record_of(ready: Ready) -> SlotRecord:

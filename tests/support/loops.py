@@ -58,6 +58,11 @@ class Job:
         self.model.train()
         return loss
 
+    def validate(self, ckpt: Checkpointer, name: str) -> None:
+        """One such phase, as the harness is told of it."""
+        with ckpt.evaluating():
+            self.note(f"validation-{name}", self.evaluate())
+
 
 def epochs(job: Job) -> None:
     """The loop of the README: epochs, batches, a scheduler, a validation phase."""
@@ -68,8 +73,7 @@ def epochs(job: Job) -> None:
             loss = job.step(x)
             job.note(ckpt.step_count + 1, loss)
         job.scheduler.step()
-        with ckpt.evaluating():
-            job.note(f"validation-{epoch}", job.evaluate())
+        job.validate(ckpt, f"{epoch}")
 
 
 def steps(job: Job) -> None:
@@ -151,14 +155,15 @@ def accumulated(job: Job) -> None:
 
 
 def extra(job: Job) -> None:
-    """Plain values in ckpt.extra."""
+    """Plain values in ckpt.extra, and a list of it that the program holds."""
     ckpt = patient(Checkpointer(**job.states))
     best = ckpt.extra.setdefault("best", float("inf"))
+    losses = ckpt.extra.setdefault("losses", [])
     assert best == float("inf") or ckpt.resumed_from is not None
     for step in ckpt.steps(EPOCHS * BATCHES):
-        loss = job.step(torch.randn(4, 16))
-        ckpt.extra["best"] = min(ckpt.extra["best"], loss)
-        job.note(step + 1, ckpt.extra["best"])
+        losses.append(job.step(torch.randn(4, 16)))
+        ckpt.extra["best"] = min(ckpt.extra["best"], losses[-1])
+        job.note(step + 1, ckpt.extra["best"] + sum(ckpt.extra["losses"]))
 
 
 def growing(job: Job) -> None:
@@ -194,7 +199,60 @@ def reshaping(job: Job) -> None:
         job.note(step + 1, loss + float(job.model.history.sum()))
 
 
-STYLES: dict[str, Callable[[Job], None]] = {
+def validated_inside(job: Job) -> None:
+    """A validation every two batches, and one at the end of the epoch; a snapshot is wanted just before each."""
+    ckpt = patient(Checkpointer(**job.states))
+    for epoch in ckpt.epochs(EPOCHS):
+        for (x,) in ckpt.batches(job.loader):
+            job.note(ckpt.step_count + 1, job.step(x))
+            if ckpt.step_count % 2 == 1:
+                ckpt.save()
+                job.validate(ckpt, f"in-{ckpt.step_count}")
+        ckpt.save()
+        job.validate(ckpt, f"end-{epoch}")
+
+
+def steps_validated_inside(job: Job) -> None:
+    """The same in a loop of ckpt.steps."""
+    ckpt = patient(Checkpointer(**job.states))
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        job.note(step + 1, job.step(torch.randn(4, 16)))
+        if step % 2 == 1:
+            ckpt.save()
+            job.validate(ckpt, f"{step}")
+
+
+def by_hand_validated_inside(job: Job) -> None:
+    """The same in a loop by hand, after its boundary and before it."""
+    ckpt = patient(Checkpointer(**job.states))
+    for step in range(ckpt.resume(), EPOCHS * BATCHES):
+        job.note(step + 1, job.step(torch.randn(4, 16)))
+        if step % 4 == 1:
+            ckpt.save()
+            job.validate(ckpt, f"{step}-before")
+        ckpt.step()
+        if step % 4 == 3:
+            ckpt.save()
+            job.validate(ckpt, f"{step}-after")
+
+
+def plain_loader_validated_inside(job: Job) -> None:
+    """The same in an ordinary loop over an instrumented loader, and one at the end of the epoch."""
+    ckpt = patient(Checkpointer(loader=job.loader, **job.states))
+    for epoch in range(EPOCHS):
+        for (x,) in job.loader:
+            job.note(ckpt.step_count + 1, job.step(x))
+            if ckpt.step_count % 2 == 1:
+                ckpt.save()
+                job.validate(ckpt, f"in-{ckpt.step_count}")
+            ckpt.step()
+        ckpt.save()
+        job.validate(ckpt, f"end-{epoch}")
+
+
+Style = Callable[[Job], None]
+
+STYLES: dict[str, Style] = {
     style.__name__: style
     for style in (
         epochs,
@@ -211,6 +269,16 @@ STYLES: dict[str, Callable[[Job], None]] = {
         reshaping,
     )
 }
+VALIDATED: dict[str, Style] = {
+    style.__name__: style
+    for style in (
+        validated_inside,
+        steps_validated_inside,
+        by_hand_validated_inside,
+        plain_loader_validated_inside,
+    )
+}
+"""Those with a validation inside a loop."""
 
 
 def digest(module: nn.Module) -> str:
@@ -228,7 +296,7 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 def train(style: str, curve: Path, final: Path | None) -> None:
     """Train in one style."""
     job = Job(curve)
-    STYLES[style](job)
+    (STYLES | VALIDATED)[style](job)
     if final:
         final.write_text(digest(job.model))
 
@@ -236,14 +304,14 @@ def train(style: str, curve: Path, final: Path | None) -> None:
 def main() -> None:
     """Train in one style, or in all, one after the other."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("style", choices=STYLES, nargs="?")
+    parser.add_argument("style", choices=[*STYLES, *VALIDATED], nargs="?")
     parser.add_argument("--all", type=Path)
     parser.add_argument("--curve", type=Path)
     parser.add_argument("--final", type=Path)
     options = parser.parse_args()
     delays.install(delays.TRAINER)
     if options.all:
-        for style in STYLES:
+        for style in (*STYLES, *VALIDATED):
             train(style, options.all / f"{style}.curve", options.all / f"{style}.final")
     else:
         train(options.style, options.curve, options.final)

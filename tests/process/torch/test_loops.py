@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.loops import STYLES
+from tests.support.loops import STYLES, VALIDATED
 from tests.support.once import once
 from tests.support.process import Process
 from tests.support.world import World
@@ -32,9 +32,14 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 
 def train(world: World, style: str, *options: str) -> Process:
-    """Start one life."""
+    """Start one life, with a snapshot at every step."""
+    return run(world, style, "--every-steps", "1", *options)
+
+
+def run(world: World, style: str, *options: str) -> Process:
+    """Start one life, with snapshots where the program wants them."""
     command = [*LOOPS, style, "--curve", world.curve, "--final", world.final]
-    return world.run_rigged("--every-steps", "1", *options, command=command)
+    return world.run_rigged(*options, command=command)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +52,22 @@ def test_a_killed_run_ends_as_the_unbroken_one(world: World, style: str, unbroke
     assert not world.final.exists(), "the kill came too late to show anything"
 
     resumed = train(world, style)
+    assert resumed.wait() == 0, resumed.stderr
+
+    assert "Restored" in resumed.stderr
+    assert set(world.curve.read_text().splitlines()) == set((unbroken / f"{style}.curve").read_text().splitlines())
+    assert world.final.read_text() == (unbroken / f"{style}.final").read_text()
+
+
+@pytest.mark.parametrize("style", VALIDATED)
+@pytest.mark.parametrize("published", [1, 3])
+def test_a_snapshot_that_is_due_at_a_validation_inside_a_loop_can_be_gone_on_from(
+    world: World, style: str, published: int, unbroken: Path
+) -> None:
+    killed = run(world, style, "--at", f"Published:{published}:kill-both")
+    assert killed.wait() == -signal.SIGKILL
+
+    resumed = run(world, style)
     assert resumed.wait() == 0, resumed.stderr
 
     assert "Restored" in resumed.stderr
