@@ -64,6 +64,8 @@ UploadBytesS = Annotated[
     float | None, typer.Option(help="Bytes a second to the store while training; no limit after a notice")
 ]
 Metadata = Annotated[str | None, typer.Option(help='Base URL of the instance metadata service, or "off"')]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start at step 0 although the run has snapshots")]
+Continue = Annotated[bool, typer.Option("--continue", help="Go on with a run that its program stopped early")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout")]
 Port = Annotated[int, typer.Option(help="Port on 127.0.0.1")]
 
@@ -96,7 +98,8 @@ def run(
     s3_sse: S3Sse = None,
     s3_kms_key_id: S3KmsKeyId = None,
     metadata: Metadata = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start at step 0 although the run has snapshots")] = False,
+    fresh: Fresh = False,
+    continue_: Continue = False,
 ) -> None:
     """Run a training script; start it or resume it, whichever it is.
 
@@ -107,8 +110,8 @@ def run(
 
     command = tuple(context.args)
     check_command(command)
-    flags = {name: value for name, value in context.params.items() if name != "fresh"}
-    settings = resolve({**flags, "fresh": fresh or None}, os.environ, Path.cwd(), script=script_of(command))
+    flags = context.params | {"fresh": fresh or None, "continue_": continue_ or None}
+    settings = resolve(flags, os.environ, Path.cwd(), script=script_of(command))
     _say_settings(settings)
     from harness.agent.main import Agent
 
@@ -140,7 +143,8 @@ def resume(
     s3_sse: S3Sse = None,
     s3_kms_key_id: S3KmsKeyId = None,
     metadata: Metadata = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start at step 0 although the run has snapshots")] = False,
+    fresh: Fresh = False,
+    continue_: Continue = False,
     line: Annotated[
         str | None, typer.Option("--command", help="The program as one line, instead of what is behind --")
     ] = None,
@@ -165,7 +169,8 @@ def resume(
     from harness.node import main as node
 
     own = ("line", "self_test", "dry_run", "as_json")
-    flags = {name: value for name, value in context.params.items() if name not in own} | {"fresh": fresh or None}
+    flags = {name: value for name, value in context.params.items() if name not in own}
+    flags |= {"fresh": fresh or None, "continue_": continue_ or None}
     if dry_run:
         with _patience(store):
             found = node.dry_run(flags, context.args, line, os.environ, Path.cwd())

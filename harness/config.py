@@ -23,7 +23,7 @@ from harness.errors import ConfigError
 
 DEFAULT_STORE = ".harness"
 CONFIG_FILE = "harness.toml"
-_ONLY_FLAGS = frozenset({"fresh", "run_named"})  # written down somewhere, --fresh would begin anew at every start
+_ONLY_FLAGS = frozenset({"fresh", "continue_", "run_named"})  # written down somewhere, each start would begin anew
 SOCKET_VARIABLE = "HARNESS_SOCKET"  # set by the agent for its child
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 OFF_VARIABLE = "HARNESS"  # HARNESS=off makes every Checkpointer inert
@@ -50,6 +50,7 @@ class Settings:
         drain_file: a file whose appearance is a notice; `None` for none.
         max_crashes: crashes in a row without progress that are answered by a restart in place.
         fresh: start at step 0 although the run has snapshots, and ignore those from now on.
+        continue_: go on with a run that its program stopped early.
         handover_s: how long an older generation's journal has to be silent before it counts as dead.
         upload_bytes_s: at most so many bytes a second go to the store while training; `None` for as fast as it goes.
             After a notice there is no limit.
@@ -76,6 +77,7 @@ class Settings:
     drain_file: str | None = None
     max_crashes: int = 3
     fresh: bool = False
+    continue_: bool = False
     handover_s: float = 150.0
     upload_bytes_s: float | None = None
     s3_endpoint: str | None = None
@@ -105,6 +107,8 @@ class Settings:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if self.slots is not None and not 1 <= self.slots <= 8:
             raise ConfigError(f"slots must be from 1 to 8, not {self.slots}")
+        if self.fresh and self.continue_:
+            raise ConfigError("--fresh starts at step 0, and --continue goes on: one of them")
         if self.max_crashes < 0:
             raise ConfigError("max_crashes must not be negative")
 

@@ -28,6 +28,7 @@ from harness.core import events
 from harness.core.manifest import (
     FORMAT,
     MAX_RECORD_BYTES,
+    STOPPED_EARLY,
     Claim,
     Done,
     Manifest,
@@ -121,6 +122,11 @@ class Survey:
     def finished_at(self) -> int | None:
         """The step at which the run finished, or `None` while it has not."""
         return self.done.step if self.done is not None and self.done.outcome == "finished" else None
+
+    @property
+    def stopped_early(self) -> Done | None:
+        """The end of a run whose program ended it before its time; `None` for every other."""
+        return self.done if self.done is not None and self.done.outcome == STOPPED_EARLY else None
 
 
 def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:

@@ -20,6 +20,7 @@ from pathlib import Path
 from harness.agent.generation import Generation
 from harness.agent.journal import Emit
 from harness.agent.loop import Loop
+from harness.agent.outcome import Outcome, write_outcome
 from harness.agent.saves import Saves
 from harness.config import Settings
 from harness.core import events
@@ -80,6 +81,11 @@ class Door:
             ) from err
         self._loop.watch(self._listener.fileno(), self._on_connection)
         return identity
+
+    def leave_word(self, outcome: Outcome) -> None:
+        """Say how we end to whoever started us: our exit code may be the program's own, and no store need be there."""
+        with contextlib.suppress(OSError):  # the code says it as well as it can
+            write_outcome(self._place, os.getpid(), outcome)
 
     def has(self, channel: Channel) -> bool:
         """Whether it is connected still."""

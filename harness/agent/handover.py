@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from cloud.errors import NotFound
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
-from harness.core.manifest import MAX_RECORD_BYTES, Claim, parse_claim, parse_done
+from harness.core.manifest import MAX_RECORD_BYTES, STOPPED_EARLY, Claim, Done, parse_claim, parse_done
 from harness.core.snapshot import RunKeys
 from harness.errors import SnapshotCorrupt
 
@@ -85,8 +85,8 @@ class Elders:
         self._known: dict[int, _Elder] = {}
         self._looked_at: float | None = None
         self._missed = True
-        self.finished_step: int | None = None
-        """The step at which an older generation has *finished* the run meanwhile; `None` while none has."""
+        self.over: Done | None = None
+        """The end that an older generation has brought to the whole run meanwhile; `None` while none has."""
 
     def look(self, store: ObjectStore, deadline: Deadline) -> list[int]:
         """The generations that are still awaited; empty once the resume point may be fixed (I5).
@@ -104,7 +104,7 @@ class Elders:
         for number in {floor, *claims} - {0}:  # a lifecycle rule of the bucket may have deleted the claim
             if floor <= number < self.generation and number not in self._known:
                 self._known[number] = _Elder(self._claim(store, number, deadline), now)
-        self._note_finished(store, [number for number in dones if number in self._known], deadline)
+        self._note_over(store, [number for number in dones if number in self._known], deadline)
         ended = {self._agent_of(number) for number in dones} - {""}
         awaited = [
             number
@@ -159,7 +159,7 @@ class Elders:
         same_place = claim.place == self._place != ""
         return ours or same_place or claim.run_id != self.run_id
 
-    def _note_finished(self, store: ObjectStore, ended: list[int], deadline: Deadline) -> None:
+    def _note_over(self, store: ObjectStore, ended: list[int], deadline: Deadline) -> None:
         for number in ended:
             key = self._keys.done(number)
             try:
@@ -167,8 +167,14 @@ class Elders:
             except SnapshotCorrupt:
                 continue
             claim = self._known[number].claim
-            if done.outcome == "finished" and claim is not None and claim.run_id == self.run_id:
-                self.finished_step = done.step
+            over = done.outcome == "finished" or (done.outcome == STOPPED_EARLY and not self._goes_on_after(number))
+            if over and claim is not None and claim.run_id == self.run_id:
+                self.over = done
+
+    def _goes_on_after(self, number: int) -> bool:
+        """Whether somebody went on with the run after that generation had stopped early."""
+        later = (elder.claim for known, elder in self._known.items() if known > number)
+        return any(claim is not None and claim.continues for claim in later)
 
     def _is_silent(self, store: ObjectStore, number: int, now: float, deadline: Deadline) -> bool:
         elder = self._known[number]

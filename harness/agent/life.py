@@ -27,6 +27,9 @@ class Life:
         first_step_at: monotonic; when the first optimizer step was complete.
         finished_step: the step at which the last loop ended.
         exit_code: how the process ended; `None` while it lives, and for a trainer that is not our child and crashed.
+        raised: whether its Checkpointer said goodbye because of an exception, or an exit code that says so.
+        stopped_early: whether it said so: the program left its outermost loop before its end, of its own accord.
+        hopeless: whether it was one of our own errors, which the same program would meet again.
         over: whether the process has ended.
         ended_at: monotonic; when it did.
         resumed_step: where it began.
@@ -42,6 +45,9 @@ class Life:
     first_step_at: float | None = None
     finished_step: int | None = None
     exit_code: int | None = None
+    raised: bool = False
+    stopped_early: bool = False
+    hopeless: bool = False
     over: bool = False
     ended_at: float | None = None
     resumed_step: int = 0

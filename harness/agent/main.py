@@ -53,6 +53,7 @@ from harness.ipc.slots import Ask
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
 _END_S, _END_AT_ONCE_S = 5.0, 1.0
 _FINISH_S = 60.0  # nothing urges: a finished run should be known as such, or it is resumed once more
+HELLO_S = 60.0  # after which a program that has made no Checkpointer is told that nothing is being saved
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
 
@@ -101,6 +102,8 @@ class Agent:
         self.settings, self.command, self._environ = settings, command, environ
         self._outcome: Outcome | None = None
         self._signals_seen = 0
+        self._told_to_leave = False
+        self._told_silent = False
         self._bug: BaseException | None = None
         self._host = re.sub(r"[^A-Za-z0-9_.=+-]", "-", socket.gethostname())[:60] or "localhost"
         keys, remembered = RunKeys(settings.run), tuple(command or script)
@@ -248,6 +251,7 @@ class Agent:
         self.trainer.tell_restarted()
         self._ask_if_due()
         self._restart_if_due()
+        self._say_if_nobody_says_hello()
         self._finish_if_done()
 
     def _shut(self) -> None:
@@ -260,6 +264,7 @@ class Agent:
         self._loop.run_posts()  # a commit that was made a moment ago counts; a wish does not any more
         if self._outcome is not None:
             self._outcome = self._outcome.confirmed(self._saves)
+            self._door.leave_word(self._outcome)
             self._record(self._outcome, quiet=quiet, in_s=_FINISH_S if patient else _END_S)
         self._journal.close(max(1.0, 2 * wait_s))
         self._saves.close_stores()
@@ -409,6 +414,7 @@ class Agent:
         elif signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
+            self._told_to_leave = True
             self._notices.received(signum)
             if not self.trainer.life.connected:
                 self.trainer.signal(signum)  # a program that does not know us gets its signal as ever
@@ -420,6 +426,7 @@ class Agent:
         if signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
+            self._told_to_leave = True
             self._notices.received(signum)
 
     def _on_notice(self, notice: Notice) -> None:
@@ -449,7 +456,10 @@ class Agent:
 
     def _begin_drain(self, deadline: Deadline, code: ExitCode) -> None:
         self._restarts.call_off()
+        began = self._leaving.drain is None
         self._leaving.begin(deadline, code, trains=self.trainer.trains)
+        if began and code is not ExitCode.CTRL_C and not self._told_to_leave and not self.trainer.life.connected:
+            self.trainer.signal(signal.SIGTERM)  # a program that does not know us hears of it like this
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
@@ -465,13 +475,17 @@ class Agent:
         self._journal.emit(events.TrainerLeft(code=code, step=self._asking.trainer_step))
         if code == 0 and not life.connected:
             _say("the program ended without ever creating a Checkpointer: nothing was saved")
-        if self._signals_seen and self._leaving.drain is None and not life.connected:
-            # It had the signal from us, and ended before the poller has told us what that means.
+        if self._leaving.drain is not None:
+            life.stopped_early = False  # it was told to leave, and has left in its own way
+        elif self._told_to_leave:
+            # It had the signal as well, and ended before the poller has told us what that means.
             self._begin_drain(Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
         if self._leaving.drain is not None or code == 0 or self.command is None or code == ExitCode.CTRL_C:
             self._saves.press()
         elif self._origin.finding is not Finding.FAILED:  # it was told why it cannot begin
-            self._restarts.after_crash(life)
+            new = self._origin.finding is Finding.NOTHING and self._saves.sealed_step is None
+            again = life.hopeless or (life.raised and new and life.first_step_at is None)
+            self._restarts.after_crash(life, would_be_the_same=again)
 
     def _restart_if_due(self) -> None:
         """Start the trainer again in place: a new generation, resumed from the nearest copy of the newest snapshot."""
@@ -480,6 +494,14 @@ class Agent:
         self._restarts.call_off()
         if self.trainer.begin_again():
             self.trainer.spawn()
+
+    def _say_if_nobody_says_hello(self) -> None:
+        """A program that makes no Checkpointer, or not where it runs, is saved by nobody."""
+        life = self.trainer.life
+        waits = self.trainer.child is not None and not life.connected and self._restarts.count == 0
+        if waits and not self._told_silent and time.monotonic() - (life.spawned_at or life.began_at) > HELLO_S:
+            self._told_silent = True
+            _say(f"the program has not created a Checkpointer in {HELLO_S:g} s: nothing is being saved")
 
     def _finish_if_done(self) -> None:
         """Decide the outcome once nobody trains and everything sealed is where it has to be, or time is up."""

@@ -28,7 +28,7 @@ from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_c
 from harness.agent.saves import Saves
 from harness.config import Settings
 from harness.core import events
-from harness.core.manifest import FORMAT, Claim
+from harness.core.manifest import FORMAT, STOPPED_EARLY, Claim, Done
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
@@ -89,7 +89,7 @@ class Origin:
         self._superseded = superseded
         self._agent = secrets.token_hex(8)
         self._lives: list[Generation] = []
-        self._finished_step: int | None = None
+        self._over: Done | None = None
         self._fixed = self._inherits = False
         self._prefetched: ResumePoint | None = None
         self._tried: tuple[SnapshotId, ...] = ()
@@ -163,8 +163,8 @@ class Origin:
         IMPORTANT: only when no tier can commit any more (I5).
         """
         store, step = self._saves.remote.store, self._saves.steps.durable
-        if self._finished_step is not None:
-            outcome, step = "finished", self._finished_step  # the one before us did; later starts look at the newest
+        if self._over is not None:
+            outcome, step = self._over.outcome, self._over.step  # the one before us; later starts look at the newest
         for life in self._lives:
             if life.claimed.is_set():
                 commit.end(store, self._keys, life.number, life.nonce, outcome, step, deadline)
@@ -200,8 +200,7 @@ class Origin:
         claim, settings = known.last_claim, self._settings
         if claim is None or settings.fresh:
             return
-        if known.finished_at is not None:
-            raise self._finished(known.finished_at)
+        self._check_not_over(known.done)
         if not settings.run_named and not claim.named and _scripts_differ(claim.command, self._command):
             raise ConfigError(
                 f"run {settings.run!r} belongs to another script: {' '.join(claim.command)}. Name this one: --run NAME"
@@ -213,11 +212,14 @@ class Origin:
             if before is not None and before != value:
                 self._say(f"{name} differs from the last start's: it was {before}, now it is {value}")
 
-    def _finished(self, step: int) -> ConfigError:
-        return ConfigError(
-            f"run {self._settings.run!r} finished at step {step}: "
-            "--fresh starts it again at step 0, another --run starts another"
-        )
+    def _check_not_over(self, done: Done | None) -> None:
+        """Refuse a run that has come to its end, or that its program stopped early unless it is to go on."""
+        run, others = self._settings.run, "--fresh starts it again at step 0, another --run starts another"
+        if done is not None and done.outcome == "finished":
+            raise ConfigError(f"run {run!r} finished at step {done.step}: {others}")
+        if done is not None and done.outcome == STOPPED_EARLY and not self._settings.continue_:
+            where = "from its beginning" if done.step is None else f"from step {done.step}"
+            raise ConfigError(f"run {run!r} was stopped early by its own program: --continue goes on {where}, {others}")
 
     # ---- claim ------------------------------------------------------------------------------------------------------
 
@@ -257,6 +259,7 @@ class Origin:
             settings=self._settings.remembered(),
             agent=self._agent,
             place=self.place,
+            continues=self._settings.continue_,
         )
         # nothing of ours exists yet that could be another run's
         begins = not fresh and not self._fixed and not self._inherits
@@ -304,7 +307,7 @@ class Origin:
         """Wait until no older generation can commit any more, and prefetch meanwhile. Resume thread.
 
         Raises:
-            ConfigError: an older one has finished the run.
+            ConfigError: an older one has ended the run.
             CloudError: the store cannot be asked, for good.
         """
         told = {_NOBODY_KNOWS}
@@ -323,9 +326,9 @@ class Origin:
         self.awaiting = False
         if len(told) > 1:
             self._journal.emit(events.HandoverOver(seconds=time.monotonic() - began))
-        if elders.finished_step is not None:
-            self._finished_step = elders.finished_step
-            raise self._finished(elders.finished_step)
+        self._over = elders.over
+        self._check_not_over(elders.over)
+        self._over = None
 
     def _look(self, elders: handover.Elders, generation: Generation) -> list[int]:
         """Who is awaited."""

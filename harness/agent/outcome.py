@@ -5,13 +5,16 @@ Owns the decision; records nothing and ends nothing. 75 is said only of what the
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from harness.agent.drain import Drain
 from harness.agent.life import Life
-from harness.agent.origin import Origin
+from harness.agent.origin import Finding, Origin
 from harness.agent.saves import Saves
+from harness.core.manifest import STOPPED_EARLY
 from harness.errors import ExitCode
+from harness.ipc.channel import RunPlace
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,12 @@ def of_life(life: Life, drain: Drain | None, saves: Saves, origin: Origin) -> Ou
     """What the trainer's last life has come to. It is over, or nobody waits for it any more."""
     if life.finished_step is not None and life.exit_code == 0 and saves.everything_durable:
         return Outcome("finished", ExitCode.FINISHED)
+    if life.stopped_early and life.exit_code == 0 and (drain is None or saves.everything_durable):
+        return Outcome(STOPPED_EARLY, ExitCode.FINISHED, _why_early(saves))
     if drain is not None:
-        return of_interruption(drain.exit_code, saves, origin)
+        if life.exit_code == 0 and not life.connected and origin.finding is Finding.NOTHING:
+            return Outcome("stopped", ExitCode.FINISHED)  # a program that we know nothing of: its word counts
+        return of_interruption(drain.exit_code, saves, origin, began=life.connected)
     if origin.error is not None:
         return Outcome("failed", origin.error.exit_code)
     if life.exit_code == 0 and life.connected and origin.point is not None and not life.restored:
@@ -60,14 +67,47 @@ def of_life(life: Life, drain: Drain | None, saves: Saves, origin: Origin) -> Ou
     return Outcome("failed", life.exit_code if life.exit_code is not None else 1)
 
 
-def of_interruption(code: ExitCode, saves: Saves, origin: Origin) -> Outcome:
-    """What leaving has come to, `code` if it went well: 74 if the newest snapshot is not durable."""
+def _why_early(saves: Saves) -> str:
+    newest = "from its beginning" if saves.steps.durable is None else f"from step {saves.steps.durable}"
+    return (
+        "the program left its outermost loop before its end: the run counts as stopped early. "
+        f"--continue goes on {newest}, --fresh starts at step 0"
+    )
+
+
+def of_interruption(code: ExitCode, saves: Saves, origin: Origin, *, began: bool = True) -> Outcome:
+    """What leaving has come to, `code` if it went well: 74 if the newest snapshot is not durable.
+
+    Args:
+        code: what was asked for.
+        saves: of the run.
+        origin: of its generation.
+        began: whether a trainer said hello.
+    """
     if code is ExitCode.CTRL_C:
         return Outcome("stopped", code)
     if code is ExitCode.SUPERSEDED:
         return Outcome("superseded", code)
-    durable = _nothing_here_is_newer(saves, origin)
+    new = not began and origin.finding is Finding.NOTHING and saves.sealed_step is None
+    durable = new or _nothing_here_is_newer(saves, origin)
     return Outcome("interrupted", ExitCode.INTERRUPTED if durable else ExitCode.INTERRUPTED_LOCAL)
+
+
+def write_outcome(place: RunPlace, pid: int, outcome: Outcome) -> None:
+    """Record how the agent with process `pid` ended, on this host. Raises OSError."""
+    word = {"pid": pid, "outcome": outcome.name, "exit_code": int(outcome.exit_code)}
+    draft = place.outcome.with_suffix(f".{pid}")
+    draft.write_text(json.dumps(word))
+    draft.replace(place.outcome)
+
+
+def read_outcome(place: RunPlace, pid: int) -> str | None:
+    """The name of the outcome that the agent with process `pid` recorded here; `None` if it recorded none."""
+    try:
+        word = json.loads(place.outcome.read_text())
+        return str(word["outcome"]) if word["pid"] == pid else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _nothing_here_is_newer(saves: Saves, origin: Origin) -> bool:

@@ -77,6 +77,9 @@ def preview(settings: Settings) -> Preview:
     if known.finished_at is not None:
         why = f"the run finished at step {known.finished_at}: a start is refused; --fresh begins at step 0"
         return Preview(None, why, notes=notes, refused=ExitCode.USAGE)
+    if known.stopped_early is not None and not settings.continue_:
+        why = "the run's own program stopped it early: a start is refused; --continue goes on, --fresh begins at step 0"
+        return Preview(None, why, notes=notes, refused=ExitCode.USAGE)
     if not known.run_id:
         return Preview(None, "there is no run of this name in the store: it begins at step 0", notes=notes)
     search = _Search(keys, known.run_id)

@@ -36,6 +36,7 @@ class Restarts:
         """Generations that were begun after the agent's first one."""
         self._due_at: float | None = None
         self._crashes = self._furthest = self._furthest_crashed = 0
+        self._connected = False
         self._oom_kills = oom_kills()
 
     @property
@@ -56,17 +57,23 @@ class Restarts:
         """The trainer has completed `step`."""
         self._furthest = max(self._furthest, step)
 
-    def after_crash(self, life: Life) -> None:
-        """A life ended by itself, and not well: start the trainer again after a while, or give up."""
+    def after_crash(self, life: Life, *, would_be_the_same: bool) -> None:
+        """A life ended by itself, and not well: start the trainer again after a while, or give up.
+
+        Args:
+            life: that one.
+            would_be_the_same: whether the next one could only end likewise.
+        """
+        self._connected |= life.connected  # killed again before it could say hello, it is the same program
         decision = after_crash(
             crashes=self._crashes,
             progressed=self._furthest > max(life.resumed_step, self._furthest_crashed),
-            connected=life.connected,
-            max_crashes=self._max_crashes,
+            connected=self._connected,
+            max_crashes=0 if would_be_the_same else self._max_crashes,
         )
         self._furthest_crashed = max(self._furthest, self._furthest_crashed)
         if isinstance(decision, GiveUp):
-            if life.connected:
+            if self._connected:
                 self._emit(events.GaveUp(crashes=decision.crashes))
             self._saves.press()
             return

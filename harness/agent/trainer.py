@@ -307,6 +307,11 @@ class Trainer:
             self._emit(events.FirstStep(step=message["step"], seconds=life.first_step_at - life.began_at))
         elif message.type == "bye":
             connection.said_bye, connection.exception = True, message["exception"]
+            life.raised, life.stopped_early, life.hopeless = (
+                message["exception"],
+                message["early"],
+                message["hopeless"],
+            )
         else:
             self._tell.message(message)
 

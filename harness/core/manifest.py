@@ -24,7 +24,9 @@ MAX_RECORD_BYTES = 512 * 1024 * 1024
 MAX_SHARD_BYTES = 1024**5
 _CRC = re.compile(r"[0-9a-f]{16}")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
-_OUTCOMES = frozenset({"finished", "interrupted", "superseded", "failed", "stopped"})
+STOPPED_EARLY = "stopped early"
+"""The outcome of a run whose program left its outermost loop before its end, of its own accord."""
+_OUTCOMES = frozenset({"finished", STOPPED_EARLY, "interrupted", "superseded", "failed", "stopped"})
 
 
 class ForeignFormat(SnapshotCorrupt):
@@ -130,6 +132,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         host: where the agent runs.
         pid: the agent's process.
         fresh: whether everything before this generation is to be ignored (`--fresh`).
+        continues: whether it goes on although a program had stopped the run early (`--continue`).
         parent: the snapshot resumed from, where it was known when claiming.
         command: the trainer's command line.
         named: whether the user named the run, as opposed to the name of the script.
@@ -152,6 +155,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     agent: str = ""
     place: str = ""
+    continues: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +165,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
         format: `FORMAT`.
         generation: the number.
         nonce: the claimant's.
-        outcome: finished, interrupted, superseded, failed or stopped.
+        outcome: finished, stopped early, interrupted, superseded, failed or stopped.
         step: last durable step, or `None` if there was none.
         ended_at: ISO 8601 UTC, for people.
     """

@@ -320,7 +320,7 @@ def after_crash(
     Args:
         crashes: crashes in a row without progress, before this one.
         progressed: whether this life got beyond every earlier one.
-        connected: whether this life's Checkpointer said hello.
+        connected: whether a Checkpointer said hello, in this life or in an earlier one.
         max_crashes: how many crashes without progress are forgiven.
         first_delay_s: delay of the first restart; doubled for each crash without progress.
         cap_s: longest delay.

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_FDS = 16  # 254 in one message fail; a node has few slots
 _LENGTH = struct.Struct("<I")
@@ -147,6 +147,11 @@ class RunPlace:
     def log(self) -> Path:
         """What a detached agent prints."""
         return self.directory / "agent.log"
+
+    @property
+    def outcome(self) -> Path:
+        """What the last agent that ended here has come to."""
+        return self.directory / "outcome.json"
 
     def prepare(self) -> None:
         """Create the directory, private to this user. Raises OSError."""

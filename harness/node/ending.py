@@ -1,7 +1,8 @@
 """What follows from how `harness run` ended: the table of docs/operations.md, as values.
 
-Owns the decision; does nothing. What it is decided from is read off exit codes by `ending_of`; a found outcome of an
-agent that was not our child counts as the code that it would have ended with.
+Owns the decision; does nothing. What it is decided from is the outcome that the agent recorded, by `ending_of`: a
+program may end with any code of its own, 73 and 75 too. Only where no outcome is known the code tells; and a found one
+of an agent that was not our child counts as the code that it would have ended with.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from harness.core.manifest import STOPPED_EARLY
 from harness.errors import ExitCode
 
 
@@ -69,10 +71,18 @@ class Consequence:
 
 _INTERRUPTED = frozenset({ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOCAL})
 _HARMLESS = frozenset({ExitCode.FINISHED, ExitCode.SUPERSEDED, *_INTERRUPTED})
-_OUTCOMES: Mapping[str, ExitCode] = {
+_CODES: Mapping[str, ExitCode] = {
     "finished": ExitCode.FINISHED,
+    STOPPED_EARLY: ExitCode.FINISHED,
     "interrupted": ExitCode.INTERRUPTED,
     "superseded": ExitCode.SUPERSEDED,
+}
+_ENDINGS: Mapping[str, Ending] = {
+    "finished": Ending.FINISHED,
+    STOPPED_EARLY: Ending.FINISHED,
+    "interrupted": Ending.INTERRUPTED,
+    "superseded": Ending.SUPERSEDED,
+    "failed": Ending.FAILED,
 }
 
 _TABLE: Mapping[tuple[Ending, Where], Consequence] = {
@@ -85,10 +95,18 @@ _TABLE: Mapping[tuple[Ending, Where], Consequence] = {
 }
 
 
-def ending_of(code: int | None, signum: int | None = None) -> Ending:
-    """What an exit code means. `None` where nobody knows it; `signum` if a signal ended `harness run` itself."""
+def ending_of(code: int | None, signum: int | None = None, outcome: str | None = None) -> Ending:
+    """What one start of `harness run` came to.
+
+    Args:
+        code: its exit code; `None` where nobody knows it.
+        signum: the signal that ended it, if one did.
+        outcome: as it was recorded; `None` where nobody knows it.
+    """
     if signum is not None or code is None:
         return Ending.AGENT_DIED
+    if (told := _ENDINGS.get(outcome or "")) is not None:
+        return told
     if code == ExitCode.FINISHED:
         return Ending.FINISHED
     if code == ExitCode.SUPERSEDED:
@@ -98,12 +116,12 @@ def ending_of(code: int | None, signum: int | None = None) -> Ending:
 
 def code_of(outcome: str | None) -> int | None:
     """The exit code that stands for a recorded outcome; `None` for those after which a run is started again."""
-    return _OUTCOMES.get(outcome or "")
+    return _CODES.get(outcome or "")
 
 
-def counts_as_failed(code: int | None) -> bool:
+def counts_as_failed(code: int | None, outcome: str | None = None) -> bool:
     """Whether an end belongs to the metric that tells a crash loop."""
-    return code not in _HARMLESS
+    return outcome == "failed" or code not in _HARMLESS
 
 
 def consequence(ending: Ending, where: Where, *, asked: bool = False, group_ends: bool = False) -> Consequence:

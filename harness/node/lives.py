@@ -32,10 +32,17 @@ Ask = Callable[[], dict[str, Any] | None]
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended: an exit code, or a signal with the code that a shell shows; no code if nobody knows."""
+    """How it ended.
+
+    Attributes:
+        code: exit code, as a shell shows it; `None` if nobody knows.
+        signum: the signal, if one ended `harness run` itself.
+        outcome: as the agent recorded it; `None` where it could not, or had not begun.
+    """
 
     code: int | None
     signum: int | None = None
+    outcome: str | None = None
 
 
 class Life(Protocol):
@@ -64,8 +71,18 @@ class StartedLife:
 
     ours = True
 
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start it. Raises ConfigError where that is not possible."""
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], said: Callable[[int], str | None]) -> None:
+        """Start it.
+
+        Args:
+            arguments: its command line.
+            environ: its environment.
+            said: the outcome that an agent of that process has recorded on this host.
+
+        Raises:
+            ConfigError: it cannot be started.
+        """
+        self._said = said
         try:
             self._process = subprocess.Popen(list(arguments), env=dict(environ))
         except OSError as err:
@@ -78,7 +95,7 @@ class StartedLife:
         reap_strangers(but=self._process.pid)
         if code is None:
             return None
-        return Ended(128 - code, -code) if code < 0 else Ended(code)
+        return Ended(128 - code, -code) if code < 0 else Ended(code, outcome=self._said(self._process.pid))
 
     def signal(self, signum: int) -> None:
         """See `Life`. To the agent alone: it knows what its trainer has to be told."""

@@ -98,7 +98,7 @@ def resume(
             signals,
             _say,
             max_crashes=orders.settings.max_crashes,
-            fresh=orders.settings.fresh,
+            anew=orders.anew,
             limits=limits,
         )
         try:

@@ -18,6 +18,7 @@ from harness.config import Settings, resolve
 from harness.errors import ConfigError
 
 COMMAND_VARIABLE = "HARNESS_COMMAND"
+_FIRST = ("fresh", "continue_")
 _TAGS = {"HARNESS_RUN": "harness-run", "HARNESS_STORE": "harness-store", COMMAND_VARIABLE: "harness-command"}
 
 
@@ -28,7 +29,7 @@ class Orders:
     Attributes:
         settings: as it will resolve them.
         command: the program.
-        options: its options, without --fresh.
+        options: its options, without those of a first start.
         environ: its environment.
     """
 
@@ -37,16 +38,23 @@ class Orders:
     options: tuple[str, ...]
     environ: Mapping[str, str]
 
-    def arguments(self, *, fresh: bool) -> list[str]:
+    @property
+    def anew(self) -> bool:
+        """Whether a first start has an option of its own."""
+        return self.settings.fresh or self.settings.continue_
+
+    def arguments(self, *, anew: bool) -> list[str]:
         """The command line of `harness run`.
 
         Args:
-            fresh: whether to begin anew: for a first start only, since each one would.
+            anew: whether with --fresh or --continue, if they were given: for a first start only, since they would count
+                for each one.
         """
         # As we were started ourselves: with -P a folder that happens to be called harness is none of ours.
         safe = ["-P"] if sys.flags.safe_path else []
-        anew = ["--fresh"] if fresh else []
-        return [sys.executable, *safe, "-m", "harness", "run", *self.options, *anew, "--", *self.command]
+        given = {"--fresh": self.settings.fresh, "--continue": self.settings.continue_}
+        first = [option for option, is_given in given.items() if anew and is_given]
+        return [sys.executable, *safe, "-m", "harness", "run", *self.options, *first, "--", *self.command]
 
 
 def give_orders(
@@ -82,7 +90,7 @@ def give_orders(
     command = tuple(words) or _split(line if line is not None else found.get(COMMAND_VARIABLE))
     given = {name: value for name, value in flags.items() if value is not None}
     settings = resolve(given, found, cwd, script=script_of(command))
-    options = [word for name, value in given.items() if name != "fresh" for word in _option(name, value)]
+    options = [word for name, value in given.items() if name not in _FIRST for word in _option(name, value)]
     return Orders(settings, command, tuple(options), found)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from cloud.errors import CloudError
 from cloud.notice import Deadline
 from harness.agent import commit, report
+from harness.agent.outcome import read_outcome
 from harness.agent.stores import open_existing_store
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, ExitCode, SnapshotCorrupt
@@ -46,19 +47,23 @@ class RunsHere:
         answer, pids = self.ask(), [pid for pid in left_behind() if pid not in self._strangers]
         return FoundLife(self.ask, self._outcome, pids, answer) if answer is not None or pids else None
 
-    def start(self, *, fresh: bool) -> Life:
+    def start(self, *, anew: bool) -> Life:
         """See `Runs`."""
-        return StartedLife(self._orders.arguments(fresh=fresh), self._orders.environ)
+        return StartedLife(self._orders.arguments(anew=anew), self._orders.environ, self._said)
 
     def durable_step(self) -> int | None:
         """See `Runs`."""
         known = self._survey()
         return known.commits[-1].step if known is not None and known.commits else None
 
-    def finished(self) -> bool:
+    def over(self) -> bool:
         """See `Runs`."""
         known = self._survey()
-        return known is not None and known.finished_at is not None
+        return known is not None and (known.finished_at is not None or known.stopped_early is not None)
+
+    def _said(self, pid: int) -> str | None:
+        """The outcome that an agent with this process recorded here. A store that is down does not hide it."""
+        return read_outcome(self._run_place, pid)
 
     def _outcome(self, generation: int | None) -> int | None:
         """What a life that was found came to, as an exit code; `None` if nothing says, or it is to be started again."""
@@ -72,8 +77,7 @@ class RunsHere:
 
     def _place(self) -> str:
         """The lock that claims of this host's agents name."""
-        settings = self._orders.settings
-        place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        place = self._run_place
         try:
             lock = os.open(place.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -82,6 +86,11 @@ class RunsHere:
             return place.identity(lock)
         finally:
             os.close(lock)
+
+    @property
+    def _run_place(self) -> RunPlace:
+        settings = self._orders.settings
+        return RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
 
     def _survey(self) -> commit.Survey | None:
         settings = self._orders.settings

@@ -35,7 +35,7 @@ class Runs(Protocol):
         """A run that is under way here already, whoever started it."""
         ...
 
-    def start(self, *, fresh: bool) -> Life:
+    def start(self, *, anew: bool) -> Life:
         """Start `harness run`. Raises ConfigError."""
         ...
 
@@ -43,8 +43,8 @@ class Runs(Protocol):
         """The newest step in the store; `None` if there is none, or the store does not say."""
         ...
 
-    def finished(self) -> bool:
-        """Whether the store says that the run has been finished."""
+    def over(self) -> bool:
+        """Whether the store says that the run has come to its end, or was stopped early by its program."""
         ...
 
 
@@ -78,7 +78,7 @@ class Supervisor:
         signals: to us.
         say: a word to the user.
         max_crashes: deaths of the agent in a row, without progress, that are answered by a new start.
-        fresh: begin at step 0, once.
+        anew: give --fresh or --continue, until a start has taken effect.
         limits: how long things take.
         clock: monotonic seconds.
     """
@@ -95,13 +95,13 @@ class Supervisor:
         say: Callable[[str], None],
         *,
         max_crashes: int,
-        fresh: bool = False,
+        anew: bool = False,
         limits: Limits = Limits(),
         clock: Clock = time.monotonic,
     ) -> None:
         self._run, self._where, self._acts, self._runs, self._watch = run, where, acts, runs, watch
         self._announcements, self._signals, self._say, self._clock = announcements, signals, say, clock
-        self._max_crashes, self._fresh, self._limits = max_crashes, fresh, limits
+        self._max_crashes, self._anew, self._limits = max_crashes, anew, limits
         self._crashes = 0
         self._furthest: int | None = None
         self._code: int | None = None
@@ -139,7 +139,7 @@ class Supervisor:
             self._say(f"run {self._run!r} is being trained on this host already: waiting for its end")
         elif self._signals.asked is None:
             self._watch.started()
-            life = self._runs.start(fresh=self._fresh)
+            life = self._runs.start(anew=self._anew)
         return life
 
     def _live(self, life: Life) -> Ended:
@@ -157,8 +157,9 @@ class Supervisor:
             ended = Ended(self._told_to_leave)  # before it could listen, or when it had nothing left to do
         if ended.code is not None:
             self._code = ended.code
-        self._fresh = self._fresh and not self._watch.claimed and counts_as_failed(ended.code)
-        self._watch.ended(failed=counts_as_failed(ended.code))
+        failed = counts_as_failed(ended.code, ended.outcome)
+        self._anew = self._anew and not self._watch.claimed and failed
+        self._watch.ended(failed=failed)
         return ended
 
     def _tick(self) -> None:
@@ -188,13 +189,13 @@ class Supervisor:
 
     def _understand(self, ended: Ended) -> tuple[Ending | None, float]:
         """What an end means, and after how long to start again; no ending where somebody else trains on here."""
-        ending = ending_of(ended.code, ended.signum)
+        ending = ending_of(ended.code, ended.signum, ended.outcome)
         if ending is not Ending.AGENT_DIED:
             self._crashes = 0
         if ended.code == ExitCode.USAGE and self._is_here():
             return None, 0.0  # started twice at one moment; now it is waited for
-        if ended.code == ExitCode.USAGE and self._where is Where.FLEET and self._runs.finished():
-            self._say(f"run {self._run!r} is finished")  # by somebody who could not end the job any more
+        if ended.code == ExitCode.USAGE and self._where is Where.FLEET and self._runs.over():
+            self._say(f"run {self._run!r} is over")  # ended by somebody who could not end the job any more
             return Ending.FINISHED, 0.0
         if ending is Ending.AGENT_DIED:
             if self._is_here():
@@ -265,9 +266,13 @@ def cause(ended: Ended) -> str:
     """An end, for people."""
     if ended.signum is not None:
         return f"signal {ended.signum}"
-    return "no recorded outcome" if ended.code is None else f"exit code {ended.code}{_MEANING.get(ended.code, '')}"
+    if ended.code is None:
+        return "no recorded outcome"
+    own = ended.outcome == "failed" and ended.code in (ExitCode.SUPERSEDED, *_INTERRUPTED)
+    return f"exit code {ended.code}{' (of the program itself)' if own else _MEANING.get(ended.code, '')}"
 
 
+_INTERRUPTED = (ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOCAL)
 _MEANING: Mapping[int, str] = {
     ExitCode.FINISHED: " (finished)",
     ExitCode.USAGE: " (usage or configuration)",

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.config import SOCKET_VARIABLE, is_off, resolve
 from harness.core import tree
-from harness.errors import ExitCode, StateError
+from harness.errors import ConfigError, ExitCode, StateError
 from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
 from harness.trainer.kinds import flatten
@@ -34,7 +34,7 @@ from harness.trainer.link import Link, Ready
 from harness.trainer.loader_hook import InstrumentedLoader
 from harness.trainer.overlap import Overlap, before_updates
 from harness.trainer.place import Place
-from harness.trainer.process import Process, script
+from harness.trainer.process import Asking, Process, script
 from harness.trainer.resuming import Loaders, ResumedFrom, Small, make_live, record_of, refill
 from harness.trainer.rng import capture_rng
 from harness.trainer.stager import Stager
@@ -42,7 +42,9 @@ from harness.trainer.stager import Stager
 EXTRA_WARN_BYTES = 1_000_000
 _POLL_S = 0.02
 _PROGRESS_S = 1.0
+_ANSWER_S = 2.0  # from a signal to what the agent makes of it
 _NEVER = -1
+_LEAVING = (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE)
 _TRAINER_STEP, _ASK = int(Word.TRAINER_STEP), int(Word.ASK)  # an enum's member costs 60 ns a use
 
 
@@ -70,6 +72,7 @@ class Checkpointer:
         every_s: float | None = None,
         every_steps: int | None = None,
         fresh: bool = False,
+        continue_: bool = False,
         **states: Any,
     ) -> None:
         """Connect to the agent (or start one) and find out what is resumed. Blocks until that is known.
@@ -86,22 +89,25 @@ class Checkpointer:
             overlap: copy what a torch optimizer owns while the next forward and backward run, and not at the boundary.
                 For loops in which nothing but `optimizer.step()` changes those tensors; the first snapshots are
                 compared, and it is switched off where that is not so. Without it, as the run's settings say.
-            run: name of the run; without it the script's name. Only without `harness run`, as the next five.
+            run: name of the run; without it the script's name. Only without `harness run`, as the next six.
             store: durable store; without it ./.harness.
             local: directory of the local tier.
             every_s: seconds between snapshots.
             every_steps: a snapshot each time the step is a multiple of this.
             fresh: start at step 0 although the run has snapshots.
+            continue_: go on although the script stopped this run early, by leaving its outermost loop before its end.
             **states: what to capture, by name: anything with `state_dict` and `load_state_dict`, a torch.Generator, a
                 numpy Generator or a random.Random.
 
         Raises:
             StateError: one of `states` cannot be captured; names it, and the remedy.
-            ConfigError: no name for the run, a finished run, or one that is being trained already.
+            ConfigError: no name for the run, a run that is finished, was stopped early or is being trained already; or
+                more than one process (WORLD_SIZE).
             SnapshotCorrupt: the run has snapshots, and none can be used.
         """
         if accumulate is not None and accumulate < 1:
             raise ValueError("accumulate must be at least 1")
+        _check_alone(os.environ)
         if on_interrupt not in ("exit", "return"):
             raise ValueError('on_interrupt is "exit" or "return"')
         self._states = flatten(states)
@@ -125,6 +131,8 @@ class Checkpointer:
         self._overdue = False
         self._wait_after = False
         self._finished = False
+        self._early = False  # whether the program is out of a loop of ours before its end, as far as that is known
+        self._signalled = False
         self._seen = 0
         self._next_due = 0
         self._stepped_told = False
@@ -141,7 +149,7 @@ class Checkpointer:
         state.check_encoding(
             state.capture(self._states).tree
         )  # what cannot be stored is told now, not at the first step
-        self._link = self._open_link(run, store, local, every_s, every_steps, fresh)
+        self._link = self._open_link(run, store, local, every_s, every_steps, fresh, continue_)
         self._stager = Stager(self._link, self._states, self._small_state, Overlap(_say))
         self._overlaps = self._link.settings.overlap if overlap is None else overlap
         if self._overlaps:
@@ -168,12 +176,16 @@ class Checkpointer:
                 first = self._place.iteration
             elif target.epoch is not None:
                 first = target.epoch
+        self._early, asking = True, Asking.now()
         for epoch in range(first, count):
             place = self._place
             place.enter_epoch(epoch)
             self._in_epochs = True
             try:
                 yield epoch
+            except GeneratorExit:
+                self._early = asking != Asking.now()
+                raise
             finally:
                 self._in_epochs = False
             if self.interrupted:
@@ -226,9 +238,14 @@ class Checkpointer:
             else:
                 first = self._place.iteration
         self._restore_if_nothing_to()
+        self._early, asking = outermost or self._early, Asking.now()
         with self._hands_out():
             for iteration in range(first, count):
-                yield iteration
+                try:
+                    yield iteration
+                except GeneratorExit:
+                    self._early = self._early and not (outermost and asking == Asking.now())
+                    raise
                 self._place.iteration = iteration + 1
                 self._optimizer_stepped = False
                 self._count_step("steps")
@@ -249,7 +266,7 @@ class Checkpointer:
                     "use the same loops as before, or --fresh"
                 )
             self._restore()
-        self._by_hand = True
+        self._by_hand, self._early = True, False
         return self.step_count
 
     def step(self) -> None:
@@ -302,7 +319,7 @@ class Checkpointer:
         if self._inert or self._words[Word.ASK] == self._seen:
             return
         ask = Request.decode(self._words[Word.ASK]).value
-        if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
+        if ask in _LEAVING:
             self._leave()
 
     def _leave_if_it_presses(self) -> None:
@@ -355,6 +372,8 @@ class Checkpointer:
         return place.stage
 
     def _enter_loop(self) -> int:
+        if not self._in_epochs:
+            self._early = False  # whatever was left before: the program goes on
         self._place.loop += 1
         return self._place.loop
 
@@ -395,11 +414,12 @@ class Checkpointer:
     def _end_stage(self, completed: int) -> None:
         """The last loop is over: a final snapshot, and nothing is left to do until it is durable."""
         self._place.iteration = completed
+        self._early = False
         if self._inert or self.interrupted:
             return
         self._check_reached("the loop")
         self._restore_if_nothing_to()
-        self._finish("end")
+        self._finish()
 
     # ---- boundaries -------------------------------------------------------------------------------------------------
 
@@ -411,6 +431,7 @@ class Checkpointer:
                     yield batch
                 except GeneratorExit:
                     self._count_without_boundary()
+                    self._early |= self._process.exiting
                     raise
                 self._after_batch(kind)
                 if self.interrupted:
@@ -446,7 +467,11 @@ class Checkpointer:
         """The same, until we leave: while they last, we are inside a loop."""
         with self._hands_out():
             for batch in batches:
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:
+                    self._early |= self._process.exiting
+                    raise
                 if self.interrupted:
                     return
 
@@ -486,9 +511,11 @@ class Checkpointer:
         if self.step_count and not self._stepped_told:
             self._stepped_told = True
             self._link.stepped(self.step_count, self._restoring)
+        if self._signalled and self._process.has_handler(signal.SIGTERM):
+            self._await_answer()  # the program may leave by itself now: there need not be another boundary
         word = self._words[Word.ASK]
         ask = Request.decode(word).value
-        if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
+        if ask in _LEAVING:
             if ask == Ask.SNAPSHOT_AND_LEAVE:
                 self._take_while_leaving(kind)
             self._leave()
@@ -575,7 +602,29 @@ class Checkpointer:
         asked = ExitCode.SUPERSEDED if self._link.superseded else ExitCode.INTERRUPTED
         raise SystemExit(int(ExitCode.CTRL_C if self._process.ctrl_c else asked))
 
-    def _finish(self, kind: str) -> None:
+    def _told_to_leave(self) -> bool:
+        """Whether a notice is in force, as far as it is known here."""
+        if self._signalled:
+            self._await_answer()
+        return self._signalled or Request.decode(self._words[Word.ASK]).value in _LEAVING
+
+    def _await_answer(self) -> None:
+        """Block until the agent has said what a signal means, for a moment at most."""
+        give_up_at = time.monotonic() + _ANSWER_S
+        while Request.decode(self._words[Word.ASK]).value not in _LEAVING:
+            if self._link.gone or time.monotonic() >= give_up_at:
+                return
+            time.sleep(_POLL_S)
+
+    def _leave_at_exit(self) -> None:
+        """The program ends by itself while a notice is in force: save what is at a boundary, and wait for it."""
+        at_boundary = self._by_hand and self._loader is None and self._sees_optimizers and not self._optimizer_stepped
+        if at_boundary and Request.decode(self._words[Word.ASK]).value == Ask.SNAPSHOT_AND_LEAVE:
+            self._take_while_leaving("step")
+        self._link.send("leaving", repeat=True)
+        self._wait_durable()
+
+    def _finish(self) -> None:
         """The end of the last loop: a final snapshot, made durable before anything else happens."""
         self._overdue = False
         self._take_while_leaving("end")
@@ -669,6 +718,7 @@ class Checkpointer:
         every_s: float | None,
         every_steps: int | None,
         fresh: bool,
+        continue_: bool,
     ) -> Link:
         settings = None
         if not os.environ.get(SOCKET_VARIABLE):
@@ -679,6 +729,7 @@ class Checkpointer:
                 "every_s": every_s,
                 "every_steps": every_steps,
                 "fresh": fresh or None,
+                "continue_": continue_ or None,
             }
             settings = resolve(flags, os.environ, Path.cwd(), script=script())
         link = Link(settings, [sys.executable, *sys.argv], os.environ)
@@ -707,6 +758,7 @@ class Checkpointer:
         if self._inert or self._link.gone or (signum == signal.SIGINT and not self._looping):
             return False
         self._link.poke(signum)
+        self._signalled |= signum == signal.SIGTERM
         self._seen = _NEVER
         return True
 
@@ -723,15 +775,29 @@ class Checkpointer:
         if self._inert:
             return
         self._settle()
-        failed = self._process.failed
+        failed, early = self._process.failed, False
         trained = self._restored and self.step_count > 0 and not self.interrupted and not self._finished
         if trained and not failed and not self._link.gone:
-            self._finish(self._place.kind)
-        self._link.part(exception=failed)
+            if self._told_to_leave():
+                self._leave_at_exit()
+            elif self._early:
+                early = True
+            else:
+                self._finish()
+        self._link.part(exception=failed, early=early, hopeless=self._process.hopeless)
 
     def _word_step(self, word: Word) -> int | None:
         value = self._words[word]
         return value - 1 if value else None
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError: other processes train the same model, and nobody saves what is theirs."""
+    size = environ.get("WORLD_SIZE", "")
+    if size.isdecimal() and int(size) > 1 and not is_off(environ):
+        raise ConfigError(
+            f"WORLD_SIZE is {size}: several processes cannot be saved yet; start one (torchrun --nproc_per_node 1)"
+        )
 
 
 def _holds_optimizer(value: Any) -> bool:

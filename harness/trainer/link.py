@@ -193,13 +193,19 @@ class Link:
         """Why there are no slots, if that is so."""
         return self._slot_error
 
-    def part(self, *, exception: bool) -> None:
-        """The last word: the process ends, by an `exception` or without. Blocks while a dead agent is being replaced.
+    def part(self, *, exception: bool, early: bool = False, hopeless: bool = False) -> None:
+        """The last word: the process ends. Blocks while a dead agent is being replaced.
 
         What is to be repeated to the new one would be lost with this process, and a finished run not known as such.
+
+        Args:
+            exception: by one, or by an exit code that says so.
+            early: the program left its outermost loop before its end.
+            hopeless: by an exception that the same program would meet again.
         """
         self._in_touch.wait(_PART_S)
-        self.send("bye", exception=exception)
+        self._tell_signals()
+        self.send("bye", exception=exception, early=early, hopeless=hopeless)
         self.close()
 
     def close(self) -> None:
@@ -232,8 +238,7 @@ class Link:
             readable, _, _ = select.select([self._channel.fileno(), self._poke_fd], [], [])
             if self._poke_fd in readable:
                 os.eventfd_read(self._poke_fd)
-                while self._signals:
-                    self.send("signal", signum=self._signals.pop(0))
+                self._tell_signals()
             if self._channel.fileno() in readable:
                 try:
                     self._on_message(self._channel.receive())
@@ -243,6 +248,11 @@ class Link:
                     self._in_touch.set()
                     if not replaced:
                         return
+
+    def _tell_signals(self) -> None:
+        with contextlib.suppress(IndexError):  # until there are none; two threads may be at it
+            while True:
+                self.send("signal", signum=self._signals.pop(0))
 
     def _on_message(self, message: Message) -> None:
         slots = self._arriving = [Slot(fd) for fd in message.fds]

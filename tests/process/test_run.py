@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from cloud.metadata_sim import Fault, MetadataSimulator
+from harness.agent.outcome import read_outcome
 from tests.support.needs import lacking
 from tests.support.process import Process
 from tests.support.world import World, steps_said
@@ -92,6 +93,37 @@ def test_a_program_that_never_calls_the_harness_keeps_its_exit_code(world: World
     assert "TrainerStarted pid" in process.stderr
     assert process.stderr.count("TrainerStarted") == 1, "it is not started again"
     assert world.survey().finished_at is None
+
+
+def test_a_code_of_the_programs_own_is_recorded_as_its_failure(world: World) -> None:
+    process = world.run_harness(command=script(world, "raise SystemExit(75)"))
+
+    assert process.wait() == 75
+    assert read_outcome(world.place, process.pid) == "failed"
+
+
+def test_a_program_that_makes_no_checkpointer_is_told_so_once_and_hears_of_a_notice(world: World) -> None:
+    file = world.root / "drain"
+    command = script(world, "import time\nwhile True: time.sleep(0.01)")
+    process = world.run_rigged("--hello-s", "0.01", "--drain-file", str(file), command=command)
+    process.wait_for("has not created a Checkpointer")
+    file.touch()
+
+    assert process.wait() == 75, process.stderr
+    assert process.stderr.count("has not created a Checkpointer") == 1
+    assert "TrainerLeft code=143" in process.stderr, "by SIGTERM, not at the deadline"
+
+
+def test_a_program_that_makes_no_checkpointer_keeps_its_own_0_on_a_notice(world: World) -> None:
+    text = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('ready', file=sys.stderr)\n"
+    process = world.run_rigged(
+        "--drain-file", str(world.root / "drain"), command=script(world, text + "while True: time.sleep(0.01)")
+    )
+    process.wait_for("ready")
+    process.wait_for(" NothingToResume ")
+    (world.root / "drain").touch()
+
+    assert process.wait() == 0, process.stderr
 
 
 def test_a_program_that_a_signal_ended_is_128_and_the_signal(world: World) -> None:
@@ -348,6 +380,37 @@ def test_an_exception_is_shown_and_restarted_from_memory_until_nothing_is_gained
     assert finish(world, "--raise-at", "999")
 
 
+@pytest.mark.parametrize(
+    "how", [("--raise-at", "0"), ("--raise-at", "7", "--raise", "StateError")], ids=["before-a-step", "ours"]
+)
+def test_what_would_be_the_same_again_ends_the_run_at_once(world: World, how: tuple[str, ...]) -> None:
+    process = world.run_rigged(*FAST, command=world.tiny(*how))
+
+    assert process.wait() == 1
+    assert process.stderr.count(" TrainerStarted ") == 1
+    assert " GaveUp crashes=1" in process.stderr
+
+
+def test_an_exception_before_the_first_step_of_a_resumed_run_is_worth_another_start(world: World) -> None:
+    first = held(world)
+    first.signal(signal.SIGTERM)
+    check_left_with_everything(world, first)
+    process = world.run_rigged(*FAST, "--max-crashes", "1", command=world.tiny("--raise-at", "12"))
+
+    assert process.wait() == 1
+    assert process.stderr.count(" TrainerStarted ") == 2
+
+
+def test_a_second_kill_before_the_restarted_program_says_hello_is_a_crash_like_any_other(world: World) -> None:
+    process = world.run_rigged(
+        *FAST, "--at", "Published:1:kill-trainer,TrainerStarted:2:kill-trainer", command=world.tiny(*HOLD)
+    )
+
+    assert process.wait() == 0, process.stderr
+    assert process.stderr.count(" TrainerStarted pid=") == 3
+    world.check_tiny(STEPS)
+
+
 def test_forks_of_the_trainer_disturb_nothing(world: World) -> None:
     process = world.run_harness(command=world.tiny("--fork-at", "7"))
 
@@ -479,7 +542,7 @@ def test_a_notice_before_the_trainer_connects_is_told_to_it_and_nothing_durable_
     process.signal(signal.SIGTERM)
     check_left_with_everything(world, process)
 
-    waits = 'while [ ! -e "$1" ]; do sleep 0.01; done; shift; exec "$@"'
+    waits = 'trap "" TERM; while [ ! -e "$1" ]; do sleep 0.01; done; shift; exec "$@"'
     late = ["sh", "-c", waits, "sh", world.released, *world.tiny(*HOLD)]
     noticed = world.run_rigged(*FAST, "--notices", "interrupt", "--at", "NoticeSeen:1:release", command=late)
 

@@ -15,6 +15,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last stays
     --back-off-s, --heartbeat-s, --blind-after-s SECONDS    instead of the real ones, which are longer than a test
     --look-s, --await-s SECONDS  how often the older agent of a handover looks for a newer one, and the newer one waits
+    --hello-s SECONDS            how long a program may be without a Checkpointer until it is told so
     --first-answer-s, --read-s SECONDS   how long a start waits for the store; how long a reply of S3 may take
     --attempts N                 calls of a store at most until it counts as down
     --part-bytes BYTES           of a multipart upload
@@ -73,6 +74,7 @@ _SECONDS: dict[str, tuple[ModuleType, str]] = {
     "blind-after-s": (harness.agent.poller, "BLIND_AFTER_S"),
     "look-s": (harness.agent.handover, "LOOK_S"),
     "await-s": (harness.agent.handover, "AWAIT_S"),
+    "hello-s": (harness.agent.main, "HELLO_S"),
     "first-answer-s": (harness.agent.origin, "FIRST_ANSWER_S"),
     "read-s": (cloud.s3_client, "READ_S"),
 }

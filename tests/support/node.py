@@ -134,19 +134,19 @@ class FakeRuns:
         self.endings = [Ended(ending) if isinstance(ending, int) else ending for ending in endings]
         self.found: list[FakeLife | None] = []
         self.durable: list[int | None] = []
-        self.is_finished = False
+        self.is_over = False
         self.starts: list[bool] = []
         self.looks = 2
 
     def find(self) -> FakeLife | None:
         return self.found.pop(0) if self.found else None
 
-    def start(self, *, fresh: bool) -> FakeLife:
-        self.starts.append(fresh)
+    def start(self, *, anew: bool) -> FakeLife:
+        self.starts.append(anew)
         return FakeLife(self.endings.pop(0), self.looks)
 
     def durable_step(self) -> int | None:
         return self.durable.pop(0) if self.durable else None
 
-    def finished(self) -> bool:
-        return self.is_finished
+    def over(self) -> bool:
+        return self.is_over

@@ -11,7 +11,8 @@ later one. It writes one line `step digest` for each step to --curve, and the fi
                                        Checkpointer does; without this it is sealed at the very step at which it is due
     --patient-until STEP               until then a snapshot is also durable before the next step
     --frozen-bytes BYTES               state beside it that never changes, as of a model of which an adapter is trained
-    --raise-at STEP                    raise an exception after STEP
+    --raise-at STEP                    raise an exception after STEP; 0 for before the first one
+    --raise NAME                       which: ArithmeticError, or StateError
     --fork-at STEP --hold-until FILE   after STEP fork a child that exits and one that lives until FILE exists
 """
 
@@ -30,6 +31,7 @@ from pathlib import Path
 from harness.config import SOCKET_VARIABLE, resolve
 from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
+from harness.errors import StateError
 from harness.ipc.slots import Ask, Request, SlotRecord, Word, place_shards, slot_bytes
 from harness.trainer.link import Link
 from tests.support import delays
@@ -167,6 +169,7 @@ class TinyTrainer:
         """Train to `steps`; the exit code."""
         self.link.ask_slots(slot_bytes(self.spans, 100))
         told = False
+        self.fail(options)
         with options.curve.open("a") as out:
             while self.step < options.steps:
                 self.state = advance(self.state, self.step)
@@ -200,10 +203,16 @@ class TinyTrainer:
         """Whatever a real trainer may do between two steps."""
         while self.step == options.stuck_at and not options.hold_until.exists():
             threading.Event().wait(0.005)
-        if self.step == options.raise_at:
-            raise ArithmeticError(f"injected after step {self.step}")
+        self.fail(options)
         if self.step == options.fork_at:
             self.fork(options.hold_until)
+
+    def fail(self, options: argparse.Namespace) -> None:
+        """Raise what was asked for, if this is the step."""
+        if self.step == options.raise_at:
+            raise {"ArithmeticError": ArithmeticError, "StateError": StateError}[options.error](
+                f"injected after step {self.step}"
+            )
 
     def fork(self, until: Path) -> None:
         """A child that exits at once, and one that lives on, with everything that it inherited."""
@@ -241,6 +250,7 @@ def main() -> int:
     parser.add_argument("--patient-until", type=int, default=0)
     parser.add_argument("--frozen-bytes", type=int, default=0)
     parser.add_argument("--raise-at", type=int)
+    parser.add_argument("--raise", dest="error", default="ArithmeticError")
     parser.add_argument("--fork-at", type=int)
     options = parser.parse_args()
     delays.install(delays.TRAINER)
@@ -251,7 +261,11 @@ def main() -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, trainer.on_signal)
     trainer.restore()
-    code = trainer.train(options)
+    try:
+        code = trainer.train(options)
+    except Exception as err:
+        trainer.link.part(exception=True, hopeless=isinstance(err, StateError))
+        raise
     if code == 0:
         options.final.write_text(digest(trainer.state))
     trainer.link.part(exception=False)

@@ -115,7 +115,7 @@ def test_doctor_takes_what_run_takes() -> None:
     run, doctor = ({option.name for option in typer.main.get_command(cli.app).commands[name].params}  # type: ignore[attr-defined]
                    for name in ("run", "doctor"))  # fmt: skip
 
-    assert run - doctor == {"fresh"}
+    assert run - doctor == {"fresh", "continue_"}
 
 
 def test_nothing_to_run(harness: Run) -> None:

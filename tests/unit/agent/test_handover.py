@@ -32,11 +32,13 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def claimed(store: ObjectStore, number: int, agent: str = "", place: str = "", run_id: str = RUN_ID) -> None:
+def claimed(
+    store: ObjectStore, number: int, agent: str = "", place: str = "", run_id: str = RUN_ID, *, continues: bool = False
+) -> None:
     claim = Claim(
         format=FORMAT, run_id=run_id, generation=number, nonce=f"{number:016x}", claimed_at="",
         host=f"host-{number}", pid=1, fresh=False, parent=None, command=("python", "train.py"), named=True,
-        agent=agent or f"agent-{number}", place=place or f"place-{number}",
+        agent=agent or f"agent-{number}", place=place or f"place-{number}", continues=continues,
     )  # fmt: skip
     assert commit.claim(store, KEYS, claim, FOREVER).generation == number
 
@@ -170,12 +172,27 @@ def test_that_the_run_was_finished_meanwhile_is_noted(store: MemoryStore, clock:
     claimed(store, 1)
     watch = elders(clock, 2)
     assert watch.look(store, FOREVER) == [1]
-    assert watch.finished_step is None
+    assert watch.over is None
 
     ended(store, 1, "finished", 200)
 
     assert watch.look(store, FOREVER) == []
-    assert watch.finished_step == 200
+    assert watch.over is not None
+    assert (watch.over.outcome, watch.over.step) == ("finished", 200)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_that_its_program_stopped_the_run_early_is_noted_unless_somebody_went_on(
+    store: MemoryStore, clock: FakeClock, continues: bool
+) -> None:
+    claimed(store, 1)
+    ended(store, 1, "stopped early", 200)
+    claimed(store, 2, continues=continues)
+    watch = elders(clock, 3)
+
+    watch.look(store, FOREVER)
+
+    assert (watch.over is None) is continues
 
 
 def test_a_damaged_claim_is_awaited_by_its_journal(store: MemoryStore, clock: FakeClock) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from cloud.notice import Deadline
 from harness.agent.drain import Drain
 from harness.agent.life import Life
-from harness.agent.outcome import Outcome, of_interruption, of_life
+from harness.agent.origin import Finding
+from harness.agent.outcome import Outcome, of_interruption, of_life, read_outcome, write_outcome
+from harness.agent.saves import Steps
 from harness.core.policy import Choice, Plan
 from harness.errors import ConfigError, ExitCode
+from harness.ipc.channel import RunPlace
 
 
 @dataclass
@@ -21,6 +25,7 @@ class Saved:
 
     everything_durable: bool = True
     sealed_step: int | None = 100
+    steps: Steps = field(default_factory=lambda: Steps(None, 100))
 
 
 @dataclass
@@ -31,6 +36,7 @@ class Began:
     only_here: bool = False
     error: Exception | None = None
     point: Any = None
+    finding: Finding = Finding.NOTHING
 
 
 @dataclass
@@ -38,8 +44,8 @@ class Point:
     id: str = "g1-s100"
 
 
-def ended(code: int | None = 0, *, finished: int | None = None, connected: bool = True, restored: bool = False) -> Life:
-    return Life(0.0, 0.0, connected=connected, exit_code=code, over=True, finished_step=finished, restored=restored)
+def ended(code: int | None = 0, *, finished: int | None = None, connected: bool = True, **how: bool) -> Life:
+    return Life(0.0, 0.0, connected=connected, exit_code=code, over=True, finished_step=finished, **how)
 
 
 def leaving(code: ExitCode = ExitCode.INTERRUPTED) -> Drain:
@@ -66,6 +72,43 @@ def test_a_program_that_fails_after_its_last_loop_has_not_finished() -> None:
 
 def test_a_program_without_a_last_loop_has_stopped() -> None:
     assert outcome(ended()) == Outcome("stopped", ExitCode.FINISHED)
+
+
+def test_a_program_that_left_its_loop_early_has_stopped_early_and_how_to_go_on_is_said() -> None:
+    early = outcome(ended(stopped_early=True))
+    assert (early.name, early.exit_code) == ("stopped early", ExitCode.FINISHED)
+    assert "--continue goes on from step 100, --fresh" in str(early.why)
+    assert outcome(ended(3, stopped_early=True)) == Outcome("failed", 3)
+
+
+def test_an_early_stop_stays_one_if_a_notice_comes_after_it_and_it_is_durable() -> None:
+    early = ended(stopped_early=True)
+    assert outcome(early, leaving()).name == "stopped early"
+    assert outcome(early, leaving(), Saved(everything_durable=False)).name == "interrupted"
+
+
+def test_a_run_of_which_nothing_exists_yet_may_be_started_anywhere() -> None:
+    nothing = Saved(False, None)
+    assert outcome(ended(143, connected=False), leaving(), nothing).exit_code == ExitCode.INTERRUPTED
+    assert outcome(ended(143), leaving(), nothing).exit_code == ExitCode.INTERRUPTED_LOCAL
+    unknown = Began(finding=Finding.PENDING)
+    assert outcome(ended(143, connected=False), leaving(), nothing, unknown).exit_code == ExitCode.INTERRUPTED_LOCAL
+
+
+@pytest.mark.parametrize(
+    ("found", "connected", "code"),
+    [
+        (Finding.NOTHING, False, 0),
+        (Finding.NOTHING, True, 75),
+        (Finding.READY, False, 75),
+        (Finding.PENDING, False, 75),
+    ],
+)
+def test_a_notice_lets_only_a_program_that_is_not_ours_keep_its_0(found: Finding, connected: bool, code: int) -> None:
+    life = ended(connected=connected)
+    assert outcome(life, leaving(), origin=Began(finding=found)).exit_code == code
+    killed = ended(143, connected=connected)
+    assert outcome(killed, leaving(), origin=Began(finding=found)).exit_code == ExitCode.INTERRUPTED
 
 
 def test_a_program_that_never_restored_its_snapshot_is_told_so() -> None:
@@ -115,3 +158,12 @@ def test_a_commit_that_came_while_the_tiers_were_closing_makes_74_a_75() -> None
     assert local.confirmed(Saved(everything_durable=False)) is local  # type: ignore[arg-type]
     failed = Outcome("failed", 1)
     assert failed.confirmed(Saved()) is failed  # type: ignore[arg-type]
+
+
+def test_an_outcome_is_recorded_for_one_process(tmp_path: Path) -> None:
+    place = RunPlace(tmp_path)
+    assert read_outcome(place, 7) is None
+    write_outcome(place, 7, Outcome("failed", 75))
+    assert (read_outcome(place, 7), read_outcome(place, 8)) == ("failed", None)
+    place.outcome.write_text("[]")
+    assert read_outcome(place, 7) is None

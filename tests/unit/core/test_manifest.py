@@ -50,7 +50,7 @@ CLAIM_JSON = (
     '{"format":1,"run_id":"0123456789abcdef0123456789abcdef","generation":7,"nonce":"0123456789abcdef",'
     '"claimed_at":"2026-01-02T03:04:05.678+00:00","host":"node-1","pid":4711,"fresh":false,'
     '"parent":"00000006-000000011000","command":["python","train.py"],"named":true,"settings":{"every_s":"60.0"},'
-    '"agent":"0011223344556677","place":"boot-1-2"}'
+    '"agent":"0011223344556677","place":"boot-1-2","continues":true}'
 )
 DONE_JSON = (
     '{"format":1,"generation":7,"nonce":"0123456789abcdef","outcome":"interrupted","step":12000,'
@@ -103,6 +103,7 @@ CLAIM = Claim(
     settings={"every_s": "60.0"},
     agent="0011223344556677",
     place="boot-1-2",
+    continues=True,
 )
 DONE = Done(
     format=FORMAT,
@@ -213,7 +214,7 @@ def test_another_format_number_is_refused_as_another_versions(kind: str, number:
 
 def test_a_missing_field_is_refused_by_name(kind: str) -> None:
     record, text, parse = RECORDS[kind]
-    for name in set(record.__struct_fields__) - {"environment", "settings", "agent", "place"}:
+    for name in set(record.__struct_fields__) - {"environment", "settings", "agent", "place", "continues"}:
         whole = json.loads(text)
         del whole[name]
 

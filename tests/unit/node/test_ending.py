@@ -39,6 +39,27 @@ def test_an_exit_code_is_an_ending(code: int | None, ending: Ending) -> None:
     assert ending_of(code) is ending
 
 
+@pytest.mark.parametrize(
+    ("outcome", "ending"),
+    [
+        ("finished", Ending.FINISHED),
+        ("stopped early", Ending.FINISHED),
+        ("interrupted", Ending.INTERRUPTED),
+        ("superseded", Ending.SUPERSEDED),
+        ("failed", Ending.FAILED),
+    ],
+)
+@pytest.mark.parametrize("code", [0, 73, 75, 3])
+def test_the_recorded_outcome_tells_and_not_the_code(code: int, outcome: str, ending: Ending) -> None:
+    assert ending_of(code, None, outcome) is ending
+    assert counts_as_failed(75, outcome) is (outcome == "failed")
+
+
+@pytest.mark.parametrize(("code", "ending"), [(0, Ending.FINISHED), (130, Ending.FAILED)])
+def test_a_run_that_just_stopped_goes_by_its_code(code: int, ending: Ending) -> None:
+    assert ending_of(code, None, "stopped") is ending
+
+
 def test_a_harness_run_that_a_signal_ended_says_nothing_of_the_run() -> None:
     assert ending_of(137, 9) is Ending.AGENT_DIED
 

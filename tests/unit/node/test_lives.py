@@ -47,19 +47,33 @@ def pid(sleeper: subprocess.Popen[bytes]) -> Iterator[int]:
         os.kill(number, signal.SIGKILL)
 
 
+def said_nothing(pid: int) -> None:
+    """An agent that recorded no outcome."""
+
+
 @pytest.mark.parametrize(
     ("script", "ended"),
     [("exit 75", Ended(75)), ("exit 137", Ended(137)), ("kill -9 $$", Ended(137, 9))],
 )
 def test_a_code_is_told_from_a_signal(script: str, ended: Ended) -> None:
-    life = StartedLife(["sh", "-c", script], os.environ)
+    life = StartedLife(["sh", "-c", script], os.environ, said_nothing)
 
     assert wait_for(life) == ended
     life.close()
 
 
+def test_an_end_has_the_outcome_that_the_process_itself_recorded() -> None:
+    asked: list[int] = []
+    life = StartedLife(["sh", "-c", "exit 75"], os.environ, lambda pid: asked.append(pid) or "failed")
+    pid = life._process.pid
+
+    assert wait_for(life) == Ended(75, outcome="failed")
+    assert asked == [pid]
+    life.close()
+
+
 def test_a_started_run_hears_signals() -> None:
-    life = StartedLife(["sleep", "60"], os.environ)
+    life = StartedLife(["sleep", "60"], os.environ, said_nothing)
     life.signal(signal.SIGTERM)
 
     assert wait_for(life) == Ended(143, 15)
@@ -69,7 +83,7 @@ def test_a_started_run_hears_signals() -> None:
 
 def test_what_cannot_be_started_is_said() -> None:
     with pytest.raises(ConfigError, match="/no/such: No such file"):
-        StartedLife(["/no/such"], os.environ)
+        StartedLife(["/no/such"], os.environ, said_nothing)
 
 
 def test_a_found_run_is_over_once_nobody_is_left_and_nobody_answers(pid: int) -> None:

@@ -129,7 +129,7 @@ def test_harness_run_resolves_the_very_same_settings(tmp_path: Path) -> None:
     }  # fmt: skip
     given = give_orders(flags, ("python", "t.py", "--store", "x"), None, {"HARNESS_GRACE_S": "9"}, tmp_path, Tags())
 
-    arguments = given.arguments(fresh=True)
+    arguments = given.arguments(anew=True)
     run = typer.main.get_command(cli.app).commands["run"]  # type: ignore[attr-defined]
     context = run.make_context("run", arguments[arguments.index("run") + 1 :])
 
@@ -142,10 +142,10 @@ def test_harness_run_resolves_the_very_same_settings(tmp_path: Path) -> None:
 def test_the_child_is_this_interpreter_and_begins_anew_only_if_told(tmp_path: Path) -> None:
     given = orders(tmp_path, {}, "x", fresh=True)
 
-    assert given.arguments(fresh=False) == [
+    assert given.arguments(anew=False) == [
         sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "harness", "run", "--", "x"
     ]  # fmt: skip
-    assert "--fresh" in given.arguments(fresh=True)
+    assert "--fresh" in given.arguments(anew=True)
 
 
 def test_the_metadata_service_is_known_before_the_run_and_without_valid_settings(tmp_path: Path) -> None:

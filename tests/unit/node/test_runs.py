@@ -61,7 +61,8 @@ def outcome(orders: Orders, generation: int | None, seen: int | None = None) -> 
 
 
 @pytest.mark.parametrize(
-    ("recorded", "code"), [("finished", 0), ("interrupted", 75), ("superseded", 73), ("failed", None), (None, None)]
+    ("recorded", "code"),
+    [("finished", 0), ("stopped early", 0), ("interrupted", 75), ("superseded", 73), ("failed", None), (None, None)],
 )
 def test_the_recorded_outcome_of_what_was_found_counts(
     orders: Orders, store: ObjectStore, recorded: str | None, code: int | None
@@ -103,7 +104,7 @@ def test_a_store_that_cannot_be_read_says_nothing(orders: Orders, store: ObjectS
     (Path(orders.settings.store) / KEYS.claim(3)).write_bytes(b"{")
     runs = RunsHere(orders, lambda: None)
 
-    assert (runs._outcome(3), runs.durable_step(), runs.finished()) == (None, None, False)
+    assert (runs._outcome(3), runs.durable_step(), runs.over()) == (None, None, False)
 
 
 def test_progress_is_the_newest_step_in_the_store(orders: Orders, store: ObjectStore) -> None:

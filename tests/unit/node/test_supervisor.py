@@ -39,7 +39,7 @@ class Node:
         *,
         hooked: bool = True,
         max_crashes: int = 3,
-        fresh: bool = False,
+        anew: bool = False,
         requeue: Callable[[], str | None] = lambda: None,
     ) -> int:
         fleet: Any = self.fleet if where is Where.FLEET else None
@@ -51,7 +51,7 @@ class Node:
         acts = Acts("a", place, signals, self.said.append, 90.0, self.clock)
         return Supervisor(
             "a", where, acts, runs, announcements, watch, signals, self.said.append,
-            max_crashes=max_crashes, fresh=fresh, limits=Limits(), clock=self.clock,
+            max_crashes=max_crashes, anew=anew, limits=Limits(), clock=self.clock,
         ).run()  # fmt: skip
 
     def acts(self) -> list[str]:
@@ -105,6 +105,24 @@ def test_no_other_slurm_job_is(node: Node, code: int) -> None:
     assert node.requeues == []
 
 
+@pytest.mark.parametrize("code", [73, 74, 75])
+def test_a_program_s_own_code_is_no_outcome_of_ours(node: Node, code: int) -> None:
+    """It was started again, or left, for ever."""
+    failed = Ended(code, outcome="failed")
+
+    assert node.supervise(FakeRuns(failed), Where.SLURM) == code
+    assert node.requeues == []
+
+    assert node.supervise(FakeRuns(failed)) == code
+    assert node.acts() == ["stop", "notify", "complete"]
+    assert f"exit code {code} (of the program itself)" in node.fleet.calls[-2][2]
+
+
+def test_a_run_that_its_program_stopped_early_ends_the_job(node: Node) -> None:
+    assert node.supervise(FakeRuns(Ended(0, outcome="stopped early"))) == 0
+    assert node.acts() == ["finish", "complete"]
+
+
 def test_a_job_that_slurm_does_not_requeue_keeps_its_code(node: Node) -> None:
     assert node.supervise(FakeRuns(75), Where.SLURM, requeue=lambda: "scontrol: Invalid job id") == 75
     assert "could not be requeued: scontrol: Invalid job id" in node.said[-1]
@@ -112,7 +130,7 @@ def test_a_job_that_slurm_does_not_requeue_keeps_its_code(node: Node) -> None:
 
 def test_a_run_that_somebody_else_has_finished_ends_the_job_too(node: Node) -> None:
     runs = FakeRuns(64)
-    runs.is_finished = True
+    runs.is_over = True
 
     assert node.supervise(runs) == 64
     assert node.acts() == ["finish", "complete"]
@@ -368,7 +386,7 @@ def test_ctrl_c_ends_the_wait_for_somebody_else_s_run_and_nothing_more(node: Nod
 def test_a_run_begins_anew_once(node: Node) -> None:
     runs = FakeRuns(75, 0)
 
-    node.supervise(runs, fresh=True)
+    node.supervise(runs, anew=True)
 
     assert runs.starts == [True, False]
 
@@ -377,7 +395,7 @@ def test_an_agent_that_died_after_its_claim_has_begun_anew_already(node: Node) -
     node.status = {**RUNNING, "claimed": True}
     runs = FakeRuns(KILLED, 0)
 
-    node.supervise(runs, fresh=True)
+    node.supervise(runs, anew=True)
 
     assert runs.starts == [True, False]
 
@@ -386,7 +404,7 @@ def test_an_agent_that_died_before_its_claim_has_not(node: Node) -> None:
     node.status = {**RUNNING, "claimed": False}
     runs = FakeRuns(KILLED, 0)
 
-    node.supervise(runs, fresh=True)
+    node.supervise(runs, anew=True)
 
     assert runs.starts == [True, True]
 

@@ -1,0 +1,71 @@
+"""A program that leaves by itself, without a notice and with one: what that is called, and what is lost by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.support.leaving_trainer import STEPS
+from tests.support.process import Process
+from tests.support.world import World, steps_said
+
+pytestmark = pytest.mark.long("several lives of a training with torch")
+
+OPTIONS = ("--every-s", "1000", "--every-steps", "4")
+
+
+def start(world: World, way: str, *how: str, options: tuple[str, ...] = ()) -> Process:
+    command = [sys.executable, "-m", "tests.support.leaving_trainer", way, "--curve", world.curve, *how]
+    return world.run_harness(*OPTIONS, *options, command=command)
+
+
+@pytest.mark.sample
+def test_an_exit_in_the_middle_is_no_end_and_continue_goes_on(world: World) -> None:
+    stopped = start(world, "exit", "--at", "6")
+    assert stopped.wait() == 0, stopped.stderr
+    assert "stopped early. --continue goes on from step 4, --fresh" in stopped.stderr
+    known = world.survey()
+    assert known.done is not None
+    assert (known.done.outcome, known.done.step, known.finished_at) == ("stopped early", 4, None)
+
+    refused = start(world, "exit")
+    assert refused.wait() == 64
+    assert "was stopped early by its own program: --continue goes on from step 4, --fresh" in refused.stderr
+
+    again = start(world, "exit", options=("--continue",))
+    assert again.wait() == 0, again.stderr
+    assert world.survey().finished_at == STEPS
+    lines = world.curve.read_text().splitlines()
+    assert world.steps_of_curve() == [1, 2, 3, 4, 5, 6, *range(5, STEPS + 1)]
+    assert lines[4:6] == lines[6:8], "the two steps after the snapshot are made again, bit for bit"
+
+
+def test_a_flag_of_the_programs_own_handler_loses_no_step(world: World) -> None:
+    """The handler is installed after the Checkpointer; the signal reaches the trainer alone."""
+    process = start(world, "flag", "--at", "6")
+    world.wait_until(lambda: world.curve.exists() and len(world.steps_of_curve()) == 6, "step 6")
+    os.kill(int(process.wait_for(r"TrainerStarted pid=(\d+)")[1]), signal.SIGTERM)
+
+    assert process.wait() == 75, process.stderr
+    assert "own handler" in process.stderr
+    assert world.survey().commits[-1].step == 6
+    again = start(world, "flag")
+    assert again.wait() == 0, again.stderr
+    assert steps_said(again.stderr, "Restored") == [6]
+    assert world.survey().finished_at == STEPS
+
+
+def test_a_handler_that_leaves_with_0_is_an_interruption(world: World) -> None:
+    process = start(world, "handler", "--at", "6")
+    world.wait_until(lambda: world.curve.exists() and len(world.steps_of_curve()) == 6, "step 6")
+    os.kill(int(process.wait_for(r"TrainerStarted pid=(\d+)")[1]), signal.SIGTERM)
+
+    assert process.wait() == 75, process.stderr
+    assert "own handler" in process.stderr
+    again = start(world, "handler")
+    assert again.wait() == 0, again.stderr
+    assert steps_said(again.stderr, "Restored") == [4]
+    assert world.survey().finished_at == STEPS

@@ -1,0 +1,383 @@
+"""How a program may leave its loops, and what that makes of the run. The agent is played."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness import Checkpointer
+from harness.config import SOCKET_VARIABLE
+from harness.errors import ConfigError, StateError
+from harness.ipc.slots import Ask, ControlPage, Request, Slot, Word
+from harness.trainer import checkpointer
+from harness.trainer.process import Process
+
+BATCHES = [torch.ones(1, 2)] * 4
+
+
+class PlayedLink:
+    """An agent that has nothing to resume, grants a slot whenever it is asked, and makes what is sealed durable."""
+
+    slot_error = None
+    superseded = detached = gone = False
+    sequence = restarts = 0
+
+    def __init__(self, *_: Any) -> None:
+        self.settings = SimpleNamespace(overlap=False, every_steps=None)
+        self.life = {"number": 1, "run_id": "0" * 32}
+        self.page = ControlPage.create()
+        self.slot: Slot | None = None
+        self.seals = 0
+        self.told: list[str] = []
+        self.signals: list[int] = []
+        self.parted: dict[str, bool] = {}
+
+    def wait_head(self) -> None: ...
+
+    def wait_ready(self) -> None: ...
+
+    def stepped(self, step: int, restoring: tuple[float, float]) -> None: ...
+
+    def forget(self, type: str) -> None:
+        self.told.remove(type)
+
+    def poke(self, signum: int) -> None:
+        self.signals.append(signum)
+
+    def part(self, **how: bool) -> None:
+        self.parted = how
+
+    def ask_slots(self, size: int, prepare: Callable[[Slot], None] | None = None) -> None:
+        self.slot = Slot.create(size)
+
+    def granted(self, used: int, sealed: int) -> tuple[int, Slot] | None:
+        return None if self.slot is None or used == self.seals + 1 else (self.seals + 1, self.slot)
+
+    def index_of(self, slot: Slot) -> int:
+        return 0
+
+    def send(self, type: str, /, **fields: Any) -> None:
+        self.told.append(type)
+        if type == "sealed":
+            self.seals += 1
+            self.page.words[Word.DURABLE_STEP] = fields["step"] + 1
+
+    def ask(self, ask: Ask) -> None:
+        """Write the word that the next boundary reads."""
+        self.page.words[Word.ASK] = Request(ask, Request.decode(self.page.words[Word.ASK]).sequence + 1).encode()
+
+
+class Program:
+    """A training script with the harness in it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer, **options)
+        self.link: PlayedLink = self.ckpt._link  # type: ignore[assignment]
+
+    def train(self) -> None:
+        """A step."""
+        self.model(BATCHES[0]).sum().backward()
+        self.optimizer.step()
+
+    def end(self) -> str:
+        """The process ends; what the agent is told of it."""
+        self.ckpt._at_exit()
+        if self.link.parted["early"]:
+            return "stopped early"
+        return "finished" if "finished" in self.link.told else "left"
+
+
+@pytest.fixture(autouse=True)
+def played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No agent, and nothing of this process is changed."""
+    monkeypatch.setattr(checkpointer, "Link", PlayedLink)
+    monkeypatch.setattr(Process, "hook", lambda self: None)
+    monkeypatch.setenv(SOCKET_VARIABLE, "played")
+    for name in ("HARNESS_RUN_ID", "HARNESS_RESTARTS"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.fixture
+def program() -> Program:
+    return Program()
+
+
+# ---- the end of the training, and what is none ----------------------------------------------------------------------
+
+
+def all_steps(program: Program) -> None:
+    for _ in program.ckpt.steps(4):
+        program.train()
+
+
+def all_epochs(program: Program) -> None:
+    for _ in program.ckpt.epochs(2):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+
+
+def inner_loop_broken_off(program: Program) -> None:
+    for _ in program.ckpt.epochs(2):
+        for number, _ in enumerate(program.ckpt.batches(BATCHES)):
+            program.train()
+            if number == 1:
+                break
+
+
+def batches_broken_off_in_a_range(program: Program) -> None:
+    for _ in range(2):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+            if program.ckpt.step_count == 3:
+                break
+
+
+def some_of_the_batches(program: Program) -> None:
+    for _ in program.ckpt.epochs(2):
+        for _ in islice(program.ckpt.batches(BATCHES), 2):
+            program.train()
+
+
+def some_of_the_steps(program: Program) -> None:
+    for _ in islice(program.ckpt.steps(100), 3):
+        program.train()
+
+
+def as_many_steps_as_there_are_batches(program: Program) -> None:
+    for _ in zip(
+        program.ckpt.steps(100),
+        BATCHES,
+        strict=False,
+    ):
+        program.train()
+
+
+def shown(numbers: Iterator[int]) -> Iterator[int]:
+    """Hands them on, as tqdm does."""
+    for number in numbers:  # noqa: UP028
+        yield number
+
+
+def epochs_through_something_of_the_programs(program: Program) -> None:
+    for _ in shown(islice(program.ckpt.epochs(5), 2)):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+
+
+def by_hand(program: Program) -> None:
+    for _ in range(program.ckpt.resume(), 4):
+        program.train()
+        program.ckpt.step()
+
+
+def broken_off_by_hand(program: Program) -> None:
+    for _ in range(program.ckpt.resume(), 100):
+        program.train()
+        program.ckpt.step()
+        if program.ckpt.step_count == 3:
+            break
+
+
+def an_early_stop_and_another_stage(program: Program) -> None:
+    for _ in program.ckpt.epochs(100):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+        break
+    all_steps(program)
+
+
+def an_early_stop_and_a_loop_of_batches(program: Program) -> None:
+    for _ in program.ckpt.steps(100):
+        program.train()
+        break
+    for _ in program.ckpt.batches(BATCHES):
+        program.train()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        all_steps, all_epochs, inner_loop_broken_off, batches_broken_off_in_a_range, some_of_the_batches,
+        some_of_the_steps, as_many_steps_as_there_are_batches, epochs_through_something_of_the_programs, by_hand,
+        broken_off_by_hand, an_early_stop_and_another_stage, an_early_stop_and_a_loop_of_batches,
+    ],
+)  # fmt: skip
+def test_a_training_that_came_to_its_end_is_finished(program: Program, train: Callable[[Program], None]) -> None:
+    train(program)
+    assert program.end() == "finished"
+    assert program.ckpt._stager.sealed_step == program.ckpt.step_count, "the final state is saved"
+
+
+def epochs_broken_off(program: Program) -> None:
+    for _ in program.ckpt.epochs(100):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+        with program.ckpt.evaluating():
+            break
+
+
+def steps_broken_off(program: Program) -> None:
+    for step in program.ckpt.steps(100):
+        program.train()
+        if step == 2:
+            break
+
+
+def steps_returned_from(program: Program) -> None:
+    for step in program.ckpt.steps(100):
+        program.train()
+        if step == 2:
+            return
+
+
+def steps_exited_from(program: Program) -> None:
+    for step in program.ckpt.steps(100):
+        program.train()
+        if step == 2:
+            _exit(program)
+
+
+def inner_loop_exited_from(program: Program) -> None:
+    for _ in program.ckpt.epochs(100):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+            _exit(program)
+
+
+def batches_exited_from_in_a_range(program: Program) -> None:
+    for _ in range(100):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+            if program.ckpt.step_count == 3:
+                _exit(program)
+
+
+def epochs_broken_off_through_something_of_the_programs(program: Program) -> None:
+    for _ in shown(program.ckpt.epochs(5)):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+        break
+
+
+def a_second_stage_broken_off(program: Program) -> None:
+    all_epochs(program)
+    for step in program.ckpt.steps(100):
+        program.train()
+        if step == 2:
+            break
+
+
+def _exit(program: Program) -> None:
+    """`sys.exit()`, as our hook sees it."""
+    program.ckpt._process.exiting = True
+    sys.exit(0)
+
+
+EARLY = [
+    epochs_broken_off, steps_broken_off, steps_returned_from, steps_exited_from, inner_loop_exited_from,
+    batches_exited_from_in_a_range, epochs_broken_off_through_something_of_the_programs, a_second_stage_broken_off,
+]  # fmt: skip
+
+
+def ends(program: Program, train: Callable[[Program], None]) -> str:
+    """Run to the end of the process."""
+    with contextlib.suppress(SystemExit):
+        train(program)
+    return program.end()
+
+
+@pytest.mark.parametrize("train", EARLY)
+def test_a_training_that_leaves_its_outermost_loop_early_is_not(
+    program: Program, train: Callable[[Program], None]
+) -> None:
+    assert ends(program, train) == "stopped early"
+
+
+@pytest.mark.parametrize("train", [*EARLY, by_hand, broken_off_by_hand])
+def test_with_a_notice_in_force_no_way_out_is_an_end(program: Program, train: Callable[[Program], None]) -> None:
+    told = program.link.send
+
+    def send(type: str, /, **fields: Any) -> None:
+        told(type, **fields)
+        if type == "layout":
+            program.link.ask(Ask.SNAPSHOT_AND_LEAVE)
+
+    program.link.send = send  # type: ignore[method-assign]
+    program.ckpt._at_boundary = lambda kind: None  # type: ignore[method-assign]  # none before the program leaves
+    program.link.ask(Ask.SNAPSHOT_AND_LEAVE)
+
+    assert ends(program, train) == "left"
+    assert "leaving" in program.link.told
+
+
+def test_an_exit_before_any_step_is_not_the_end_of_a_training(program: Program) -> None:
+    program.ckpt.resume()
+    assert program.end() == "left"
+
+
+# ---- signals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_with_a_handler_of_its_own_leaves_with_what_it_has_trained_by_hand(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves at its own flag, right after the boundary at which the agent has not answered yet."""
+    monkeypatch.setattr(Process, "has_handler", lambda self, signum: True)
+    monkeypatch.setattr(program.link, "poke", lambda signum: program.link.ask(Ask.SNAPSHOT_AND_LEAVE))
+
+    def train() -> None:
+        for _ in range(program.ckpt.resume(), 100):
+            program.train()
+            if program.ckpt.step_count == 2:
+                assert program.ckpt._takes_signal(signal.SIGTERM)
+            program.ckpt.step()
+
+    with pytest.raises(SystemExit, match="75"):
+        train()
+
+    assert program.ckpt._stager.sealed_step == 3
+
+
+def test_a_signal_that_nobody_has_answered_yet_is_a_notice(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointer, "_ANSWER_S", 0.0)
+    by_hand(program)
+    program.ckpt._takes_signal(signal.SIGTERM)
+
+    assert program.end() == "left"
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["2", "64"])
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ConfigError, match=f"WORLD_SIZE is {size}"):
+        Program()
+
+
+@pytest.mark.parametrize("size", ["1", "", "many"])
+def test_one_process_is_not(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert Program().ckpt.resumed_from is None
+
+
+def test_our_own_errors_are_hopeless_also_inside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(lambda signum: True, lambda: None, lambda: None)
+    assert not process.hopeless
+    wrapped = RuntimeError("of a framework")
+    wrapped.__cause__ = StateError("other loops")
+    for error, hopeless in ((wrapped, True), (ConfigError("x"), True), (RuntimeError("x"), False)):
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+        assert (process.failed, process.hopeless) == (True, hopeless)
