@@ -20,7 +20,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cloud.errors import CloudError, Denied
-from harness.config import Settings, resolve
+from harness.config import Settings, check_alone, resolve
 from harness.errors import ConfigError, ExitCode, HarnessError
 
 app = typer.Typer(
@@ -110,6 +110,7 @@ def run(
 
     command = tuple(context.args)
     check_command(command)
+    check_alone(os.environ)
     flags = context.params | {"fresh": fresh or None, "continue_": continue_ or None}
     settings = resolve(flags, os.environ, Path.cwd(), script=script_of(command))
     _say_settings(settings)

@@ -177,6 +177,15 @@ def is_off(environ: Mapping[str, str]) -> bool:
     return environ.get(OFF_VARIABLE, "").lower() in ("off", "0", "no", "false")
 
 
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError: this is one of several processes of one training, and nobody saves the others' state."""
+    size = environ.get("WORLD_SIZE", "")
+    if size.isdecimal() and int(size) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {size}: several processes cannot be saved yet; start one (torchrun --nproc_per_node 1)"
+        )
+
+
 def _name_from(script: str | None) -> str:
     if script is None:
         raise ConfigError("this run has no name: pass --run NAME (or set HARNESS_RUN, or run= in Python)")

@@ -84,13 +84,13 @@ variable "min_size" {
 }
 
 variable "desired_capacity" {
-  description = "Instances to keep alive: 1 for a run that trains on one machine; 0 stops it and keeps everything."
+  description = "Instances to keep alive: 1, or 0 to stop the run and keep everything. Two would take the run from each other for ever."
   type        = number
   default     = 1
 
   validation {
-    condition     = var.desired_capacity >= 0
-    error_message = "desired_capacity: 0 or more."
+    condition     = contains([0, 1], var.desired_capacity)
+    error_message = "desired_capacity: 1, or 0 to stop: a run trains on one machine."
   }
 }
 

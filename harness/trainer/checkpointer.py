@@ -17,16 +17,16 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from harness.config import SOCKET_VARIABLE, is_off, resolve
+from harness.config import SOCKET_VARIABLE, check_alone, is_off, resolve
 from harness.core import tree
-from harness.errors import ConfigError, ExitCode, StateError
+from harness.errors import ExitCode, StateError
 from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
 from harness.trainer.kinds import flatten
@@ -107,7 +107,9 @@ class Checkpointer:
         """
         if accumulate is not None and accumulate < 1:
             raise ValueError("accumulate must be at least 1")
-        _check_alone(os.environ)
+        self._inert = is_off(os.environ)
+        if not self._inert:
+            check_alone(os.environ)
         if on_interrupt not in ("exit", "return"):
             raise ValueError('on_interrupt is "exit" or "return"')
         self._states = flatten(states)
@@ -137,7 +139,6 @@ class Checkpointer:
         self._next_due = 0
         self._stepped_told = False
         self._restoring = (0.0, 0.0)
-        self._inert = is_off(os.environ)
         self._words = memoryview(bytearray(8 * 16)).cast("Q")
         self._watch_optimizers()
         self._loader = None
@@ -789,15 +790,6 @@ class Checkpointer:
     def _word_step(self, word: Word) -> int | None:
         value = self._words[word]
         return value - 1 if value else None
-
-
-def _check_alone(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError: other processes train the same model, and nobody saves what is theirs."""
-    size = environ.get("WORLD_SIZE", "")
-    if size.isdecimal() and int(size) > 1 and not is_off(environ):
-        raise ConfigError(
-            f"WORLD_SIZE is {size}: several processes cannot be saved yet; start one (torchrun --nproc_per_node 1)"
-        )
 
 
 def _holds_optimizer(value: Any) -> bool:

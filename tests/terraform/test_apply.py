@@ -346,6 +346,12 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_variable(copied: Applied) 
         assert said in words
 
 
+def test_two_instances_at_once_are_refused(copied: Applied) -> None:
+    """Each would ask the other for the run, for ever."""
+    copied.terraform.set(desired_capacity=2)
+    assert "desired_capacity: 1, or 0 to stop: a run trains on one machine" in copied.terraform.plan(codes=(1,)).words
+
+
 def test_what_aws_does_not_have_is_refused_by_the_name_of_its_variable(copied: Applied) -> None:
     copied.client("s3", "us-east-1").create_bucket(Bucket="far-away")
     copied.terraform.set(

@@ -122,6 +122,13 @@ def test_nothing_to_run(harness: Run) -> None:
     is_one_line_of_usage(harness("run"), "nothing to run", "python train.py")
 
 
+def test_one_of_several_processes_is_refused(harness: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    script = tmp_path / "train.py"
+    script.touch()
+    is_one_line_of_usage(harness("run", "--", "python", str(script)), "WORLD_SIZE is 2")
+
+
 def test_a_module_has_no_name_to_guess(harness: Run) -> None:
     is_one_line_of_usage(harness("run", "--", "python", "-m", "mine"), "--run NAME")
 
