@@ -102,6 +102,7 @@ class Agent:
         self.settings, self.command, self._environ = settings, command, environ
         self._outcome: Outcome | None = None
         self._signals_seen = 0
+        self._parent = os.getppid()
         self._told_to_leave = False
         self._told_silent = False
         self._bug: BaseException | None = None
@@ -295,6 +296,8 @@ class Agent:
             self._on_takeover(channel)
         elif message.type == "drill":
             self._on_drill(channel, float(message["in_s"]), end=bool(message["end"]))
+        elif message.type == "hello" and self._outcome is not None and message["life"] is not None:
+            self._door.hang_up(channel)  # we are ending: a live trainer goes on with another agent
         elif message.type == "hello":
             self.trainer.greet(channel, message, leaving=self._leaving.drain is not None)
         else:
@@ -302,12 +305,19 @@ class Agent:
 
     def _on_takeover(self, channel: Channel) -> None:
         """A newcomer on this host wants the run: give it the slots, unless a trainer of ours is alive."""
-        alive = self.trainer.alive_pid
+        alive = self.trainer.alive_pid or self._starter
         if alive is not None or self._restarts.pending:
             self._door.refuse_takeover(channel, alive or os.getpid())
         elif self._outcome is None:  # else ending already: whoever asks waits for the lock
             self._door.hand_over(channel)
             self._end(Outcome("superseded", ExitCode.SUPERSEDED))
+
+    @property
+    def _starter(self) -> int | None:
+        """The trainer that has started us and is about to say hello; `None` once it has, or if it does not."""
+        waits = self.command is None and not self.trainer.life.connected
+        young = time.monotonic() - self.trainer.life.began_at < ATTACH_S
+        return self._parent if waits and young and os.getppid() == self._parent else None
 
     def _on_drill(self, channel: Channel, in_s: float, *, end: bool) -> None:
         over = self._outcome is not None

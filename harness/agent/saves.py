@@ -79,6 +79,7 @@ class Saves:
         self._upload_started_at: float | None = None
         self._last_sequence = 0
         self._newest_local: LocalSnapshot | None = None
+        self._given: list[tuple[Tier, Job]] = []
         self._made_by: dict[int, Generation] = {}
         self._manifests: dict[tuple[int, int], Manifest] = {}
         tell = TierEvents(
@@ -200,7 +201,7 @@ class Saves:
         """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
         self.pressing = True
         step = self.sealed_step
-        if step is None or self.steps.durable == step or any(job.step >= step for job in self.remote.jobs):
+        if step is None or self.steps.durable == step or any(job.step >= step for job in self._jobs(self.remote)):
             return
         for index in self.pool.sealed():
             slot = self.pool[index]
@@ -211,7 +212,7 @@ class Saves:
                 self._give(self.remote, SealedSlot(index, slot, record, self._made_by[index], sealed_at))
                 return
         if self._newest_local is not None and self._newest_local.step == step:
-            self.remote.submit(self._newest_local)  # the slot is not ours any more, the file is
+            self._submit(self.remote, self._newest_local)  # the slot is not ours any more, the file is
 
     def relax(self) -> None:
         """Nothing presses any more."""
@@ -219,7 +220,15 @@ class Saves:
 
     def _give(self, tier: Tier, job: SealedSlot) -> None:
         self.pool.hold(job.index, tier.name)
+        self._submit(tier, job)
+
+    def _submit(self, tier: Tier, job: Job) -> None:
+        self._given.append((tier, job))
         tier.submit(job)
+
+    def _jobs(self, tier: Tier) -> list[Job]:
+        """What a tier was given and has not released yet, as far as we have heard: what came of it is known then."""
+        return [job for holder, job in self._given if holder is tier]
 
     # ---- slots of other lives ---------------------------------------------------------------------------------------
 
@@ -288,7 +297,8 @@ class Saves:
             manifest = commit.read_manifest(local.store, self._keys, point.id, Deadline.after(_CALL_S))
         except (CloudError, SnapshotCorrupt):
             return  # it was verified a moment ago; the next snapshot is uploaded in any case
-        self.remote.submit(LocalSnapshot(local.store, self._keys, manifest, generation, time.monotonic(), behind=True))
+        behind = LocalSnapshot(local.store, self._keys, manifest, generation, time.monotonic(), behind=True)
+        self._submit(self.remote, behind)
 
     # ---- tiers ------------------------------------------------------------------------------------------------------
 
@@ -309,13 +319,14 @@ class Saves:
 
     def _upload_if_due(self, manifest: Manifest, job: Job) -> None:
         assert self.local is not None, "only a local tier's snapshot is uploaded from its file"
-        if self.steps.durable == manifest.step or any(job.step >= manifest.step for job in self.remote.jobs):
+        if self.steps.durable == manifest.step or any(job.step >= manifest.step for job in self._jobs(self.remote)):
             return  # it went there straight from the slot
         now = time.monotonic()
         due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
         if due or self.pressing or self.steps.durable is None:
             self._upload_started_at = now
-            self.remote.submit(LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at))
+            due_one = LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at)
+            self._submit(self.remote, due_one)
 
     def _on_failed(self, tier: Tier, job: Job) -> None:
         """What one tier cannot take, the other helps with: a slot that waits for a disk or a store is not free."""
@@ -323,20 +334,23 @@ class Saves:
         if not isinstance(job, SealedSlot):
             return
         if tier is self.local:
-            known = self.steps.durable == job.step or any(waiting.step >= job.step for waiting in self.remote.jobs)
+            known = self.steps.durable == job.step or any(
+                waiting.step >= job.step for waiting in self._jobs(self.remote)
+            )
             if job.index in self.pool and not known:
                 self._give(self.remote, job)
             return
         # A store may be down for hours: what waits for it is the file, since the next snapshot needs the slot.
         file = self._newest_local
-        if file is None or self._draining or self.remote.jobs != [job]:
+        if file is None or self._draining or self._jobs(self.remote) != [job]:
             return
         if file.step == job.step and file.generation is job.generation:
-            self.remote.submit(file)
+            self._submit(self.remote, file)
 
     def _on_released(self, tier: Tier, job: Job) -> None:
+        self._given = [(holder, given) for holder, given in self._given if given is not job or holder is not tier]
         if isinstance(job, SealedSlot):
-            again = [j for j in tier.jobs if isinstance(j, SealedSlot) and j.index == job.index]
+            again = [j for j in self._jobs(tier) if isinstance(j, SealedSlot) and j.index == job.index]
             if not again:
                 self.pool.release(job.index, tier.name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,13 @@ import pytest
 from cloud.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.main import Agent
+from harness.agent.outcome import Outcome
 from harness.config import Settings
 from harness.core.manifest import FORMAT, Claim
 from harness.core.policy import Choice
 from harness.core.snapshot import SnapshotId
 from harness.errors import ExitCode
+from harness.ipc.channel import Message
 from harness.ipc.slots import Slot
 from tests.support.clock import standing
 from tests.support.protocol import RUN_ID, SHARD_BYTES, SLOT_BYTES, Content
@@ -39,6 +42,7 @@ def sealed(agent: Agent, step: int) -> None:
     agent._saves.take(agent._saves.pool.add(slot), generation)
     while agent._saves.remote.jobs:  # its thread does not run: nothing is in flight
         agent._saves.remote._pending = None
+    agent._saves._given.clear()
 
 
 def newer() -> Claim:
@@ -100,3 +104,31 @@ def test_where_nothing_else_is_left_to_save_a_new_snapshot_is_tried_to_the_end(a
 
     assert agent._leaving.drain is not None
     assert (agent._leaving.drain.plan.choice, agent._leaving.drain.plan.fits) == (Choice.NEW, False)
+
+
+def test_an_agent_whose_trainer_is_about_to_say_hello_is_not_taken_over_from(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer had started two, since the first one's socket was still there: each ended the other's run."""
+    told = list[tuple[str, dict[str, Any]]]()
+    channel: Any = SimpleNamespace(send=lambda type, *_, **fields: told.append((type, fields)))
+
+    agent._on_takeover(channel)
+    assert told == [("busy", {"trainer_pid": os.getppid()})]
+    assert agent._outcome is None
+
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # it has died
+    agent._on_takeover(channel)
+    assert told[-1][0] == "handed-over"
+    assert agent._outcome is not None
+
+
+def test_an_agent_that_is_ending_takes_no_trainer_over_that_goes_on(agent: Agent) -> None:
+    agent._end(Outcome("superseded", ExitCode.SUPERSEDED))
+    hung_up = list[Any]()
+    agent._door.hang_up = hung_up.append  # type: ignore[method-assign]
+    channel: Any = object()
+
+    agent._on_message(channel, Message("hello", {"life": {"number": 1}}))
+
+    assert hung_up == [channel]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -87,6 +88,22 @@ def test_a_slot_that_is_not_granted_goes_to_the_store_straight(scene: Scene) -> 
     scene.saves.press()
 
     assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
+
+
+def test_what_is_committed_is_not_sent_again_before_that_is_heard_of(scene: Scene) -> None:
+    """The tier's thread is through, its news is on the way, and the program ends: it was uploaded twice."""
+    scene.saves.pressing = True
+    scene.seal(10, 1)
+    scene.saves.remote.start()
+    while not scene.saves.remote.idle:
+        threading.Event().wait(0.001)
+
+    scene.saves.press()
+
+    assert scene.saves.remote.jobs == []
+    scene.until(lambda: scene.steps.durable == 10)
+    scene.saves.press()
+    assert scene.saves.remote.jobs == []
 
 
 class Down(MemoryStore):
