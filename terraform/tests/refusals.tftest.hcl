@@ -27,9 +27,8 @@ run "names_and_numbers_that_cannot_be" {
     instance_types       = [] # zero types
     on_demand_percentage = 101
     allocation_strategy  = "lowest-price"
-    min_size             = 4 # above what is desired
-    desired_capacity     = 3
-    max_size             = 2 # below what is desired
+    min_size             = 2 # above what is desired
+    max_size             = 0 # below what is desired
     ami_id               = "ubuntu"
     ami_ssm_parameter    = "dlami"
     root_volume_gb       = 1
@@ -48,6 +47,14 @@ run "names_and_numbers_that_cannot_be" {
     var.root_volume_gb, var.hook_timeout_s, var.placement_group,
     var.notify_email, var.budget_usd, var.durable_age_alarm_s, var.crash_loop_starts, var.tags,
   ]
+}
+
+run "two_instances_for_one_run" {
+  command = plan
+  variables {
+    desired_capacity = 2
+  }
+  expect_failures = [var.desired_capacity]
 }
 
 run "two_answers_to_one_question" {

@@ -542,9 +542,12 @@ def test_a_notice_before_the_trainer_connects_is_told_to_it_and_nothing_durable_
     process.signal(signal.SIGTERM)
     check_left_with_everything(world, process)
 
-    waits = 'trap "" TERM; while [ ! -e "$1" ]; do sleep 0.01; done; shift; exec "$@"'
-    late = ["sh", "-c", waits, "sh", world.released, *world.tiny(*HOLD)]
-    noticed = world.run_rigged(*FAST, "--notices", "interrupt", "--at", "NoticeSeen:1:release", command=late)
+    ready, drain = world.root / "ready", world.root / "drain"
+    waits = 'trap "" TERM; touch "$1"; while [ ! -e "$2" ]; do sleep 0.01; done; shift 2; exec "$@"'
+    late = ["sh", "-c", waits, "sh", ready, world.released, *world.tiny(*HOLD)]
+    noticed = world.run_rigged(*FAST, "--drain-file", str(drain), "--at", "NoticeSeen:1:release", command=late)
+    world.wait_until(ready.exists, "a program that does not hear SIGTERM")
+    drain.touch()
 
     assert noticed.wait() == 75, noticed.stderr
     assert noticed.stderr.index(" NoticeSeen ") < noticed.stderr.index(" TrainerConnected ")

@@ -32,6 +32,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("unit/agent/test_doctor_store.py", "clock"): "handed on to the product, which wants one",
     # Waits and limits
     ("soak", "wait"): A_POLL,
+    ("support/leaving_trainer.py", "wait"): A_POLL,
     ("support/process.py", "wait"): A_POLL,
     ("support/tiny_trainer.py", "wait"): A_POLL,
     ("support/torch_trainer.py", "wait"): A_POLL,
@@ -44,6 +45,7 @@ ALLOWED: dict[tuple[str, str], str] = {
         "unit/agent/test_resume.py",
         "wait",
     ): NOT_TOO_EARLY,
+    ("unit/agent/test_saves.py", "wait"): A_POLL,
     ("unit/agent/test_tier.py", "wait"): A_POLL,
     ("unit/agent/test_trainer.py", "wait"): A_POLL,
     ("unit/node/test_lives.py", "wait"): A_POLL,
