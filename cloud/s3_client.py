@@ -1,8 +1,9 @@
 """S3Client: one boto3 client, its credentials, and calls under a deadline (with fleet.py the only importer of boto3).
 
 Owns endpoint, region, credentials, proxies and time-outs, and takes the library's exceptions apart: what S3 answered
-goes to `s3_errors.explain`, and where there was no answer it says here what is known. Retries nothing: a call is one
-request, so that a reply that was lost is seen by whoever must not guess about it.
+goes to `s3_errors.explain`, and where there was no answer it says here what is known. An answer that is none of S3's (a
+redirect, a page of a portal, a part of one) is none. Retries nothing: a call is one request, so that a reply that was
+lost is seen by whoever must not guess about it.
 
 Credentials are the library's: a role's are asked for again from 15 minutes before they expire, by whichever request
 comes then, and a run makes one every few seconds. When the store calls them expired all the same, or there were
@@ -11,11 +12,14 @@ none, the next request looks for credentials from the very beginning, and finds 
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import os
 import threading
 import time
+import traceback
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -66,12 +70,14 @@ class S3Client:
         if key is not None:
             parameters["Key"] = key
         client = None
-        self._current.deadline = deadline
+        self._current.deadline, self._current.operation = deadline, operation
         try:
             client = self._opened()
             reply: dict[str, Any] = getattr(client, _method(operation))(Bucket=self.bucket, **parameters)
+            _check_answer(reply, operation)
             return reply
-        except library_errors() as err:
+        except call_errors() as err:
+            _let_go(err)
             error = self._understand(err, operation, where)
             if isinstance(error, CredentialsExpired | CredentialsMissing):
                 self._forget(client)
@@ -88,10 +94,11 @@ class S3Client:
         if deadline.expired:
             raise Unavailable(f"GetObject {where}: no time left")
         try:
-            body.set_socket_timeout(max(0.05, min(READ_S, deadline.remaining_s)))
+            with contextlib.suppress(AttributeError):  # the answer is over, and its connection has been given back
+                body.set_socket_timeout(max(0.05, min(READ_S, deadline.remaining_s)))
             data: bytes = body.read(size)
             return data
-        except (BotoCoreError, URLLib3SSLError, OSError) as err:
+        except (BotoCoreError, URLLib3SSLError, OSError, ValueError, AttributeError) as err:
             raise Unavailable(f"GetObject {where}: the answer broke off: {err}") from err
 
     @property
@@ -158,11 +165,22 @@ class S3Client:
         if style == "auto" and not _is_aws(made.meta.endpoint_url):
             made = client("path")  # the environment's; and bucket.localhost resolves nowhere
         made.meta.events.register("before-call.s3", self._limit)
+        made.meta.events.register("before-call.s3.HeadBucket", self._ask_nobody_where_the_bucket_is)
         return made, session.get_credentials()
 
     def _limit(self, context: dict[str, Any], **_: Any) -> None:
         deadline: Deadline = getattr(self._current, "deadline", None) or Deadline.never()
         context["read_timeout"] = max(0.05, min(READ_S, deadline.remaining_s))
+
+    def _ask_nobody_where_the_bucket_is(self, **_: Any) -> tuple[Any, dict[str, Any]] | None:
+        """Botocore asks for the region of a bucket, by HEAD, whenever it is redirected; and then about the answer.
+
+        A store that redirects whatever it is asked would be asked until the stack is full. An S3 that knows better
+        names the region in its first answer.
+        """
+        if self._current.operation == "HeadBucket":
+            return None
+        return SimpleNamespace(status_code=200), {"ResponseMetadata": {"HTTPHeaders": {}}}
 
     def _forget(self, client: Any) -> None:
         """Drop `client` unless another has replaced it already; requests in flight end as they do."""
@@ -180,9 +198,56 @@ class S3Client:
 
         if isinstance(err, boto.ClientError):
             return explain(_refusal(err, operation, where, self.bucket))
+        if isinstance(err, RecursionError) or not isinstance(err, library_errors()):
+            words = f"{operation} {where}: the answer is none of S3's ({type(err).__name__}: {err}); check the endpoint"
+            return OutcomeUnknown(words) if operation in TAKES_EFFECT else Unavailable(words)
         if isinstance(err, boto.HTTPClientError) and isinstance(cause := err.kwargs.get("error"), CloudError):
             return cause  # our own body stopped the request: out of time, too slow, given up
         return no_answer(err, f"{operation} {where}", takes_effect=operation in TAKES_EFFECT)
+
+
+class _NoAnswerOfS3(ValueError):
+    """A success without what S3 always says."""
+
+
+_SAYS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "ListObjectsV2": (("Name", "KeyCount", "IsTruncated", "MaxKeys"),),
+    "ListMultipartUploads": (("Bucket", "IsTruncated", "MaxUploads"),),
+    "ListParts": (("Bucket", "UploadId", "IsTruncated"),),
+    "CreateMultipartUpload": (("UploadId",),),
+    "PutObject": (("ETag",),),
+    "UploadPart": (("ETag",),),
+    "CompleteMultipartUpload": (("ETag", "Location", "Key"),),
+    "CopyObject": (("CopyObjectResult.ETag",),),
+    "UploadPartCopy": (("CopyPartResult.ETag",),),
+    "HeadObject": (("ContentLength",), ("ETag",)),
+    "GetObject": (("ContentLength",), ("ETag",)),
+}
+"""What the answer of a store that speaks S3 has: of each group at least one. A page of HTML parses, and has none."""
+
+
+def _let_go(err: BaseException | None) -> None:
+    """The libraries' frames hold the error that holds them: connections would be closed whenever memory is short."""
+    while err is not None:
+        traceback.clear_frames(err.__traceback__)
+        err = err.__context__
+
+
+def _check_answer(reply: dict[str, Any], operation: str) -> None:
+    """Raises ValueError."""
+    for group in _SAYS.get(operation, ()):
+        if all(_said(reply, name) is None for name in group):
+            if (body := reply.get("Body")) is not None:
+                body.close()  # nobody is going to read it
+            raise _NoAnswerOfS3(f"a success without {' or '.join(group)}")
+
+
+def _said(reply: dict[str, Any], path: str) -> Any:
+    """What the answer has at a dotted path; `None` if nothing."""
+    found: Any = reply
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 # ------------------------------------------------------------------------------- and so for AWS's other services
@@ -208,6 +273,11 @@ def library_errors() -> tuple[type[Exception], ...]:
     from botocore.parsers import ResponseParserError
 
     return BotoCoreError, ClientError, ResponseParserError, RuntimeError
+
+
+def call_errors() -> tuple[type[Exception], ...]:
+    """The same, and what botocore's parsers end in where an answer is none of S3's: a date that is no date."""
+    return *library_errors(), ValueError, TypeError, LookupError, AttributeError
 
 
 def no_answer(err: Exception, what: str, *, takes_effect: bool) -> CloudError:

@@ -102,7 +102,7 @@ _SLOW = {
 }
 _DAMAGED = {"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "InvalidDigest", "IncompleteBody"}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-_ELSEWHERE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301", "307"}
+_ELSEWHERE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _UNKNOWN_REQUEST = {"NotImplemented", "MethodNotAllowed", "501", "405"}
 _NO_ROOM = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "507"}
 
@@ -133,6 +133,8 @@ def explain(refusal: Refusal) -> CloudError:
         return Unsupported(f"{words}; this store does not support the request")
     if code in _NO_ROOM:
         return Full(words)
+    if 300 <= status < 400 and code not in _ELSEWHERE:
+        return Unavailable(f"{words}; what answers there redirects, and is no S3: check the endpoint (http or https?)")
     if code in _ELSEWHERE:
         return Denied(f"{words}; the bucket {refusal.bucket} is in another region: set AWS_REGION to its own")
     skewed = status == 403 and abs(refusal.skew_s or 0.0) > MOST_SKEW_S  # a HEAD is refused without a word

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tests.support.s3_server import Call, S3Server
 
 CONTROL = "/__control__"
+PAGE = b"<html><head><title>Welcome</title></head><body><p>Please log in.</p></body></html>"
 LINGER_0 = struct.pack("ii", 1, 0)  # closing sends RST
 
 
@@ -132,8 +133,17 @@ class Connection:
             body.data[_middle(fault.offset, len(body.data))] ^= 1
         if fault and kind == "embedded_error":
             reply = error_reply(S3Error(200, fault.code), request.path, call.request_id)
+        elif fault and kind == "page":
+            leads = {"Location": f"https://portal.invalid{request.path}"} if 300 <= fault.status < 400 else {}
+            reply = Reply(fault.status, {"Content-Type": "text/html", **leads}, [PAGE])
         else:
             reply = self._service.answer(target, request, body)
+        if fault and kind == "header":
+            name, _, value = fault.code.partition(": ")
+            reply.headers[name] = value
+        if kind == "short_reply":
+            whole = b"".join(reply.body)
+            reply.body = [whole[: len(whole) // 2]]
         if kind == "forget_part" and target.operation == "UploadPart":
             with self._service.lock:
                 del self._service.bucket.uploads[request.query["uploadId"]].parts[call.part]

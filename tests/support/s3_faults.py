@@ -20,6 +20,9 @@ KINDS: dict[str, str] = {
     "corrupt_stored": "flip one bit of the request's body, as if the network had: refused where a sum was sent",
     "lose_reply": "let the call take effect, then RST",
     "forget_part": "accept a part and do not keep it",
+    "page": "answer `status` with a page of HTML, which leads elsewhere if it is a redirect; nothing takes effect",
+    "header": "say `code` (`Name: value`) in the head of the reply",
+    "short_reply": "say in the head that the reply's body has only its first half, and send that",
     "embedded_error": "answer 200 with an error document of `code`; nothing takes effect",
 }
 

@@ -213,11 +213,11 @@ def test_a_role_s_credentials_are_renewed_well_before_they_expire(
 
 @pytest.mark.usefixtures("no_keys")
 def test_a_proxy_is_used_for_s3_and_never_for_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Recorder(role()) as metadata, Recorder(lambda *_: (200, b"")) as proxy:
+    with Recorder(role()) as metadata, Recorder(lambda *_: (403, b"")) as proxy:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.url)
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
             monkeypatch.setenv(name, proxy.url)
-        with opened(f"http://{NOWHERE}") as store:
+        with opened(f"http://{NOWHERE}") as store, pytest.raises(Denied):
             claim(store)
 
     assert proxy.seen == [f"PUT http://{NOWHERE}/bucket/runs/a"]
