@@ -6,6 +6,7 @@ Owns what counts as an object (a regular file whose path is a key) and in which 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Generator, Sequence
@@ -16,7 +17,8 @@ from cloud.errors import NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectInfo, check_key
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe that has a name is waited for by nobody
+_NO_FILE = frozenset({errno.ELOOP, errno.ENXIO})  # a link; a socket
 _Entries = list[tuple[str, int | None]]
 
 
@@ -38,6 +40,10 @@ class Objects:
                 fd = self._fs.open(name, _READ | flags, dir_fd=directories[-1])
             except FileNotFoundError:
                 raise NotFound(f"{key} is not in {self._tree.root}") from None
+            except OSError as err:
+                if err.errno in _NO_FILE:
+                    raise NotFound(f"{key} in {self._tree.root} is not a file") from err
+                raise
         try:
             if not stat.S_ISREG(self._fs.fstat(fd).st_mode):
                 raise NotFound(f"{key} in {self._tree.root} is not a file")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -289,6 +291,32 @@ def test_a_deadline_ends_a_put_between_two_chunks(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- what may lie in it
 
 
+@pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "link"])
+def test_what_is_no_file_is_not_there_and_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    """A named pipe in the place of a shard: every verification, and every start, waited for its other end."""
+    store = DirectoryStore(tmp_path / "store")
+    put(store, "run/real")
+    path = tmp_path / "store" / "run" / "odd"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
+            made.bind(str(path))
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("real")
+
+    for call in (
+        lambda: store.read("run/odd", limit_bytes=100, deadline=NEVER),
+        lambda: store.get("run/odd", memoryview(bytearray(1)), deadline=NEVER),
+        lambda: store.stat("run/odd", deadline=NEVER),
+    ):
+        with pytest.raises(NotFound):
+            call()
+    assert keys(store) == ["run/real"]
+
+
 def test_a_link_out_of_the_store_is_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -300,7 +328,7 @@ def test_a_link_out_of_the_store_is_not_followed(tmp_path: Path) -> None:
 
     with pytest.raises(CloudError):
         store.read("run/directory/secret", limit_bytes=100, deadline=NEVER)
-    with pytest.raises(Denied):
+    with pytest.raises(NotFound, match="not a file"):
         store.read("run/file", limit_bytes=100, deadline=NEVER)
     with pytest.raises(Denied):
         put(store, "run/directory/new")
