@@ -1,4 +1,4 @@
-"""`python -m harness.agent SETTINGS-JSON COMMAND-JSON`: a detached agent, started by a Checkpointer that found none."""
+"""`python -m harness.agent SETTINGS-JSON COMMAND-JSON PID`: a detached agent, started by a Checkpointer of that pid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def main(arguments: list[str]) -> int:
     """Run a detached agent until its trainer is gone and everything is saved. Returns the exit code."""
     settings = Settings.from_json(arguments[0])
     try:
-        return Agent(settings, None, script=tuple(json.loads(arguments[1])), environ=os.environ).run()
+        script, starter = tuple(json.loads(arguments[1])), int(arguments[2])
+        return Agent(settings, None, script=script, starter=starter, environ=os.environ).run()
     except HarnessError as err:
         sys.stderr.write(f"harness: error: {err}\n")
         return err.exit_code

@@ -80,6 +80,7 @@ class Agent:
         *,
         environ: Mapping[str, str],
         script: Sequence[str] = (),
+        starter: int | None = None,
         sources: Sequence[NoticeSource] | None = None,
         listeners: Sequence[Listener] = (),
         stores: Callable[[str], ObjectStore] | None = None,
@@ -91,6 +92,7 @@ class Agent:
             command: the trainer's command line; `None` for a detached agent, whose trainer connects by itself.
             environ: the environment that a child gets.
             script: the command line of a trainer that is not our child, to be remembered.
+            starter: pid of the trainer that started a detached agent.
             sources: of notices, beside signals and the drain file; `None` for the instance metadata service.
             listeners: called with every line of the journal, in the emitting thread (tests).
             stores: opens a store by its location; `None` for what the settings say.
@@ -102,7 +104,7 @@ class Agent:
         self.settings, self.command, self._environ = settings, command, environ
         self._outcome: Outcome | None = None
         self._signals_seen = 0
-        self._parent = os.getppid()
+        self._parent = starter
         self._told_to_leave = False
         self._told_silent = False
         self._bug: BaseException | None = None
@@ -317,7 +319,7 @@ class Agent:
         """The trainer that has started us and is about to say hello; `None` once it has, or if it does not."""
         waits = self.command is None and not self.trainer.life.connected
         young = time.monotonic() - self.trainer.life.began_at < ATTACH_S
-        return self._parent if waits and young and os.getppid() == self._parent else None
+        return self._parent if waits and young and os.getppid() == self._parent else None  # else it is dead
 
     def _on_drill(self, channel: Channel, in_s: float, *, end: bool) -> None:
         over = self._outcome is not None

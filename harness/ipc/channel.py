@@ -251,7 +251,7 @@ def start_agent(
 
     Args:
         place: where it shall listen.
-        arguments: passed to `python -m harness.agent`.
+        arguments: passed to `python -m harness.agent`, and our pid after them.
         environment: the agent's whole environment.
         wait_s: how long it may take to listen.
 
@@ -261,7 +261,7 @@ def start_agent(
     place.prepare()
     with place.log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "harness.agent", *arguments],
+            [sys.executable, "-m", "harness.agent", *arguments, str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

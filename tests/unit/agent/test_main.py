@@ -28,7 +28,7 @@ from tests.support.protocol import RUN_ID, SHARD_BYTES, SLOT_BYTES, Content
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
     settings = Settings(store="memory", run="run", handover_s=45.0, runtime_dir=str(tmp_path))
-    made = Agent(settings, None, environ={}, sources=[], stores=lambda _: MemoryStore())
+    made = Agent(settings, None, environ={}, starter=os.getppid(), sources=[], stores=lambda _: MemoryStore())
     yield made
     made._shut()
 
@@ -121,6 +121,22 @@ def test_an_agent_whose_trainer_is_about_to_say_hello_is_not_taken_over_from(
     agent._on_takeover(channel)
     assert told[-1][0] == "handed-over"
     assert agent._outcome is not None
+
+
+def test_an_agent_whose_starter_died_before_it_lived_is_taken_over_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took whoever had inherited it for the trainer, and held the run of a dead one for a minute."""
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    settings = Settings(store="memory", run="run", runtime_dir=str(tmp_path))
+    made = Agent(settings, None, environ={}, starter=4711, sources=[], stores=lambda _: MemoryStore())
+    told = list[str]()
+    channel: Any = SimpleNamespace(send=lambda type, *_, **fields: told.append(type))
+    try:
+        made._on_takeover(channel)
+        assert told == ["handed-over"]
+    finally:
+        made._shut()
 
 
 def test_an_agent_that_is_ending_takes_no_trainer_over_that_goes_on(agent: Agent) -> None:
