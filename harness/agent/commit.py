@@ -20,7 +20,7 @@ import msgspec
 
 from cloud.digest import crc64nvme, format_crc
 from cloud.direct import aligned_buffer
-from cloud.errors import AlreadyExists, CloudError, NotFound, Truncated
+from cloud.errors import AlreadyExists, CloudError, NotFound, TooLarge, Truncated
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
 from harness.agent.unchanged import Unchanged, Wanted
@@ -31,6 +31,7 @@ from harness.core.manifest import (
     STOPPED_EARLY,
     Claim,
     Done,
+    ForeignFormat,
     Manifest,
     Part,
     Quarantine,
@@ -46,6 +47,10 @@ from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 
 Emit = Callable[[events.Event], None]
+
+
+class DamagedInStore(SnapshotCorrupt):
+    """A snapshot whose bytes the store itself says are not what was committed, whoever reads them."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +146,8 @@ def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
         elif (number := keys.parse_done(info.key)) is not None:
             dones.append(number)
     last = max(claims, default=0)
-    claim = done = None
-    if last:
-        key = keys.claim(last)
-        claim = parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
-    if last in dones:
-        key = keys.done(last)
-        done = parse_done(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
+    claim = read_claim(store, keys, last, deadline) if last else None
+    done = read_done(store, keys, last, deadline) if last in dones else None
     return Survey(
         last_claim=claim,
         next_generation=max([0, *claims, *(snapshot.generation for snapshot in committed)]) + 1,
@@ -156,6 +156,18 @@ def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
         quarantined=quarantined,
         run_id=_identity(store, keys, [*committed, *quarantined], deadline) if claim is None else claim.run_id,
     )
+
+
+def read_claim(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> Claim:
+    """Who started a generation. Raises NotFound, SnapshotCorrupt, CloudError."""
+    key = keys.claim(generation)
+    return parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
+
+
+def read_done(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> Done:
+    """How a generation ended. Raises NotFound, SnapshotCorrupt, CloudError."""
+    key = keys.done(generation)
+    return parse_done(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
 
 
 def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline, *, join: bool = False) -> Claim:
@@ -365,7 +377,7 @@ def complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline)
                 parse_part(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key) for key in part_keys
             ]
             manifest = combine_parts(found)
-        except SnapshotCorrupt:
+        except (SnapshotCorrupt, TooLarge):
             continue  # incomplete: it stays invisible
         if manifest.run_id == run_id and _all_there(store, keys, manifest, deadline):
             yield manifest
@@ -388,7 +400,10 @@ def base(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Manifest | No
 def read_manifest(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> Manifest:
     """The manifest of a committed snapshot, its small state verified. Raises NotFound, SnapshotCorrupt, CloudError."""
     key = keys.commit(snapshot)
-    manifest = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, snapshot)
+    try:
+        manifest = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, snapshot)
+    except TooLarge as err:
+        raise SnapshotCorrupt(f"{key}: {err}") from err
     for part in manifest.parts:
         if format_crc(crc64nvme(bytes(part.state))) != part.state_crc64nvme:
             raise SnapshotCorrupt(f"{key}: the small state of rank {part.rank} is not what was committed")
@@ -432,6 +447,7 @@ def verify(
 
     Raises:
         SnapshotCorrupt: which shard differs, and how.
+        DamagedInStore: the same, and this reader is not to blame.
     """
     # Aligned, so that what was just written is read from the disk, and what the training loop has cached stays cached.
     scratch = aligned_buffer(min(CHUNK_BYTES, max((s.size for p in manifest.parts for s in p.shards), default=1)))
@@ -441,10 +457,10 @@ def verify(
             try:
                 info = store.stat(key, deadline=deadline)
                 if info.size != shard.size:
-                    raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
+                    raise DamagedInStore(f"{key}: {info.size} bytes, {shard.size} were committed")
                 if info.crc64nvme is not None:
                     if format_crc(info.crc64nvme) != shard.crc64nvme:
-                        raise SnapshotCorrupt(f"{key}: the store's sum is not the committed one")
+                        raise DamagedInStore(f"{key}: the store's sum is not the committed one")
                     continue
                 crc = 0
                 for offset in range(0, shard.size, len(scratch)):
@@ -461,10 +477,14 @@ def verify(
 
 
 def remove(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> None:
-    """Delete one snapshot: manifest first, then parts, then shards (I6). Raises CloudError."""
+    """Delete one snapshot: manifest first, then parts, then shards (I6). Raises CloudError, ForeignFormat."""
     directories = set()
-    with contextlib.suppress(NotFound, SnapshotCorrupt):  # then the directories are found by name, below
+    try:
         directories.add(read_manifest(store, keys, snapshot, deadline).directory)
+    except ForeignFormat:
+        raise  # of a newer version, whose it is
+    except (NotFound, SnapshotCorrupt):
+        pass  # the directories are found by name, below
     store.delete(keys.commit(snapshot), deadline=deadline)
     prefix = f"{keys.snapshots}{snapshot}-"
     for info in store.list(prefix, deadline=deadline):
@@ -489,7 +509,8 @@ def sweep(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline
             named[found[1]] = found[0]
     count = 0
     for directory, snapshot in named.items():
-        if snapshot in committed and _names(store, keys, snapshot, directory, deadline, unknown=True):
+        # A list may be stale, and one that hides a commit would have it torn: whoever is asked for it by name knows.
+        if _names(store, keys, snapshot, directory, deadline, absent=snapshot in committed, damaged=True):
             continue
         _remove_directory(store, keys, directory, deadline)
         _take_back(store, keys, snapshot, directory, deadline)
@@ -540,18 +561,27 @@ def _remove_directory(store: ObjectStore, keys: RunKeys, directory: str, deadlin
 
 def _take_back(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, directory: str, deadline: Deadline) -> None:
     """Delete a manifest that has come to name a directory while it was being deleted. See `commit`."""
-    if _names(store, keys, snapshot, directory, deadline, unknown=False):
+    if _names(store, keys, snapshot, directory, deadline, absent=False, damaged=False):
         store.delete(keys.commit(snapshot), deadline=deadline)
 
 
 def _names(
-    store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, directory: str, deadline: Deadline, *, unknown: bool
+    store: ObjectStore,
+    keys: RunKeys,
+    snapshot: SnapshotId,
+    directory: str,
+    deadline: Deadline,
+    *,
+    absent: bool,
+    damaged: bool,
 ) -> bool:
-    """Whether `snapshot`'s manifest names `directory`; `unknown` if it cannot be told: gone, or damaged."""
+    """Whether `snapshot`'s manifest names `directory`; `absent` if there is none, `damaged` if it cannot be read."""
     try:
         return read_manifest(store, keys, snapshot, deadline).directory == directory
-    except (NotFound, SnapshotCorrupt):
-        return unknown
+    except NotFound:
+        return absent
+    except SnapshotCorrupt:
+        return damaged
 
 
 def _is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:

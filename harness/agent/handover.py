@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from cloud.errors import NotFound
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
-from harness.core.manifest import MAX_RECORD_BYTES, STOPPED_EARLY, Claim, Done, parse_claim, parse_done
+from harness.agent.commit import read_claim, read_done
+from harness.core.manifest import STOPPED_EARLY, Claim, Done
 from harness.core.snapshot import RunKeys
 from harness.errors import SnapshotCorrupt
 
@@ -39,7 +40,7 @@ def newer_claim(store: ObjectStore, keys: RunKeys, generation: int, agent: str, 
     listed = store.list(keys.generations, after=keys.claim(generation), deadline=deadline)
     numbers = [number for info in listed if (number := keys.parse_claim(info.key)) is not None]
     for number in sorted(numbers, reverse=True):
-        claim = _read_claim(store, keys, number, deadline)
+        claim = read_claim(store, keys, number, deadline)
         if claim.agent != agent or not agent:
             return claim
     return None
@@ -142,7 +143,7 @@ class Elders:
 
     def _claim(self, store: ObjectStore, number: int, deadline: Deadline) -> Claim | None:
         try:
-            return _read_claim(store, self._keys, number, deadline)
+            return read_claim(store, self._keys, number, deadline)
         except (SnapshotCorrupt, NotFound):
             return None  # its journal tells whether it lives
 
@@ -161,9 +162,8 @@ class Elders:
 
     def _note_over(self, store: ObjectStore, ended: list[int], deadline: Deadline) -> None:
         for number in ended:
-            key = self._keys.done(number)
             try:
-                done = parse_done(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
+                done = read_done(store, self._keys, number, deadline)
             except SnapshotCorrupt:
                 continue
             claim = self._known[number].claim
@@ -184,8 +184,3 @@ class Elders:
         if newest != elder.last_segment:
             elder.last_segment, elder.heard_at = newest, now
         return now - elder.heard_at >= self._silence_s
-
-
-def _read_claim(store: ObjectStore, keys: RunKeys, number: int, deadline: Deadline) -> Claim:
-    key = keys.claim(number)
-    return parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)

@@ -35,9 +35,22 @@ from harness.ipc.slots import SlotRecord
 
 FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it goes on without
 CALL_S = 60.0
+STALE_S = 60.0  # how long a list may hide what the store holds, before a start is refused
 _ASK_AGAIN_S = 2.0
 _LOOKED_BACK = 5  # generations: one that died while it waited has no journal
 _NOBODY_KNOWS = 0  # instead of a generation that is awaited: the store has not told
+
+
+class _Contradiction(CloudError):
+    """The store says one thing by its list, and another by what it holds."""
+
+    retryable = True
+
+    def refusal(self, store: str) -> ConfigError:
+        return ConfigError(
+            f"the lists of {store} cannot be trusted: {self}. Nothing was started; if its snapshots were removed on "
+            "purpose, --fresh starts at step 0"
+        )
 
 
 class Finding(enum.Enum):
@@ -387,6 +400,7 @@ class Origin:
     ) -> None:
         """Search until the stores have answered; tell what came of it. Resume thread."""
         elders, over = None, self._fixed
+        stale_since: float | None = None
         while not self._closed.is_set():
             try:
                 if survey is None and not memory:
@@ -400,7 +414,15 @@ class Origin:
                     if self._closed.is_set():
                         return None
                     survey, over = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S)), True
+                    self._check_list(survey, generation)
                 point = self._search(survey, memory, generation, number)
+            except _Contradiction as err:
+                stale_since = stale_since or time.monotonic()
+                if time.monotonic() - stale_since > STALE_S:
+                    return self._post(partial(self._refuse, err.refusal(self._settings.store)))
+                survey, over = None, self._fixed
+                self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
+                self._closed.wait(_ASK_AGAIN_S)
             except CloudError as err:
                 if not err.retryable:
                     lost = SnapshotCorrupt(f"the store {self._settings.store} cannot be read: {err}")
@@ -422,6 +444,15 @@ class Origin:
                     self._abandon_stale(point, generation)
                 return None
         return None
+
+    def _check_list(self, survey: commit.Survey, generation: Generation) -> None:
+        """A list that does not show what was written a moment ago may hide snapshots as well (I10).
+
+        Stores list what they hold; a cache in front of one, or one that is repaired, may not.
+        """
+        newest = survey.last_claim.generation if survey.last_claim is not None else 0
+        if newest < generation.number:
+            raise _Contradiction(f"its list ends at generation {newest}, and {generation.number} is claimed")
 
     def _look_back(self, generation: Generation) -> None:
         """When the trainer of the life before ours last lived, by its journal. Nobody waits for it. Resume thread."""
@@ -509,11 +540,21 @@ class Origin:
             prefetched.slot.close()  # there is a newer one now, and memory for one of them
         point = self._finder(generation).find(copies, head)
         if point is None and survey is not None:
-            self._check_nothing_is_lost(survey, generation.run_id)
+            self._check_nothing_is_lost(survey, generation)
         return point
 
-    def _check_nothing_is_lost(self, known: commit.Survey, run_id: str) -> None:
-        """Raise SnapshotCorrupt where the run has snapshots and each is in quarantine: it must not begin anew (I10)."""
+    def _check_nothing_is_lost(self, known: commit.Survey, generation: Generation) -> None:
+        """Raise where the run has snapshots, and it would begin anew all the same (I10).
+
+        Raises:
+            SnapshotCorrupt: each of them is in quarantine.
+            _Contradiction: none is listed, though one was made durable here, or an end says so.
+        """
+        run_id, durable = generation.run_id, self._saves.steps.durable
+        if durable is None and not known.quarantined:
+            durable = self._durable_before(generation)
+        if durable is not None and not known.quarantined:
+            raise _Contradiction(f"it lists no snapshot, and step {durable} was durable there")
         for snapshot in sorted(known.quarantined, reverse=True):
             with contextlib.suppress(NotFound):  # retired since
                 store, deadline = self._saves.remote.store, Deadline.after(CALL_S)
@@ -522,6 +563,16 @@ class Origin:
                         "this run has snapshots, and all of them are quarantined: see harness ls. "
                         "Nothing was started; --fresh starts at step 0"
                     )
+
+    def _durable_before(self, generation: Generation) -> int | None:
+        """The step that the newest end of the run before us says was durable; `None` if it says none."""
+        store, deadline = self._saves.remote.store, Deadline.after(CALL_S)
+        for number in range(generation.number - 1, max(0, generation.number - 1 - _LOOKED_BACK), -1):
+            with contextlib.suppress(NotFound, SnapshotCorrupt):
+                if commit.read_claim(store, self._keys, number, deadline).run_id != generation.run_id:
+                    return None  # what was before a --fresh
+                return commit.read_done(store, self._keys, number, deadline).step
+        return None
 
     def _heard(self, number: int, copy: Copy, record: SlotRecord) -> None:
         if number == self._search_number and self.finding is Finding.PENDING:

@@ -248,3 +248,105 @@ def test_a_first_fetch_that_failed_is_tried_again_only_when_there_is_something_n
     threading.Event().wait(0.1)
 
     assert len(located(scene)) == 2
+
+
+# ---- lists that hide what the store holds ---------------------------------------------------------------------------
+
+
+class Stale(Gate):
+    """A store whose lists show nothing for as long as a test says: a cache in front of it, or a page of a gateway."""
+
+    def __init__(self, *hidden: str) -> None:
+        super().__init__()
+        self.stale, self.hidden = True, hidden or ("",)
+
+    def list(self, prefix: str, **options: Any) -> Any:
+        hides = self.stale and prefix.startswith(self.hidden)
+        return iter([]) if hides else super().list(prefix, **options)
+
+
+@pytest.fixture
+def stale(tmp_path: Path) -> Iterator[tuple[Stale, Scene]]:
+    store = Stale()
+    scene = Scene(store, tmp_path)
+    yield store, scene
+    scene.close()
+
+
+def nothing_was_begun(scene: Scene) -> bool:
+    return not any(isinstance(event, events.NothingToResume) for event in scene.heard)
+
+
+def test_an_empty_list_is_no_new_run_where_its_first_claim_is_taken(stale: tuple[Stale, Scene]) -> None:
+    """A run began anew beside the one that there was, under another identity, and retired all of its snapshots."""
+    store, scene = stale
+    for number in (1, 2):
+        claimed(store, number)
+        ended(store, number, 20)
+    published(store, 2, 20)
+
+    scene.origin.begin()
+    scene.until(lambda: any(isinstance(event, events.StoreBlind) for event in scene.heard))
+    assert not scene.found()
+    store.stale = False
+    scene.until(scene.found)
+
+    assert scene.origin.point is not None
+    assert str(scene.origin.point.id) == str(SnapshotId(2, 20))
+    assert scene.origin.generation.run_id == RUN_ID
+    assert nothing_was_begun(scene)
+
+
+def test_a_list_that_stays_empty_refuses_the_start(stale: tuple[Stale, Scene], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "STALE_S", 0.05)
+    store, scene = stale
+    claimed(store, 1)
+    published(store, 1, 20)
+    ended(store, 1, 20)
+
+    scene.origin.begin()
+    scene.until(lambda: scene.refused)
+
+    assert "cannot be trusted: its list ends at generation 0, and 2 is claimed" in str(scene.refused[0])
+    assert "--fresh" in str(scene.refused[0])
+    assert nothing_was_begun(scene)
+    store.stale = False
+    assert [info.key for info in store.list(KEYS.commits, deadline=FOREVER)] == [KEYS.commit(SnapshotId(1, 20))]
+
+
+def ended(store: ObjectStore, number: int, step: int | None) -> None:
+    claim = claim_of(number)
+    commit.end(store, KEYS, number, claim.nonce, "interrupted", step, FOREVER)
+
+
+def test_a_list_without_the_snapshots_that_an_end_speaks_of_is_looked_at_again(tmp_path: Path) -> None:
+    """It shows the claims, which are new, and hides the commits."""
+    store = Stale(KEYS.commits, KEYS.snapshots)
+    claimed(store, 1)
+    published(store, 1, 20)
+    ended(store, 1, 20)
+    scene = Scene(store, tmp_path)
+    try:
+        scene.origin.begin()
+        scene.until(lambda: any(isinstance(event, events.StoreBlind) for event in scene.heard))
+        blind = next(event for event in scene.heard if isinstance(event, events.StoreBlind))
+        assert "it lists no snapshot, and step 20 was durable there" in blind.reason
+        assert not scene.found()
+        store.stale = False
+        scene.until(scene.found)
+        assert scene.origin.point is not None
+    finally:
+        scene.close()
+
+
+@pytest.mark.parametrize("before", ["nothing durable", "another identity"])
+def test_a_run_without_snapshots_begins_at_step_0(store: Gate, scene: Scene, before: str) -> None:
+    claimed(store, 1, RUN_ID if before == "nothing durable" else "f" * 32)
+    ended(store, 1, None if before == "nothing durable" else 20)
+    if before == "another identity":
+        claimed(store, 2)
+        ended(store, 2, None)
+    scene.origin.begin()
+    scene.until(scene.found)
+
+    assert scene.origin.finding is Finding.NOTHING
