@@ -17,10 +17,10 @@ from cloud.errors import CloudError, NotFound
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit, report
-from harness.agent.resume import Copy, StoredCopy, order, stored_copies
+from harness.agent.resume import Copy, StoredCopy, is_one_place, order, stored_copies
 from harness.agent.stores import open_existing_store
 from harness.config import Settings
-from harness.core.manifest import MAX_RECORD_BYTES, Manifest, parse_quarantine
+from harness.core.manifest import MAX_RECORD_BYTES, ForeignFormat, Manifest, parse_quarantine
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ExitCode, SnapshotCorrupt
 
@@ -143,8 +143,11 @@ class _Search:
                     rejected.append(Row(str(copy.id), copy.tier, copy.id.step, reason))
                     continue
                 self._check(copy, manifest)
+            except ForeignFormat as err:
+                why = f"{err}: a start is refused; resume with a version that knows it"
+                return Preview(None, why, (*rejected, *self._quarantined), notes, ExitCode.USAGE)
             except (SnapshotCorrupt, CloudError) as err:
-                if isinstance(err, CloudError) and not isinstance(err, NotFound) and copy.tier == "remote":
+                if isinstance(err, CloudError) and not isinstance(err, NotFound) and not is_one_place(copy, self._keys):
                     raise  # nothing may be concluded from a store that is down
                 unusable = True
                 rejected.append(Row(str(copy.id), copy.tier, copy.id.step, str(err)))

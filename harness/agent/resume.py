@@ -2,8 +2,9 @@
 
 Owns the choice of what a start resumes from. The greatest (generation, step) that is complete in any tier wins; the
 tier decides only between copies of one snapshot: memory, then local, then remote. What is used is verified; what is
-damaged after two independent reads is quarantined, and the next older one is taken (I12). A run that is known to have
-commits never silently starts at step 0 (I10).
+damaged, in every one of several reads, is passed over, and the next older one is taken (I12). It is quarantined for
+everybody only where this reader cannot be to blame for it. A run that is known to have commits never silently starts at
+step 0 (I10).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from cloud.digest import combine, crc64nvme, format_crc
 from cloud.direct import aligned_buffer
@@ -30,13 +33,16 @@ from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest, Part, ShardEntry
 from harness.core.policy import patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.errors import NoSpace, SnapshotCorrupt
+from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
 from harness.ipc.window import put
 
 FETCH_S = 3600.0
+LOOK_S = 60.0
 REQUESTS = 16  # at once, to a store behind a network: one connection to S3 gives about 0.09 GB/s
+PAUSES_S = (0.5, 1.0, 2.0)  # before bytes that differ, or are not there, are read again
 READS = 8  # at once, from a disk: while some chunks are verified, others arrive
+_T = TypeVar("_T")
 _ORDER = {"memory": 2, "local": 1, "remote": 0}
 
 
@@ -141,8 +147,31 @@ def stored_copies(store: ObjectStore, tier: str, known: Sequence[SnapshotId]) ->
     return [StoredCopy(snapshot, tier, store) for snapshot in known]
 
 
+def is_one_place(copy: Copy, keys: RunKeys) -> bool:
+    """Whether a failure to read `copy` is its own, as that of a bad block is, and not the store's. Asks the store."""
+    if isinstance(copy, MemoryCopy):
+        return False
+    if copy.tier == "local":
+        return True  # it dies with this machine anyway
+    if copy.store.local_path(keys.commit(copy.id)) is None:
+        return False
+    try:
+        commit.survey(copy.store, keys, Deadline.after(LOOK_S))
+    except (CloudError, SnapshotCorrupt):
+        return False
+    return True
+
+
 class _Foreign(Exception):
     """A snapshot of another run."""
+
+
+class _Damaged(SnapshotCorrupt):
+    """What the store holds is not what was committed, as far as one reader can tell: read again and again."""
+
+
+class _NotRead(SnapshotCorrupt):
+    """It cannot be read here, which says nothing about what others can."""
 
 
 class Finder:
@@ -159,6 +188,7 @@ class Finder:
             slot_disk: see `Settings.slot_disk`.
         """
         self._keys, self._run_id, self._host, self._emit, self._slot_disk = keys, run_id, host, emit, slot_disk
+        self._condemned = False
 
     def find(self, copies: Sequence[Copy], head: Callable[[Copy, SlotRecord], None]) -> ResumePoint | None:
         """The newest usable copy in a slot; `None` if the run has no snapshot at all.
@@ -170,23 +200,27 @@ class Finder:
 
         Raises:
             SnapshotCorrupt: there are snapshots of this run, and none of them can be used.
+            ConfigError: the newest one is of a version of the format that this one does not know.
             NoSpace: the newest one fits neither into memory nor onto the disk.
             CloudError: a store failed; nothing was concluded.
         """
         refused: dict[SnapshotId, str] = {}
         foreign: set[str] = set()
+        damaged: dict[str, tuple[StoredCopy, str]] = {}
         for copy in order(copies):
             if copy.tier in foreign:
                 continue
             try:
                 point = self._take(copy, head)
+            except ForeignFormat as err:
+                raise ConfigError(f"{err}. Nothing was started: resume with a version that knows it") from err
             except _Foreign as err:
                 # What lay here before --fresh, or a local disk that served another store; older ones are no nearer.
                 foreign.add(copy.tier)
                 self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
                 continue
             except CloudError as err:
-                if copy.tier != "local" and not isinstance(err, NotFound):
+                if not isinstance(err, NotFound) and not is_one_place(copy, self._keys):
                     raise  # nothing may be concluded from a store that is down
                 refused[copy.id] = str(err)
                 self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
@@ -194,13 +228,18 @@ class Finder:
             except SnapshotCorrupt as err:
                 refused[copy.id] = str(err)
                 self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
+                if isinstance(err, _Damaged) and isinstance(copy, StoredCopy):
+                    damaged.setdefault(copy.tier, (copy, str(err)))
                 continue
+            if copy.tier in damaged:
+                self._condemn(*damaged[copy.tier])
             return point
         if refused:
             raise SnapshotCorrupt(
-                "this run has snapshots, and none of them can be used: "
+                "this run has snapshots, and none of them can be used here: "
                 + "; ".join(f"{snapshot}: {reason}" for snapshot, reason in refused.items())
-                + ". Nothing was started; --fresh starts at step 0"
+                + f". Nothing was started. Is it this host ({self._host})? harness verify tells on another one; "
+                "--fresh starts at step 0"
             )
         return None
 
@@ -224,13 +263,20 @@ class Finder:
         except ForeignFormat:
             raise
         except SnapshotCorrupt:
+            time.sleep(PAUSES_S[0])
             try:  # a second, independent read, before anybody calls it damaged
                 return commit.read_manifest(copy.store, self._keys, copy.id, deadline)
             except SnapshotCorrupt as err:
-                self._quarantine(copy, str(err))
-                raise
+                raise _Damaged(str(err)) from err
 
-    def _quarantine(self, copy: StoredCopy, reason: str) -> None:
+    def _condemn(self, copy: StoredCopy, reason: str) -> None:
+        """Say for everybody that a snapshot is not to be used: of one in a start, once another was read there.
+
+        Whoever finds damage everywhere is most likely damaged itself: bad memory, a network card, a proxy.
+        """
+        if self._condemned:
+            return
+        self._condemned = True
         commit.quarantine(copy.store, self._keys, copy.id, reason, self._host, Deadline.after(60.0))
         self._emit(events.Quarantined(snapshot=str(copy.id), reason=reason))
 
@@ -272,13 +318,9 @@ class Finder:
         try:
             try:
                 self._fill(slot, ahead, copy.store, manifest, record, watch)
-            except (SnapshotCorrupt, NotFound, Truncated):
-                try:  # a second, independent read, before anybody calls it damaged
-                    self._fill(slot, ahead, copy.store, manifest, record, watch)
-                except (SnapshotCorrupt, NotFound, Truncated) as err:
-                    self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
-                    self._quarantine(copy, str(err))
-                    raise SnapshotCorrupt(str(err)) from err
+            except (NotFound, Truncated) as err:
+                self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
+                raise _NotRead(str(err)) from err
             ahead.wait()
             if slot.on_disk:
                 # IMPORTANT: what a disk does not take, the kernel forgets: verified, and not there when it is read.
@@ -304,12 +346,17 @@ class Finder:
         slot.begin()
         for span, shard in zip(record.shards, manifest.parts[0].shards, strict=True):
             key = self._keys.payload(manifest.directory, shard.name)
-            info = store.stat(key, deadline=deadline)
+            info = _again(partial(store.stat, key, deadline=deadline))
             if info.size != shard.size:
-                raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
-            total = _fetch_shard(store, key, shard, slot, span, ahead, watch, deadline)
-            if format_crc(total) != shard.crc64nvme:
-                raise SnapshotCorrupt(f"{key}: not what was committed")
+                raise _Damaged(f"{key}: {info.size} bytes, {shard.size} were committed")
+            try:
+                total = _fetch_shard(store, key, shard, slot, span, ahead, watch, deadline)
+                if format_crc(total) != shard.crc64nvme:
+                    raise _Damaged(f"{key}: not what was committed")
+            except _Damaged as err:
+                if info.crc64nvme is not None and format_crc(info.crc64nvme) == shard.crc64nvme:
+                    raise _NotRead(f"{err}; but the store's own sum of it is right: is it this host?") from err
+                raise
 
     def _emit_fetched(self, copy: Copy, size: int, filled: Filling, *, verified: bool) -> None:
         self._emit(
@@ -331,6 +378,22 @@ def _disk_failures() -> Iterator[None]:
         raise NoSpace(f"the disk that takes a snapshot instead of memory has failed: {err.strerror}") from err
 
 
+def _again(read: Callable[[], _T], pointless: threading.Event | None = None) -> _T:
+    """Read once more, and once more, before anybody calls it damaged or gone: what is wrong may be on the way.
+
+    Args:
+        read: raises what may pass: `_Damaged`, NotFound, Truncated.
+        pointless: set once it does not matter any more.
+    """
+    for pause_s in PAUSES_S:
+        try:
+            return read()
+        except (_Damaged, NotFound, Truncated):
+            if (pointless or threading.Event()).wait(pause_s):
+                break
+    return read()
+
+
 def _fetch_shard(
     store: ObjectStore,
     key: str,
@@ -345,18 +408,29 @@ def _fetch_shard(
     target, local = slot.shard(span), store.local_path(key) is not None
     requests = READS if local or slot.on_disk else REQUESTS  # each has a chunk in memory where the slot has not
 
+    failed = threading.Event()  # one chunk that cannot be had is enough
+
     def fetch(number: int) -> tuple[int, int]:
         at = number * shard.chunk_bytes
         piece = target[at : at + shard.chunk_bytes]
         # Not into the mapping of a file: that is slow, and a direct read goes behind the back of the file's own disk.
         by_way = aligned_buffer(len(piece)) if slot.on_disk else piece
         ahead.wait_for(span.offset + at + len(piece))
-        with watch.reading():
-            store.get(key, by_way, offset=at, deadline=deadline)
-        with watch.verifying():
-            crc = crc64nvme(by_way)
-        if format_crc(crc) != shard.chunks[number]:
-            raise SnapshotCorrupt(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
+
+        def read() -> int:
+            with watch.reading():
+                store.get(key, by_way, offset=at, deadline=deadline)
+            with watch.verifying():
+                crc = crc64nvme(by_way)
+            if format_crc(crc) != shard.chunks[number]:
+                raise _Damaged(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
+            return crc
+
+        try:
+            crc = _again(read, failed)
+        except BaseException:
+            failed.set()
+            raise
         if slot.on_disk:
             with _disk_failures():
                 put(slot, span.offset + at, by_way)

@@ -357,7 +357,7 @@ class Protocol(RuleBasedStateMachine):
         if refusal is not None:
             assert best is None, f"{best} could have been used"
             assert silent or any(not self._usable(copy) for copy in copies), "refused although nothing is damaged"
-            self._check_refused(refused)
+            self._check_refused(refused, None, told)
             raise refusal
         if point is None:
             assert not ours, "I10: there are snapshots, and the run would start at step 0"
@@ -366,16 +366,31 @@ class Protocol(RuleBasedStateMachine):
         assert best is not None
         assert (point.id, point.tier) == (best.id, best.tier), "I4: not the newest usable copy"
         assert self.truth[point.id].is_in(point.slot), "I12: not the bytes that were committed"
-        self._check_refused(refused)
+        self._check_refused(refused, point, told)
         self._restored(agent, point)
 
-    def _check_refused(self, refused: list[Copy]) -> None:
-        """What was passed over was passed over for a reason, and everybody is told."""
-        told = {(event.snapshot, event.tier) for event in self.events if isinstance(event, events.Rejected)}
+    def _check_refused(self, refused: list[Copy], used: ResumePoint | None, since: int) -> None:
+        """What was passed over was passed over for a reason, and that is told; one is condemned, by who read another.
+
+        Args:
+            refused: copies that a start would have preferred to the one that it used.
+            used: that one.
+            since: events before this one are other starts'.
+        """
+        told = {
+            (event.snapshot, event.tier): event.reason for event in self.events if isinstance(event, events.Rejected)
+        }
         for copy in refused:
             assert (str(copy.id), copy.tier) in told
-            gone = copy.id not in self._committed(copy.tier)
-            assert gone or copy.id in self._quarantined(copy.tier), f"I12: {copy.id} is not quarantined"
+        condemned = [event.snapshot for event in self.events[since:] if isinstance(event, events.Quarantined)]
+        assert len(condemned) <= 1, "I12: a reader that finds damage everywhere condemns them all"
+        if used is None or used.tier == "memory":
+            assert not condemned, "I12: it is condemned by who has not read anything right"
+            return
+        for copy in refused:
+            damaged = "not what was committed" in told[str(copy.id), copy.tier]
+            if copy.tier == used.tier and damaged and copy.id in self._committed(copy.tier):
+                assert condemned or copy.id in self._quarantined(copy.tier), f"I12: {copy.id} is not quarantined"
 
     def _restored(self, agent: Alive, point: ResumePoint | None) -> None:
         agent.generation.claimed.set()

@@ -66,7 +66,6 @@ PAYLOAD: dict[str, Callable[[bytearray], bytes | bytearray]] = {
 
 MANIFEST: dict[str, Callable[[Path], None]] = {
     "a missing key": lambda path: edit(path, lambda record: record.pop("parts")),
-    "a foreign format": lambda path: edit(path, lambda record: record.update(format=999)),
     "a path outside the run": lambda path: edit(path, lambda record: record.update(directory="../../etc")),
     "an empty manifest": lambda path: rewrite(path, lambda data: b""),
     "no JSON": lambda path: rewrite(path, lambda data: data[: len(data) // 2]),
@@ -108,7 +107,21 @@ def test_a_manifest_that_cannot_be_trusted_is_refused_and_the_next_older_snapsho
     begun.check_tiny(STEPS)
 
 
-def test_a_missing_shard_is_as_bad_as_a_damaged_one(begun: World) -> None:
+def test_a_snapshot_of_a_newer_version_ends_the_start_and_stays(begun: World) -> None:
+    """To go on from an older one would throw away what the newer version has trained."""
+    newest = begun.survey().commits[-1]
+    path = begun.store / RunKeys(begun.run).commit(newest)
+    edit(path, lambda record: record.update(format=999))
+
+    code, said = again(begun)
+
+    assert code == 64, said
+    assert "format 999; this version reads format 1" in said
+    assert "Nothing was started: resume with a version that knows it" in said
+    assert path.exists()
+
+
+def test_a_snapshot_with_a_missing_shard_is_passed_over(begun: World) -> None:
     older, newest = begun.survey().commits
     for shard in begun.shards(newest):
         shard.unlink()
@@ -116,7 +129,8 @@ def test_a_missing_shard_is_as_bad_as_a_damaged_one(begun: World) -> None:
     code, said = again(begun)
 
     assert code == 0, said
-    assert f" Quarantined snapshot={newest}" in said
+    assert f" Rejected snapshot={newest} tier=remote" in said
+    assert "Quarantined" not in said, "what is not there now may be there for the next one who looks"
     assert f" Restored snapshot={older} step={older.step} " in said
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud.errors import Unavailable
+from cloud.directory import DirectoryStore
+from cloud.errors import Denied, Unavailable
 from cloud.notice import Deadline
-from cloud.store import ObjectStore
+from cloud.store import ObjectInfo, ObjectStore
 from harness.agent import commit, preview
 from harness.agent.preview import Row
 from harness.agent.stores import open_store
@@ -73,6 +74,31 @@ def used(found: preview.Preview) -> tuple[str, str] | None:
 
 def payload(root: str, snapshot: SnapshotId) -> Path:
     return next((Path(root) / "run" / "snapshots").glob(f"{snapshot}-*/*.00.safetensors"))
+
+
+def test_a_newer_version_s_snapshot_refuses_a_start(settings: Settings, store: ObjectStore) -> None:
+    path = Path(settings.store) / KEYS.commit(SECOND)
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    found = look(settings)
+
+    assert found.used is None
+    assert found.refused == ExitCode.USAGE
+    assert "format 2" in found.why
+    assert "resume with a version that knows it" in found.why
+
+
+def test_a_place_that_cannot_be_read_is_passed_over(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = DirectoryStore.stat
+
+    def stat(self: DirectoryStore, key: str, *, deadline: Deadline) -> ObjectInfo:
+        if str(SECOND) in key:
+            raise Denied("EIO")
+        return real(self, key, deadline=deadline)
+
+    monkeypatch.setattr(DirectoryStore, "stat", stat)
+    assert used(look(settings)) == (str(FIRST), "remote")
 
 
 def test_the_newest_is_used(settings: Settings, store: ObjectStore) -> None:
