@@ -98,6 +98,7 @@ class Saves:
             tell,
             host=host,
             limit_bytes_s=settings.upload_bytes_s,
+            fresh=settings.fresh,
         )
         self.local: Tier | None = None
         if settings.local is not None:
@@ -110,6 +111,7 @@ class Saves:
                 tell,
                 host=host,
                 pinned=lambda: [job.manifest.id for job in self.remote.jobs if isinstance(job, LocalSnapshot)],
+                fresh=settings.fresh,
             )
 
     @property

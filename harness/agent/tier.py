@@ -11,6 +11,7 @@ failing store is retried for ever and never stops training. While nothing presse
 from __future__ import annotations
 
 import contextlib
+import datetime
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -25,7 +26,7 @@ from harness.agent import commit
 from harness.agent.generation import Generation
 from harness.agent.unchanged import Unchanged
 from harness.core import events
-from harness.core.manifest import Manifest
+from harness.core.manifest import ForeignFormat, Manifest
 from harness.core.policy import Copied, Rates, gives_way, patience_s, retain
 from harness.core.rate import Rate
 from harness.core.snapshot import RunKeys, SnapshotId
@@ -34,7 +35,10 @@ from harness.ipc.slots import Slot, SlotRecord
 
 CALL_S = 600.0  # one attempt at a snapshot while nothing presses, beside what its bytes take
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+AGAIN_S = (0.5, 2.0)  # before what differs is read again
 SPARE_BYTES = 64 * 1024 * 1024  # records, journal segments, the file system's own needs
+MOST_SKIPPED = 1  # upkeeps in a row, since a snapshot was waiting: after that it waits for one
+GRACE_S = 3 * 24 * 3600.0  # how old another run's snapshot must be before it is retired without the user's word
 SAMPLE_S = 2.0  # a speed is measured over so long: parts are acknowledged in bursts
 
 
@@ -181,6 +185,7 @@ class Tier:
         host: str,
         pinned: Callable[[], Collection[SnapshotId]] = tuple,
         limit_bytes_s: float | None = None,
+        fresh: bool = False,
     ) -> None:
         """Nothing runs before `start`.
 
@@ -194,6 +199,7 @@ class Tier:
             host: for quarantine records.
             pinned: snapshots that something else still reads.
             limit_bytes_s: how fast to send while nothing presses; `None` for as fast as it goes.
+            fresh: whether the user has said that what was before is to be ignored, and may go.
         """
         self.name, self.store, self.keys, self._retention = name, store, keys, retention
         self._emit, self._tell, self._host, self._pinned = emit, tell, host, pinned
@@ -215,6 +221,11 @@ class Tier:
         self._verified: set[SnapshotId] = set()
         self._doubtful: set[SnapshotId] = set()  # were verified, before something was damaged that may be theirs, too
         self._swept = False
+        self._fresh = fresh
+        self._run_id = ""
+        self._ours: set[SnapshotId] = set()
+        self._skipped = 0
+        self._behind = self._reads_well = False
         self._background = Background()
         self._thread = threading.Thread(target=self._run, name=f"harness-tier-{name}", daemon=True)
 
@@ -357,14 +368,16 @@ class Tier:
     def _save_once(self, job: Job, deadline: Deadline) -> None:
         if self.name == "remote" and not job.generation.claimed.wait(min(deadline.remaining_s, LONGEST_RETRY_S)):
             raise CloudError("the generation is not claimed yet: the store has not answered")
+        self._run_id = job.generation.run_id
         self._make_room(job, deadline)
         try:
             manifest = self._publish(job, deadline)
         except Full:
             self.store.reserve(0)
-            self._retire(keep_last=1, deadline=deadline)
+            self._clear(deadline)
             manifest = self._publish(job, deadline)
         now = time.monotonic()
+        self._ours.add(manifest.id)
         self._emit(
             events.Published(
                 tier=self.name,
@@ -407,7 +420,8 @@ class Tier:
         """
         with contextlib.suppress(CloudError):  # nothing is found then, and the next snapshot looks again
             if not self._looked_for_base:
-                if (base := commit.base(self.store, self.keys, deadline)) is not None:
+                base = commit.base(self.store, self.keys, deadline)
+                if base is not None and base.run_id == self._run_id:  # of another run, nothing was read
                     self._unchanged.committed(base)
                 self._looked_for_base = True
             elif self._unchanged.base is not None:
@@ -430,10 +444,10 @@ class Tier:
             return self._pending is not None or self._closing
 
     def _make_room(self, job: Job, deadline: Deadline) -> None:
-        needed = job.bytes + SPARE_BYTES
+        needed = self._needed(job) + SPARE_BYTES
         free = self.store.free_bytes()
         if free is not None and free < needed:
-            self._retire(keep_last=1, deadline=deadline)
+            self._clear(deadline)
             free = self.store.free_bytes()
         if free is not None and free < needed:
             raise Full(
@@ -441,15 +455,40 @@ class Tier:
                 "make room, or keep fewer snapshots (--keep-last)"
             )
 
-    def _upkeep(self) -> None:
-        if self._busy():
+    def _needed(self, job: Job) -> int:
+        """The bytes that a job will really write, as far as one can tell: what the store copies takes no room."""
+        if self._attempt.copied_bytes or self._copied.bytes:
+            return max(0, job.bytes - max(self._attempt.copied_bytes, self._copied.bytes))
+        # Nothing was saved here yet. Where there may be something to copy, the attempt itself finds out.
+        return 0 if self._unchanged.base is not None else job.bytes
+
+    def _clear(self, deadline: Deadline) -> None:
+        """Make room: retire down to one. Where nothing may go, since nothing was read back, do that first."""
+        if self._retire(keep_last=1, deadline=deadline):
             return
+        for snapshot in reversed(commit.survey(self.store, self.keys, deadline).commits):
+            if snapshot in self._verified:
+                return  # all that is older was retired before
+            with contextlib.suppress(SnapshotCorrupt, NotFound):
+                manifest = commit.read_manifest(self.store, self.keys, snapshot, deadline)
+                if self._verify(manifest, deadline, interrupted=self._closes):
+                    self._retire(keep_last=1, deadline=deadline)
+                    return
+
+    def _upkeep(self) -> None:
+        busy = self._busy()
+        owed = busy and self._skipped >= MOST_SKIPPED and not self._closes()
+        if busy and not owed:
+            self._skipped += 1
+            return
+        self._skipped = 0
+        self._note_behind(owed)
         deadline = Deadline.after(CALL_S)
         try:
             unverified = self._unverified or self._doubted(deadline)
             if unverified is not None:
                 deadline = Deadline.after(patience_s(unverified.payload_bytes, CALL_S))
-                if not self._verify(unverified, deadline):
+                if not self._verify(unverified, deadline, interrupted=self._closes if owed else self._busy):
                     return  # interrupted by a newer snapshot, which will be verified instead
             self._retire(self._retention.keep_last, deadline)
             if not self._swept and self._verified:
@@ -460,14 +499,23 @@ class Tier:
         except (CloudError, SnapshotCorrupt) as err:
             self._emit(events.UpkeepFailed(tier=self.name, reason=str(err)))
 
-    def _verify(self, manifest: Manifest, deadline: Deadline) -> bool:
+    def _note_behind(self, behind: bool) -> None:
+        """Say it, once, when snapshots come faster than they can be saved and looked after; and go on more slowly."""
+        if behind and not self._behind:
+            self._emit(events.Behind(tier=self.name))
+        self._behind = behind
+
+    def _verify(self, manifest: Manifest, deadline: Deadline, *, interrupted: Callable[[], bool]) -> bool:
         self._unverified = None
         try:
-            good = self._read_back(manifest, deadline)
+            good = self._read_back(manifest, deadline, interrupted)
         except SnapshotCorrupt as err:
             self._doubt(manifest.id)
-            commit.quarantine(self.store, self.keys, manifest.id, str(err), self._host, deadline)
-            self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
+            # Whoever finds damage everywhere is most likely damaged itself: bad memory, say.
+            if self._reads_well or isinstance(err, commit.DamagedInStore):
+                self._reads_well = False
+                commit.quarantine(self.store, self.keys, manifest.id, str(err), self._host, deadline)
+                self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
             raise
         except CloudError:
             # A bad block proves nothing, and another name makes it no better. A store without files compares sums.
@@ -475,16 +523,20 @@ class Tier:
                 self._unchanged.forget()
             raise
         if good:
+            self._reads_well = True
             self._verified.add(manifest.id)
             self._doubtful.clear()
             self._emit(events.Verified(tier=self.name, snapshot=str(manifest.id)))
         return good
 
-    def _read_back(self, manifest: Manifest, deadline: Deadline) -> bool:
-        with contextlib.suppress(SnapshotCorrupt):
-            return commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
-        # A second, independent read, before anybody calls it damaged.
-        return commit.verify(self.store, self.keys, manifest, deadline, interrupted=self._busy)
+    def _read_back(self, manifest: Manifest, deadline: Deadline, interrupted: Callable[[], bool]) -> bool:
+        """Read it; and again, after a pause, before anybody calls it damaged."""
+        for pause_s in AGAIN_S:
+            with contextlib.suppress(SnapshotCorrupt):
+                return commit.verify(self.store, self.keys, manifest, deadline, interrupted=interrupted)
+            with self._condition:
+                self._condition.wait_for(interrupted, pause_s)
+        return commit.verify(self.store, self.keys, manifest, deadline, interrupted=interrupted)
 
     def _doubt(self, damaged: SnapshotId) -> None:
         """Trust nothing that was verified before: where snapshots share a file, damage in one is damage in all.
@@ -509,7 +561,8 @@ class Tier:
             self._doubtful.discard(newest)
             raise
 
-    def _retire(self, keep_last: int, deadline: Deadline) -> None:
+    def _retire(self, keep_last: int, deadline: Deadline) -> int:
+        """Delete what need not be kept. How many snapshots that were."""
         doomed = retain(
             commit.survey(self.store, self.keys, deadline).commits,
             keep_last=keep_last,
@@ -517,10 +570,30 @@ class Tier:
             verified=self._verified,
             pinned=self._pinned(),
         )
-        for snapshot in doomed:
+        retired = [snapshot for snapshot in doomed if self._may_go(snapshot, deadline)]
+        for snapshot in retired:
             commit.remove(self.store, self.keys, snapshot, deadline)
             self._verified.discard(snapshot)
+            self._ours.discard(snapshot)
             self._emit(events.Retired(tier=self.name, snapshot=str(snapshot)))
+        return len(retired)
+
+    def _may_go(self, snapshot: SnapshotId, deadline: Deadline) -> bool:
+        """Whether it is ours to delete: not a newer version's, nor another run's unless the user said so, or for days.
+
+        That there was another run of this name may be an error: of whoever typed --fresh, or of a store.
+        """
+        if snapshot in self._ours:
+            return True
+        try:
+            manifest = commit.read_manifest(self.store, self.keys, snapshot, deadline)
+        except ForeignFormat:
+            return False
+        except (NotFound, SnapshotCorrupt):
+            return True
+        if manifest.run_id == self._run_id or self._fresh:
+            return True
+        return _age_s(manifest.parts[0].sealed_at) > GRACE_S
 
     def _sweepable(self) -> int:
         """The newest generation whose garbage is ours to delete: our own."""
@@ -529,7 +602,11 @@ class Tier:
     def _busy(self) -> bool:
         """Whether something better than upkeep waits."""
         with self._condition:
-            return self._pending is not None or self._closing or self._deadline.remaining_s != float("inf")
+            return self._pending is not None or self._closes()
+
+    def _closes(self) -> bool:
+        """Whether there is no time for upkeep, ever again."""
+        return self._closing or self._deadline.remaining_s != float("inf")
 
     def _count(self, sent: int) -> None:
         """Progress of a `put`: measures, keeps to the limit, and gives up what has to make way. Tier's thread."""
@@ -569,6 +646,14 @@ class Tier:
 
     def _left(self, job: Job) -> int:
         return max(0, job.bytes - self._meter.sent - self._attempt.skipped_bytes)
+
+
+def _age_s(instant: str) -> float:
+    """Seconds since an instant of a record, by this host's wall clock; 0 where it cannot be read."""
+    try:
+        return (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(instant)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
 
 
 class _Meter:

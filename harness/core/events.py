@@ -261,6 +261,12 @@ class SaveFailed(Event, frozen=True):
     retry_in_s: float | None
 
 
+class Behind(Event, frozen=True):
+    """Snapshots are due faster than a tier can save, read back and retire them: they come less often from now on."""
+
+    tier: str
+
+
 class GivenUp(Event, frozen=True):
     """An upload in flight made way for a newer snapshot: both would not have become durable in time."""
 
@@ -488,6 +494,7 @@ AnyEvent = (
     | Published
     | Verified
     | SaveFailed
+    | Behind
     | GivenUp
     | Retired
     | UpkeepFailed

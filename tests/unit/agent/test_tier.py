@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from cloud.errors import Full, Unavailable
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from cloud.pool import Pool
-from cloud.store import ObjectStore
+from cloud.store import ObjectInfo, ObjectStore
 from harness.agent import commit, tier, unchanged
 from harness.agent.generation import Generation
 from harness.agent.tier import LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
@@ -43,6 +44,7 @@ from tests.support.stores import FaultyStore, RecordingStore
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(tier, "LONGEST_RETRY_S", 0.002)
+    monkeypatch.setattr(tier, "AGAIN_S", [0.0] * len(tier.AGAIN_S))
 
 
 AGES_S = 1000.0
@@ -69,6 +71,7 @@ class Scene:
         keep_last: int = 9,
         claimed: bool = True,
         limit_bytes_s: float | None = None,
+        fresh: bool = False,
     ) -> None:
         self.generation = Generation(1, RUN_ID, "a" * 16)
         if claimed:
@@ -89,6 +92,7 @@ class Scene:
             ),
             host="here",
             limit_bytes_s=limit_bytes_s,
+            fresh=fresh,
         )
         self.tier.start()
 
@@ -150,6 +154,13 @@ class Gate:
         self.reached.set()
         assert self.opened.wait(HANG_S)
         return self.store.put(*args, **options)
+
+
+class Sumless(MemoryStore):
+    """A store that keeps no sums of its own: what it holds is known by reading it."""
+
+    def stat(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        return dataclasses.replace(super().stat(key, deadline=deadline), crc64nvme=None)
 
 
 class Watched:
@@ -598,6 +609,238 @@ def test_a_snapshot_that_is_damaged_when_read_back_is_quarantined_and_retires_no
     assert commits(store) == [10, 20]
 
 
+def test_what_is_damaged_at_every_read_is_not_condemned_by_who_never_read_anything_right(
+    scenes: Callable[..., Scene],
+) -> None:
+    """Its memory may be bad, and there is a snapshot that others can use."""
+
+    class Bad(Sumless):
+        def get(self, key: str, into: memoryview, **options: Any) -> None:
+            super().get(key, into, **options)
+            into[0] ^= 1
+
+    store = Bad()
+    scene = scenes(store, keep_last=1)
+    for count, step in enumerate((10, 20), 1):
+        scene.tier.submit(scene.sealed(step))
+        scene.until_event(events.UpkeepFailed, count)
+
+    assert [event for event in scene.told if isinstance(event, events.Quarantined)] == []
+    assert list(store.list(KEYS.quarantine, deadline=FOREVER)) == []
+    assert commits(store) == [10, 20]
+
+
+def test_what_can_be_read_at_last_is_verified(scenes: Callable[..., Scene]) -> None:
+    class Flaky(Sumless):
+        bad = len(tier.AGAIN_S)
+
+        def get(self, key: str, into: memoryview, **options: Any) -> None:
+            super().get(key, into, **options)
+            if self.bad:
+                self.bad -= 1
+                into[0] ^= 1
+
+    scene = scenes(Flaky())
+    scene.tier.submit(scene.sealed(10))
+    scene.until_event(events.Verified)
+    assert [event for event in scene.told if isinstance(event, events.UpkeepFailed)] == []
+
+
+# ---- upkeep that is never starved, and what it may delete -----------------------------------------------------------
+
+
+class Behind:
+    """A store so slow that the next snapshot always waits already when one has been saved."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self.next: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def put_if_absent(self, key: str, data: bytes, **options: Any) -> None:
+        self.store.put_if_absent(key, data, **options)
+        if key.startswith(KEYS.commits):
+            self.next()
+
+
+def test_upkeep_gets_its_turn_while_the_next_snapshot_always_waits(scenes: Callable[..., Scene]) -> None:
+    """Nothing was verified, retired or swept as long as saving took longer than the interval: bytes without bound."""
+    store, most = Behind(MemoryStore()), list[int]()
+    scene = scenes(store, keep_last=2)
+    steps = iter(range(20, 210, 10))
+
+    def submit() -> None:
+        most.append(len(commits(store)))
+        if (step := next(steps, None)) is not None:
+            scene.tier.submit(scene.sealed(step))
+
+    store.next = submit
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("released", 200) in told)
+
+    assert max(most) <= 2 + 2, "what is kept, and what was saved since it was looked after"
+    assert sum(isinstance(each, events.Behind) for each in scene.told) == 1, "it is said once"
+    assert sum(isinstance(each, events.Verified) for each in scene.told) >= 9
+
+
+def test_that_snapshots_come_too_fast_is_said_again_once_it_had_been_over(scenes: Callable[..., Scene]) -> None:
+    store = Behind(MemoryStore())
+    scene = scenes(store)
+
+    def behind(first: int) -> None:
+        steps = iter((first + 1, first + 2))
+
+        def submit() -> None:
+            if (step := next(steps, None)) is not None:
+                scene.tier.submit(scene.sealed(step))
+
+        store.next = submit
+        scene.tier.submit(scene.sealed(first))
+        scene.until(lambda told: ("released", first + 2) in told and scene.tier.idle)
+
+    behind(10)
+    scene.until(lambda told: any(event.snapshot.endswith("12") for event in told if isinstance(event, events.Verified)))
+    behind(20)
+
+    assert sum(isinstance(each, events.Behind) for each in scene.told) == 2
+
+
+CONTENT_BYTES = sum(SHARD_BYTES)
+
+
+class Room(MemoryStore):
+    """A disk of so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def used(self) -> int:
+        listed = self.list(KEYS.snapshots, deadline=FOREVER)
+        return sum(info.size for info in listed if not info.key.endswith(".json"))
+
+    def free_bytes(self) -> int | None:
+        return self.size - self.used()
+
+    def put(self, key: str, source: Any, **options: Any) -> Any:
+        if len(source) > self.size - self.used():
+            raise Full("no space left")
+        return super().put(key, source, **options)
+
+
+def publish(store: ObjectStore, *steps: int, run_id: str = RUN_ID, sealed_at: str | None = None) -> None:
+    for step in steps:
+        staged = Content(SnapshotId(1, step), run_id).staged()
+        if sealed_at is not None:
+            staged = dataclasses.replace(staged, sealed_at=sealed_at)
+        commit.publish(store, KEYS, staged, "remote", FOREVER, lambda event: None)
+
+
+def test_a_full_disk_of_snapshots_that_nobody_has_looked_at_is_looked_at(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five good ones, none of which might be deleted, since none had been read back; no save succeeded any more."""
+    monkeypatch.setattr(tier, "SPARE_BYTES", 0)
+    store = Room(5 * CONTENT_BYTES + 3000)
+    publish(store, 1, 2, 3, 4, 5)
+    scene = scenes(store, keep_last=2)
+    scene.tier.submit(scene.sealed(10))
+    scene.until_event(events.Verified, 2)
+
+    assert commits(store)[-2:] == [5, 10]
+    assert [event for event in scene.told if isinstance(event, events.SaveFailed)] == []
+
+
+def test_a_full_disk_whose_newest_snapshot_is_damaged_makes_room_below_the_next(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier, "SPARE_BYTES", 0)
+    inner = Room(5 * CONTENT_BYTES + 3000)
+    store = ProtocolStore(inner)
+    store.free_bytes = inner.free_bytes  # type: ignore[method-assign]
+    publish(store, 1, 2, 3, 4, 5)
+    store.damage(next(key for key in store.keys(KEYS.snapshots + "00000001-000000000005") if "00.safe" in key), "flip")
+    scene = scenes(store, keep_last=2)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: ("released", 10) in told)
+
+    assert commits(store)[:3] == [4, 5, 10], "4 was read back"
+    assert store.keys(KEYS.quarantine) == [KEYS.quarantined(SnapshotId(1, 5))], "the store's own sum differs"
+
+
+def test_room_is_asked_for_the_bytes_that_will_be_written(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that is mostly frozen, a few bytes are written and the others are a second name of a file."""
+    monkeypatch.setattr(tier, "SPARE_BYTES", 0)
+
+    class Links(Room):
+        def used(self) -> int:
+            return super().used() - self.linked
+
+        linked = 0
+
+        def copy(self, source: str, key: str, *args: Any, **options: Any) -> None:
+            super().copy(source, key, *args, **options)
+            self.linked += self.stat(key, deadline=FOREVER).size
+
+    store = Links(CONTENT_BYTES + 2 * SHARD_BYTES[1])
+    scene = scenes(store)
+    for step in (10, 20, 30):
+        scene.tier.submit(scene.sealed(step, frozen=True))
+        scene.until(lambda told, step=step: ("released", step) in told)
+
+    assert commits(store) == [10, 20, 30], "the second half of the disk took two of them"
+    assert [event for event in scene.told if isinstance(event, events.SaveFailed)] == []
+
+
+OTHER = "f" * 32
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_another_run_of_this_name_is_retired_on_the_user_s_word(scenes: Callable[..., Scene], fresh: bool) -> None:
+    """A list that was empty for a moment made a new run of it, which deleted the weeks of the old one."""
+    store = MemoryStore()
+    publish(store, 1, 2, run_id=OTHER, sealed_at=commit.utc_now())
+    scene = scenes(store, keep_last=1, fresh=fresh)
+    for count, step in enumerate((10, 20), 1):
+        scene.tier.submit(scene.sealed(step))
+        scene.until_event(events.Verified, count)
+    scene.until(lambda told: len(commits(store)) == (1 if fresh else 3))
+
+    assert commits(store) == ([20] if fresh else [1, 2, 20])
+
+
+@pytest.mark.parametrize(("age_s", "goes"), [(tier.GRACE_S - 3600, False), (tier.GRACE_S + 3600, True)])
+def test_another_run_of_this_name_is_retired_after_days(scenes: Callable[..., Scene], age_s: float, goes: bool) -> None:
+    store = MemoryStore()
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
+    publish(store, 1, run_id=OTHER, sealed_at=then.isoformat())
+    publish(store, 2)
+    scene = scenes(store, keep_last=1)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: 2 not in commits(store))
+    scene.until(lambda told: sum(isinstance(each, events.Retired) for each in told) == 1 + goes)
+
+    assert commits(store) == ([10] if goes else [1, 10])
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_newer_version_s_snapshot_is_never_retired(scenes: Callable[..., Scene], fresh: bool) -> None:
+    store = MemoryStore()
+    publish(store, 1, 2)
+    key = KEYS.commit(SnapshotId(1, 1))
+    text = store.read(key, limit_bytes=1 << 20, deadline=FOREVER).replace(b'"format":1', b'"format":2')
+    store.put(key, memoryview(text), deadline=FOREVER)
+    scene = scenes(store, keep_last=1, fresh=fresh)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: 2 not in commits(store))
+
+    assert commits(store) == [1, 10]
+
+
 def test_what_an_earlier_life_left_is_swept_though_the_first_save_of_this_one_fails(
     scenes: Callable[..., Scene],
 ) -> None:
@@ -887,16 +1130,17 @@ def test_for_what_shares_bytes_with_something_damaged_nothing_is_deleted(
     publish_and_rot(scene, store)
 
     store.free = 0
-    scene.tier.submit(scene.sealed(30, frozen=True))
-    scene.until_event(events.SaveFailed)
-    scene.until_event(events.Quarantined, 2)
-
-    assert commits(store) == [5, 10, 20]
-    scene.tier.submit(scene.sealed(40, frozen=True))
-    scene.until_event(events.Verified, 3)
+    for count, step in enumerate((30, 40), 1):
+        scene.tier.submit(scene.sealed(step, frozen=True))
+        scene.until_event(events.SaveFailed, count)
+        assert commits(store) == [5, 10, 20]
     store.free = 1 << 40
     scene.tier.submit(scene.sealed(50, frozen=True))
-    assert scene.until_event(events.Verified, 4).snapshot == str(SnapshotId(1, 50))
+    scene.until(lambda told: verified(told)[-1] == 50)
+
+
+def verified(told: list[Any]) -> list[int]:
+    return [SnapshotId.parse(each.snapshot).step for each in told if isinstance(each, events.Verified)]
 
 
 def test_a_store_that_cannot_list_is_sent_everything(scenes: Callable[..., Scene]) -> None:
