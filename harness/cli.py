@@ -313,6 +313,9 @@ def verify(
     store: Store = None,
     run: Run = None,
     local: Local = None,
+    lift: Annotated[
+        bool, typer.Option("--lift", help="Read what is quarantined too, and use again what is what was committed")
+    ] = False,
     s3_endpoint: S3Endpoint = None,
     as_json: Json = False,
 ) -> None:
@@ -320,7 +323,7 @@ def verify(
     from harness.agent import report
 
     with _patience(store):
-        rows = report.verify(_settings(store, run, local, s3_endpoint))
+        rows = report.verify(_settings(store, run, local, s3_endpoint), lift=lift)
     _print_json(rows) if as_json else _print_table(rows)
     if any(row["verdict"] != "ok" for row in rows):
         raise typer.Exit(ExitCode.BUG)

@@ -116,19 +116,29 @@ def snapshots(settings: Settings) -> list[dict[str, Any]]:
     return rows
 
 
-def verify(settings: Settings) -> list[dict[str, Any]]:
-    """One row for each snapshot of each tier: "ok", or what differs. Reads every byte."""
+def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
+    """One row for each snapshot of each tier: "ok", or what differs. Reads every byte.
+
+    Args:
+        settings: which run, where.
+        lift: read what is quarantined as well, and end the quarantine of what is what was committed.
+    """
     rows = []
     for tier, store in _tiers(settings):
         keys = RunKeys(settings.run)
         for snapshot, reason in _all_snapshots(store, keys):
-            verdict = f"quarantined: {reason}" if reason else "ok"
-            if not reason:
+            quarantined = reason is not None
+            verdict = f"quarantined: {reason}" if quarantined else "ok"
+            if lift or not quarantined:
                 try:
                     manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
                     commit.verify(store, keys, manifest, Deadline.after(_VERIFY_S))
                 except (SnapshotCorrupt, CloudError) as err:
-                    verdict = str(err)
+                    verdict = f"{verdict}; and now: {err}" if quarantined else str(err)
+                else:
+                    if quarantined:
+                        store.delete(keys.quarantined(snapshot), deadline=Deadline.after(_CALL_S))
+                        verdict = "ok"
             rows.append({"snapshot": str(snapshot), "tier": tier, "verdict": verdict})
     if not rows:
         raise ConfigError(f"run {settings.run!r} has no snapshot in {settings.store}")

@@ -14,7 +14,7 @@ from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import SnapshotId
-from harness.errors import ConfigError
+from harness.errors import ConfigError, SnapshotCorrupt
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
 from tests.support.s3_account import use_account
 from tests.support.s3_server import S3Server
@@ -157,6 +157,34 @@ def test_verify_finds_a_flipped_bit_and_changes_nothing(settings: Settings, stor
     assert path.name in rows[str(FIRST), "remote"]
     assert rows[str(SECOND), "remote"] == rows[str(SECOND), "local"] == "ok"
     assert sorted(store.rglob("*")) == before
+
+
+def test_lifting_ends_the_quarantine_of_what_is_right_and_of_nothing_else(settings: Settings, store: Path) -> None:
+    """One host with bad memory had condemned every snapshot for everybody, and no command took that back."""
+    remote = open_store(settings.store)
+    for name in (FIRST, SECOND):
+        commit.quarantine(remote, KEYS, name, "differs", "bad-host", FOREVER)
+    flip(store, FIRST)
+
+    before = [row["verdict"] for row in report.verify(settings) if row["tier"] == "remote"]
+    lifted = [row["verdict"] for row in report.verify(settings, lift=True) if row["tier"] == "remote"]
+
+    assert before == ["quarantined: differs", "quarantined: differs"]
+    assert lifted[0].startswith("quarantined: differs; and now: ")
+    assert lifted[1] == "ok"
+    assert [row["unusable"] for row in report.snapshots(settings) if row["tier"] == "remote"] == ["differs", None]
+
+
+@pytest.mark.parametrize("which", [str(SECOND), "ALL"])
+def test_rm_does_not_touch_what_a_newer_version_wrote(settings: Settings, store: Path, which: str) -> None:
+    path = store / KEYS.commit(SECOND)
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+
+    with pytest.raises(SnapshotCorrupt, match="format 2"):
+        list(report.remove(settings, which))
+
+    assert path.exists()
+    assert list((store / "run" / "snapshots").glob(f"{SECOND}-*/*"))
 
 
 def test_verify_of_nothing_is_an_error(settings: Settings) -> None:
