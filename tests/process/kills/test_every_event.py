@@ -150,6 +150,7 @@ CANNOT_HAPPEN = {
     "HandoverAwaited": _TWO_HOSTS,
     "HandoverOver": _TWO_HOSTS,
     "SupersededBy": _TWO_HOSTS,
+    "Behind": "takes a store that is slower than the interval: tests/unit/agent/test_tier.py",
     "GivenUp": "takes an upload of seconds: tests/unit/agent/test_tier.py",
 }
 
