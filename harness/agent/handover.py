@@ -22,7 +22,7 @@ from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent.commit import read_claim, read_done
 from harness.core.manifest import STOPPED_EARLY, Claim, Done
-from harness.core.snapshot import RunKeys
+from harness.core.snapshot import LISTED_IN_ORDER, RunKeys
 from harness.errors import SnapshotCorrupt
 
 LOOK_S = 15.0
@@ -37,8 +37,9 @@ def newer_claim(store: ObjectStore, keys: RunKeys, generation: int, agent: str, 
         CloudError: the store could not be asked.
         SnapshotCorrupt: a claim cannot be read.
     """
-    listed = store.list(keys.generations, after=keys.claim(generation), deadline=deadline)
-    numbers = [number for info in listed if (number := keys.parse_claim(info.key)) is not None]
+    after = keys.claim(generation) if generation < LISTED_IN_ORDER else ""
+    listed = store.list(keys.generations, after=after, deadline=deadline)
+    numbers = [found for info in listed if (found := keys.parse_claim(info.key)) is not None and found > generation]
     for number in sorted(numbers, reverse=True):
         claim = read_claim(store, keys, number, deadline)
         if claim.agent != agent or not agent:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MAX_GENERATION = 10**8 - 1
+MAX_GENERATION = 10**15 - 1
+LISTED_IN_ORDER = 10**7
+"""Below this generation, the keys of all later ones come after its own in a list."""
 MAX_STEP = 10**12 - 1
-_ID = re.compile(r"([0-9]{8})-([0-9]{12})")
+_GENERATION = r"[0-9]{8}|[1-9][0-9]{8,14}"  # eight digits, and more only for a number that needs them
+_ID = re.compile(rf"({_GENERATION})-([0-9]{{12}})")
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,99}")
 _SEGMENT = re.compile(r"/([0-9]{6,})\.jsonl\Z")
 _NONCE = re.compile(r"[0-9a-f]{8,32}")
@@ -125,7 +128,7 @@ class RunKeys:
 
     def journal(self, generation: int, host: str, segment: int) -> str:
         """One segment of the journal; put once."""
-        return f"{self.journal_of(generation)}{host}/{segment:06d}.jsonl"
+        return f"{self.journal_of(generation)}{host}/{segment:08d}.jsonl"
 
     def journal_of(self, generation: int) -> str:
         """Prefix of one generation's segments, whatever host wrote them."""
@@ -157,8 +160,8 @@ class RunKeys:
         if not key.startswith(self.snapshots):
             return None
         directory = key[len(self.snapshots) :].split("/", 1)[0]
-        snapshot, _, nonce = directory[:21], directory[21:22], directory[22:]
-        if not _NONCE.fullmatch(nonce) or directory[21] != "-":
+        snapshot, _, nonce = directory.rpartition("-")
+        if not _NONCE.fullmatch(nonce):
             return None
         try:
             return SnapshotId.parse(snapshot), directory
@@ -179,4 +182,4 @@ def _parse_generation(key: str, prefix: str, suffix: str) -> int | None:
     if not (key.startswith(prefix) and key.endswith(suffix)):
         return None
     digits = key[len(prefix) : -len(suffix)]
-    return int(digits) if re.fullmatch(r"[0-9]{8}", digits) and int(digits) > 0 else None
+    return int(digits) if re.fullmatch(_GENERATION, digits) and int(digits) > 0 else None

@@ -232,6 +232,19 @@ def test_a_newer_claim_of_somebody_else_is_seen(store: MemoryStore) -> None:
     assert newer_claim(store, KEYS, 2, "agent-2", FOREVER) is None
 
 
+@pytest.mark.parametrize(("ours", "newer"), [(5, 10**8), (2 * 10**7, 10**8), (99_999_999, 10**8), (10**8, 10**8 + 1)])
+def test_a_newer_claim_is_seen_where_a_list_is_not_in_the_order_of_numbers(
+    store: MemoryStore, ours: int, newer: int
+) -> None:
+    claimed(store, newer)
+    claimed(store, 3)
+
+    found = newer_claim(store, KEYS, ours, "ours", FOREVER)
+
+    assert found is not None
+    assert found.generation == newer
+
+
 def test_one_s_own_restart_in_place_asks_nobody_to_leave(store: MemoryStore) -> None:
     claimed(store, 1, agent="ours")
     ended(store, 1)

@@ -78,8 +78,8 @@ def test_a_segment_is_put_once_and_the_next_one_has_the_next_number() -> None:
     journal.close()
 
     assert store.keys("put_if_absent") == [
-        "run/events/00000007-host/000000.jsonl",
-        "run/events/00000007-host/000001.jsonl",
+        "run/events/00000007-host/00000000.jsonl",
+        "run/events/00000007-host/00000001.jsonl",
     ]
     assert [line.body for line in lines(store)] == [due("first"), due("second")]
 
@@ -229,3 +229,53 @@ def test_a_journal_that_nobody_can_read_tells_nothing() -> None:
     put(store, 7, 1, ("yesterday", events.Heartbeat()))
 
     assert module.last_lived_at(store, KEYS, 7, FOREVER) is None
+
+
+# ---- the ends of a long journal -------------------------------------------------------------------------------------
+
+
+def filled(counts: dict[str, int]) -> MemoryStore:
+    store = MemoryStore()
+    for host, count in counts.items():
+        for number in range(count):
+            store.put_if_absent(KEYS.journal(7, host, number), b"", deadline=FOREVER)
+    return store
+
+
+def ends(store: ObjectStore, first: int, last: int) -> list[tuple[list[str], list[str]]]:
+    return [
+        ([key.removeprefix(KEYS.journal_of(7)) for key in begin], [key.removeprefix(KEYS.journal_of(7)) for key in end])
+        for begin, end in module.segments(store, KEYS, 7, first, last, FOREVER)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 999, 1000, 1001, 1003, 1500, 1501, 2001, 3000, 7777])
+def test_the_first_and_the_last_segments_are_found_however_many_there_are(count: int) -> None:
+    names = [f"host/{number:08d}.jsonl" for number in range(count)]
+
+    ((begin, end),) = ends(filled({"host": count}), 2, 3)
+
+    assert end == names[-3:]
+    assert begin == [name for name in names[:2] if name not in end]
+
+
+def test_each_host_s_segments_have_ends_of_their_own() -> None:
+    store = filled({"host": 1200, "host-2": 3, "other": 1})
+    store.put(KEYS.journal_of(7) + "someone/else.jsonl", memoryview(b""), deadline=FOREVER)
+
+    assert [end[-1] for _, end in ends(store, 1, 1)] == [
+        "host-2/00000002.jsonl",
+        "host/00001199.jsonl",
+        "other/00000000.jsonl",
+    ]
+
+
+def test_a_run_of_a_year_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`harness status` read each of two million segments, one after the other."""
+    monkeypatch.setattr(module, "_PAGE", 10)  # so a thousand segments are a hundred pages
+    store = RecordingStore(filled({"host": 1000}))
+
+    ((_, end),) = ends(store, 1, 1)
+
+    assert end == ["host/00000999.jsonl"]
+    assert len(store.keys("list")) < 25
