@@ -6,6 +6,7 @@ Owns every environment read of the harness. Used by the command line, and by a C
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -37,7 +38,8 @@ class Settings:
         store: durable store: a directory, or s3://bucket/prefix.
         run: the run's name in the store.
         run_named: whether the user chose the name, as opposed to the script's.
-        local: directory of the local tier; `None` for none when the store is a directory.
+        local: directory of local tiers, of this store's in one of its own; `None` for none when the store is a
+            directory.
         every_s: a snapshot at least this often, into the local tier (or the store, where it is a directory).
         durable_every_s: a snapshot into the store at least this often, where there is a local tier as well.
         every_steps: a snapshot each time the step is a multiple of this; `None` for time alone.
@@ -116,6 +118,15 @@ class Settings:
     def store_identity(self) -> str:
         """Tells stores apart on one host: a URL of S3 at another endpoint is another store."""
         return self.store if self.s3_endpoint is None else f"{self.s3_endpoint} {self.store}"
+
+    @property
+    def local_tier(self) -> str | None:
+        """Where the local tier of this store lies below `local`: runs of one name in two stores are two runs."""
+        if self.local is None:
+            return None
+        words = re.sub(r"[^A-Za-z0-9]+", "-", self.store_identity).strip("-")[-40:].strip("-")
+        told_apart = hashlib.blake2b(self.store_identity.encode(), digest_size=4).hexdigest()
+        return str(Path(self.local) / f"{words}-{told_apart}")
 
     @property
     def slot_disk(self) -> Path | None:

@@ -161,8 +161,8 @@ def _locate(settings: Settings, snapshot: str | None, step: int | None, say: Say
 
 
 def _open_tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:
-    if settings.local is not None and Path(settings.local).is_dir():
-        yield "local", open_existing_store(settings.local, settings)
+    if settings.local_tier is not None and Path(settings.local_tier).is_dir():
+        yield "local", open_existing_store(settings.local_tier, settings)
     yield "remote", open_existing_store(settings.store, settings)
 
 

@@ -84,8 +84,8 @@ def preview(settings: Settings) -> Preview:
         return Preview(None, "there is no run of this name in the store: it begins at step 0", notes=notes)
     search = _Search(keys, known.run_id)
     search.add("remote", store, known)
-    if settings.local is not None and Path(settings.local).is_dir():
-        local = open_existing_store(settings.local, settings)
+    if settings.local_tier is not None and Path(settings.local_tier).is_dir():
+        local = open_existing_store(settings.local_tier, settings)
         try:
             search.add("local", local, commit.survey(local, keys, Deadline.after(CALL_S)))
         except (CloudError, SnapshotCorrupt) as err:
@@ -95,7 +95,12 @@ def preview(settings: Settings) -> Preview:
 
 def _notes(settings: Settings, known: commit.Survey) -> Iterator[str]:
     claim = known.last_claim
-    if (live := report.ask_agent(settings, ANSWER_S)) is not None:
+    try:
+        live = report.ask_agent(settings, ANSWER_S)
+    except report.AgentSilent as err:
+        yield str(err)
+        return
+    if live is not None:
         yield f"it is being trained on this host already, by process {live['trainer_pid'] or live['agent_pid']}"
     elif claim is not None and known.done is None and not settings.fresh:
         yield (

@@ -141,7 +141,7 @@ def test_a_local_copy_that_is_damaged_is_replaced_by_the_remote_one_of_the_same_
     newest = world.newest()
     assert newest is not None
     assert newest in world.survey().commits, "it is in both tiers"
-    for shard in world.shards(newest, world.local):
+    for shard in world.shards(newest, world.local_tier):
         rewrite(shard, flip)
 
     code, said = again(world)

@@ -100,7 +100,7 @@ def test_a_snapshot_outlives_the_one_that_it_was_copied_from(world: World, serve
     process.wait_for(rf" Retired tier=local snapshot={FIRST}")
 
     assert world.check_commits() == [SECOND]
-    local = DirectoryStore(world.local)
+    local = DirectoryStore(world.local_tier)
     manifest = commit.read_manifest(local, RunKeys(world.run), SECOND, NEVER)
     assert commit.verify(local, RunKeys(world.run), manifest, NEVER)
     world.lose_host()

@@ -27,7 +27,7 @@ from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
-from harness.config import resolve
+from harness.config import Settings, resolve
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.ipc.channel import RunPlace
 from tests.support.failed_tests import has_failed
@@ -88,9 +88,18 @@ class World:
     @property
     def place(self) -> RunPlace:
         """Where the run's agent listens."""
-        flags = {"store": self.location, "run": self.run, "s3_endpoint": None if self.s3 is None else self.s3.url}
-        settings = resolve(flags, self.env, self.root, script=None)
+        settings = self._settings()
         return RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+
+    @property
+    def local_tier(self) -> Path:
+        """Where this store's local tier lies, below `local`."""
+        return Path(self._settings().local_tier or "")
+
+    def _settings(self) -> Settings:
+        endpoint = None if self.s3 is None else self.s3.url
+        flags = {"store": self.location, "run": self.run, "s3_endpoint": endpoint, "local": str(self.local)}
+        return resolve(flags, self.env, self.root, script=None)
 
     # ---- starting ---------------------------------------------------------------------------------------------------
 
@@ -167,8 +176,8 @@ class World:
     def newest(self) -> SnapshotId | None:
         """The newest committed snapshot of all tiers that is not quarantined."""
         found = list(self.survey().commits)
-        if self.local.is_dir():
-            found += commit.survey(DirectoryStore(self.local), RunKeys(self.run), Deadline.never()).commits
+        if self.local_tier.is_dir():
+            found += commit.survey(DirectoryStore(self.local_tier), RunKeys(self.run), Deadline.never()).commits
         return max(found, default=None)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:

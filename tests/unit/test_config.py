@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,30 @@ def test_s3_has_a_local_tier_in_the_users_cache_by_default(tmp_path: Path) -> No
     assert settle(tmp_path, {"store": "s3://b/p"}, XDG_CACHE_HOME="/cache").local == "/cache/harness"
     assert settle(tmp_path, {"store": "s3://b/p"}).local == str(Path.home() / ".cache" / "harness")
     assert settle(tmp_path, {"store": "s3://b/p", "local": "/nvme"}).local == "/nvme"
+
+
+def test_each_store_has_a_local_tier_of_its_own(tmp_path: Path) -> None:
+    """Two runs of one name, in two stores, deleted and quarantined each other's snapshots."""
+    one, again, other = (
+        settle(tmp_path, {"store": store, "local": str(tmp_path / "local")})
+        for store in ("s3://bucket/one", "s3://bucket/one", "s3://bucket/other")
+    )
+    elsewhere = dataclasses.replace(one, s3_endpoint="http://127.0.0.1:9000")
+
+    assert one.local_tier == again.local_tier
+    assert len({one.local_tier, other.local_tier, elsewhere.local_tier}) == 3
+    assert Path(one.local_tier or "").parent == tmp_path / "local"
+    assert Path(one.local_tier or "").name.startswith("s3-bucket-one-")
+
+
+@pytest.mark.parametrize("store", ["s3://b/" + "long-" * 60, "/mnt/é/ü", "/", "s3://b/../x"])
+def test_a_local_tier_is_one_directory_whatever_its_store_is_called(tmp_path: Path, store: str) -> None:
+    local = dataclasses.replace(settle(tmp_path), store=store, local=str(tmp_path)).local_tier
+
+    made = Path(local or "")
+    assert made.parent == tmp_path
+    assert len(made.name) < 60
+    made.mkdir()
 
 
 def test_agents_listen_in_the_users_runtime_directory_if_its_path_is_short(tmp_path: Path) -> None:

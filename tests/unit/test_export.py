@@ -490,17 +490,18 @@ def test_a_snapshot_that_is_retired_while_it_is_read_is_followed_by_another(
 
 def test_the_local_tier_is_nearer_unless_it_is_damaged_or_another_run_s(store: DirectoryStore, tmp_path: Path) -> None:
     live = train()._asdict()
-    local = DirectoryStore(tmp_path / "local")
+    named = Settings(store=str(tmp_path / "store"), run=RUN, local=str(tmp_path / "local"))
+    local = DirectoryStore(Path(named.local_tier or ""))
     publish(store, live, 10)
     publish(local, live, 10)
     newer = publish(local, live, 20)
     publish(local, live, 99, run_id=OTHER_ID)
 
-    told = run(tmp_path, "a.pt", local=local.root)[1]
+    told = run(tmp_path, "a.pt", local=named.local)[1]
     assert (told["snapshot"], told["tier"]) == (str(newer), "local")
     damage(local, SnapshotId(1, 10), b"\xff", -1)
     said: list[str] = []
-    assert run(tmp_path, "b.pt", step=10, local=local.root, said=said)[1]["tier"] == "remote"
+    assert run(tmp_path, "b.pt", step=10, local=named.local, said=said)[1]["tier"] == "remote"
     assert "is not what was committed" in said[1]
 
 

@@ -108,7 +108,7 @@ def test_the_newest_is_used(settings: Settings, store: ObjectStore) -> None:
 
 
 def test_of_two_copies_the_nearer_is_used(settings: Settings, store: ObjectStore) -> None:
-    publish(settings.local or "", SECOND)
+    publish(settings.local_tier or "", SECOND)
 
     assert used(look(settings)) == (str(SECOND), "local")
 
@@ -150,8 +150,8 @@ def test_one_in_quarantine_is_told_with_its_reason(settings: Settings, store: Ob
 
 
 def test_another_run_s_in_the_local_tier_is_passed_over(settings: Settings, store: ObjectStore) -> None:
-    publish(settings.local or "", THIRD)
-    for path in Path(settings.local or "").rglob("*.json"):
+    publish(settings.local_tier or "", THIRD)
+    for path in Path(settings.local_tier or "").rglob("*.json"):
         path.write_text(path.read_text().replace(RUN_ID, "f" * 32))
 
     found = look(settings)
@@ -229,7 +229,7 @@ def test_a_start_that_has_not_ended_is_noted(settings: Settings, store: ObjectSt
 def test_a_store_that_is_down_is_an_error_and_no_verdict(
     settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(settings.local or "", SECOND)
+    publish(settings.local_tier or "", SECOND)
     down = FaultyStore(store, "list", fail_on=None)
     monkeypatch.setattr(preview, "open_existing_store", lambda location, settings: down)
 
@@ -238,13 +238,13 @@ def test_a_store_that_is_down_is_an_error_and_no_verdict(
 
 
 def test_a_local_tier_that_cannot_be_read_is_noted(settings: Settings, store: ObjectStore) -> None:
-    publish(settings.local or "", SECOND)
-    local = FaultyStore(open_store(settings.local or ""), "list", fail_on=None)
+    publish(settings.local_tier or "", SECOND)
+    local = FaultyStore(open_store(settings.local_tier or ""), "list", fail_on=None)
     opened = preview.open_existing_store
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            preview, "open_existing_store", lambda at, its: local if at == settings.local else opened(at, its)
+            preview, "open_existing_store", lambda at, its: local if at == settings.local_tier else opened(at, its)
         )
         found = look(settings)
 
