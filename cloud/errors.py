@@ -49,6 +49,10 @@ class TooLarge(CloudError):
     """An object is larger than anything that should stand there."""
 
 
+class SourceUnreadable(CloudError):
+    """What was to be put cannot be read here, or is not there any more. Says nothing about the store."""
+
+
 class CannotCopy(CloudError):
     """The store makes no copy of its own objects, or none that can be trusted: whoever wants one sends the bytes."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cloud.digest import Digester
-from cloud.errors import AlreadyExists, CopyDiffers, NotFound, TooLarge, Truncated, Unavailable
+from cloud.errors import AlreadyExists, CopyDiffers, NotFound, SourceUnreadable, TooLarge, Truncated, Unavailable
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix
 
@@ -122,9 +122,9 @@ def _take(source: Source, deadline: Deadline, progress: Progress | None) -> tupl
     try:
         data = source.read_bytes() if isinstance(source, Path) else bytes(source)
     except FileNotFoundError as err:
-        raise NotFound(f"the source {source} is gone") from err
+        raise SourceUnreadable(f"the source {source} is gone") from err
     except OSError as err:
-        raise Unavailable(f"cannot read the source {source}: {err.strerror}") from err
+        raise SourceUnreadable(f"cannot read the source {source}: {err.strerror}") from err
     digester = Digester()
     for start in range(0, len(data), CHUNK_BYTES):
         if deadline.expired:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud.digest import crc64nvme
-from cloud.errors import CloudError, NotFound, Truncated, Unavailable
+from cloud.errors import CloudError, SourceUnreadable, Truncated, Unavailable
 from cloud.notice import Clock, Deadline
 from cloud.s3_client import S3Client
 from cloud.s3_errors import Unsupported
@@ -180,9 +180,9 @@ class Body:
                 try:
                     count = os.preadv(self._fd, [piece[done:]], at + done)
                 except OSError as err:
-                    raise Unavailable(f"cannot read the source at byte {at + done}: {err.strerror}") from err
+                    raise SourceUnreadable(f"cannot read the source at byte {at + done}: {err.strerror}") from err
                 if count == 0:
-                    raise Truncated(f"the source has become shorter than {at + len(piece)} bytes")
+                    raise SourceUnreadable(f"the source has become shorter than {at + len(piece)} bytes")
                 done += count
 
 
@@ -190,7 +190,7 @@ class Reader:
     """A source that is opened once and hands out bodies. Close it when nothing more is to be read."""
 
     def __init__(self, source: Source) -> None:
-        """Opens a file. Raises NotFound, Unavailable."""
+        """Opens a file. Raises SourceUnreadable."""
         self._view: memoryview | None = None
         self._fd = -1
         if isinstance(source, Path):
@@ -198,9 +198,9 @@ class Reader:
                 self._fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
                 self.size = os.fstat(self._fd).st_size
             except FileNotFoundError as err:
-                raise NotFound(f"the source {source} is gone") from err
+                raise SourceUnreadable(f"the source {source} is gone") from err
             except OSError as err:
-                raise Unavailable(f"cannot read the source {source}: {err.strerror}") from err
+                raise SourceUnreadable(f"cannot read the source {source}: {err.strerror}") from err
         else:
             self._view = source.cast("B")
             self.size = len(self._view)

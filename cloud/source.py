@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloud import direct
-from cloud.errors import NotFound, Truncated, Unavailable
+from cloud.errors import SourceUnreadable
 from cloud.filesystem import FileSystem
 from cloud.store import CHUNK_BYTES, Source
 
@@ -31,14 +31,14 @@ class Chunks(direct.Chunks, Protocol):
 
 @contextlib.contextmanager
 def opened(fs: FileSystem, source: Source) -> Generator[Chunks]:
-    """The source, open for as long as that lasts. Raises NotFound, Unavailable."""
+    """The source, open for as long as that lasts. Raises SourceUnreadable."""
     if not isinstance(source, Path):
         yield _Buffer(source.cast("B"))
         return
     try:
         fd = fs.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as err:
-        raise NotFound(f"the source {source} is gone") from err
+        raise SourceUnreadable(f"the source {source} is gone") from err
     except OSError as err:
         raise _unreadable(source, err) from err
     with contextlib.ExitStack() as stack:
@@ -102,7 +102,9 @@ class _File:
                 except InterruptedError:
                     continue
                 if count == 0:
-                    raise Truncated(f"the source {self._path} had {self.size} bytes and now ends after {at + done}")
+                    raise SourceUnreadable(
+                        f"the source {self._path} had {self.size} bytes and now ends after {at + done}"
+                    )
                 done += count
         except OSError as err:
             raise _unreadable(self._path, err) from err
@@ -118,5 +120,5 @@ class _File:
             return 0
 
 
-def _unreadable(path: Path, err: OSError) -> Unavailable:
-    return Unavailable(f"cannot read the source {path}: {err.strerror}")
+def _unreadable(path: Path, err: OSError) -> SourceUnreadable:
+    return SourceUnreadable(f"cannot read the source {path}: {err.strerror}")

@@ -82,6 +82,7 @@ class ObjectStore(Protocol):
         """Make an object of `source` durable under `key`.
 
         Raises:
+            SourceUnreadable: a file that is to be sent is gone, cut short or cannot be read.
             Full: no room; nothing is left behind.
             OutcomeUnknown: the reply was lost; the caller reads back.
             CloudError: any other kind; nothing is visible under `key`.

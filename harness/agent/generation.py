@@ -30,11 +30,20 @@ class Generation:
 
     @classmethod
     def of(cls, fields: Mapping[str, object]) -> Generation:
-        """The inverse of `fields`; not claimed."""
+        """The inverse of `fields`."""
         parent = fields["parent"]
         number, run_id, nonce = int(str(fields["number"])), str(fields["run_id"]), str(fields["nonce"])
-        return cls(number, run_id, nonce, None if parent is None else str(parent))
+        made = cls(number, run_id, nonce, None if parent is None else str(parent))
+        if fields["claimed"]:
+            made.claimed.set()
+        return made
 
     def fields(self) -> dict[str, object]:
         """As it travels in a message."""
-        return {"number": self.number, "run_id": self.run_id, "nonce": self.nonce, "parent": self.parent}
+        return {
+            "number": self.number,
+            "run_id": self.run_id,
+            "nonce": self.nonce,
+            "parent": self.parent,
+            "claimed": self.claimed.is_set(),
+        }

@@ -9,11 +9,12 @@ thread only; the tiers' threads report through `post`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cloud.errors import CloudError
+from cloud.errors import SourceUnreadable
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
@@ -27,7 +28,7 @@ from harness.core.policy import Cadence
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 
-_CALL_S = 60.0
+_CLOSE_S = 2.0
 _MANIFESTS = 16  # of slots, for verifying a resume from memory
 
 
@@ -81,10 +82,12 @@ class Saves:
         self._newest_local: LocalSnapshot | None = None
         self._given: list[tuple[Tier, Job]] = []
         self._made_by: dict[int, Generation] = {}
+        self._unreadable: set[int] = set()  # steps whose file in the local tier cannot be read
+        self._unclaimed: set[int] = set()  # slots of a generation that nobody is going to claim any more
         self._manifests: dict[tuple[int, int], Manifest] = {}
         tell = TierEvents(
             published=lambda tier, job, manifest: post(lambda: self._on_published(tier, job, manifest)),
-            failed=lambda tier, job, _err, _final: post(lambda: self._on_failed(tier, job)),
+            failed=lambda tier, job, err, _final: post(lambda: self._on_failed(tier, job, err)),
             released=lambda tier, job: post(lambda: self._on_released(tier, job)),
             fatal=fatal,
         )
@@ -101,10 +104,10 @@ class Saves:
             fresh=settings.fresh,
         )
         self.local: Tier | None = None
-        if settings.local is not None:
+        if settings.local_tier is not None:
             self.local = Tier(
                 "local",
-                stores(settings.local),
+                stores(settings.local_tier),
                 keys,
                 Retention(settings.keep_local),
                 emit,
@@ -163,11 +166,18 @@ class Saves:
         quiet = [tier.close(wait_s) for tier in self.tiers]  # every one of them, whatever the first one says
         return all(quiet)
 
-    def close_stores(self) -> None:
-        """After the journal: it writes to the store as well."""
+    def close_stores(self, wait_s: float = _CLOSE_S) -> None:
+        """After the journal: it writes to the store as well. Waits at most so long: a hung disk gives up nothing."""
         for tier in self.tiers:
-            tier.store.close()
+            closing = threading.Thread(target=tier.store.close, name=f"harness-close-{tier.name}", daemon=True)
+            closing.start()
+            closing.join(wait_s)
         self.pool.close()
+
+    def tell_silence(self) -> None:
+        """Say it, once each time, when a store or a disk takes nothing any more: nothing fails for minutes yet."""
+        for tier in self.tiers:
+            tier.tell_silence()
 
     # ---- sealed slots -----------------------------------------------------------------------------------------------
 
@@ -178,6 +188,7 @@ class Saves:
         if record is None or slot.sequence <= self._last_sequence:
             return  # void, or taken already
         self._made_by[index], self._last_sequence = generation, slot.sequence
+        self._unclaimed.discard(index)
         self.sealed_step, self.sealed_at = record.step, time.monotonic()
         self.pool.collect()
         job = SealedSlot(index, slot, record, generation, self.sealed_at)
@@ -203,8 +214,19 @@ class Saves:
         """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
         self.pressing = True
         step = self.sealed_step
-        if step is None or self.steps.durable == step or any(job.step >= step for job in self._jobs(self.remote)):
+        if step is None or self.steps.durable == step:
             return
+        if any(job.step >= step and not self._is_stuck(job) for job in self._jobs(self.remote)):
+            return
+        if not self._give_from_memory(step) and self._newest_local is not None and self._newest_local.step == step:
+            self._submit(self.remote, self._newest_local)  # the slot is not ours any more, the file is
+
+    def _is_stuck(self, job: Job) -> bool:
+        """Whether it is tried again and again, and its bytes cannot be read."""
+        return isinstance(job, LocalSnapshot) and job.step in self._unreadable
+
+    def _give_from_memory(self, step: int) -> bool:
+        """Let the store have the slot that holds `step`, if one does. Whether there was one."""
         for index in self.pool.sealed():
             slot = self.pool[index]
             if slot.step != step or index not in self._made_by or self.pool.is_granted(index):
@@ -212,9 +234,8 @@ class Saves:
             if (record := slot.record()) is not None:
                 sealed_at = self.sealed_at or time.monotonic()
                 self._give(self.remote, SealedSlot(index, slot, record, self._made_by[index], sealed_at))
-                return
-        if self._newest_local is not None and self._newest_local.step == step:
-            self._submit(self.remote, self._newest_local)  # the slot is not ours any more, the file is
+                return True
+        return False
 
     def relax(self) -> None:
         """Nothing presses any more."""
@@ -234,9 +255,11 @@ class Saves:
 
     # ---- slots of other lives ---------------------------------------------------------------------------------------
 
-    def adopt(self, index: int, generation: Generation) -> None:
-        """A slot came from another agent of this host; `generation` made what it holds."""
+    def adopt(self, index: int, generation: Generation, *, ends: bool = False) -> None:
+        """A slot came from another agent of this host; `generation` made what it holds, and `ends` with that agent."""
         self._made_by[index] = generation
+        if ends and not generation.claimed.is_set():
+            self._unclaimed.add(index)
 
     def note_all_taken(self) -> None:
         """What is sealed now is of earlier lives: no trainer of ours has yet to tell us of it."""
@@ -277,6 +300,9 @@ class Saves:
         """What a resume tells of the tiers; the point with its slot in the pool, held until it is restored."""
         index = point.index if point.index is not None else self.pool.add(point.slot)
         self.pool.hold(index, "resume")
+        if index in self._unclaimed:
+            self._made_by[index] = generation  # the store never heard of the other one
+            self._unclaimed.discard(index)
         if index not in self._made_by:
             self._made_by[index] = Generation(point.id.generation, generation.run_id, "")
             self._made_by[index].claimed.set()  # it was read from a store
@@ -288,17 +314,14 @@ class Saves:
         elif point.tier == "local" and self.local is not None:
             self.local.trust(point.id)
             self._set(local=point.id.step)
-            self._upload_behind(self.local, point, generation)
+            if point.manifest is not None:
+                self._upload_behind(self.local, point.manifest, generation)
         return replace(point, index=index)
 
-    def _upload_behind(self, local: Tier, point: ResumePoint, generation: Generation) -> None:
+    def _upload_behind(self, local: Tier, manifest: Manifest, generation: Generation) -> None:
         """A snapshot that only the local tier has is resumed, and uploaded behind under its own id."""
-        if self.steps.durable is not None and self.steps.durable >= point.id.step:
+        if self.steps.durable is not None and self.steps.durable >= manifest.step:
             return
-        try:
-            manifest = commit.read_manifest(local.store, self._keys, point.id, Deadline.after(_CALL_S))
-        except (CloudError, SnapshotCorrupt):
-            return  # it was verified a moment ago; the next snapshot is uploaded in any case
         behind = LocalSnapshot(local.store, self._keys, manifest, generation, time.monotonic(), behind=True)
         self._submit(self.remote, behind)
 
@@ -330,10 +353,14 @@ class Saves:
             due_one = LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at)
             self._submit(self.remote, due_one)
 
-    def _on_failed(self, tier: Tier, job: Job) -> None:
+    def _on_failed(self, tier: Tier, job: Job, err: Exception) -> None:
         """What one tier cannot take, the other helps with: a slot that waits for a disk or a store is not free."""
-        self._store_fails = self._store_fails or tier is self.remote
+        unreadable = isinstance(err, SourceUnreadable | SnapshotCorrupt)
+        self._store_fails = self._store_fails or (tier is self.remote and not unreadable)
         if not isinstance(job, SealedSlot):
+            if tier is self.remote and unreadable:
+                self._unreadable.add(job.step)  # the local disk's file, that is: memory may have it still
+                self._give_from_memory(job.step)
             return
         if tier is self.local:
             known = self.steps.durable == job.step or any(
@@ -344,7 +371,7 @@ class Saves:
             return
         # A store may be down for hours: what waits for it is the file, since the next snapshot needs the slot.
         file = self._newest_local
-        if file is None or self._draining or self._jobs(self.remote) != [job]:
+        if file is None or file.step in self._unreadable or self._draining or self._jobs(self.remote) != [job]:
             return
         if file.step == job.step and file.generation is job.generation:
             self._submit(self.remote, file)

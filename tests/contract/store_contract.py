@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from cloud.digest import crc64nvme
-from cloud.errors import AlreadyExists, CannotCopy, CopyDiffers, NotFound, TooLarge, Truncated, Unavailable
+from cloud.errors import (
+    AlreadyExists,
+    CannotCopy,
+    CopyDiffers,
+    NotFound,
+    SourceUnreadable,
+    TooLarge,
+    Truncated,
+    Unavailable,
+)
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt
 from tests.support.patience import HANG_S
@@ -76,7 +85,7 @@ class StoreContract:
             assert into == data
 
     def test_a_missing_source_is_named(self, store: ObjectStore, tmp_path: Path) -> None:
-        with pytest.raises(NotFound, match=r"source .*nothing-here"):
+        with pytest.raises(SourceUnreadable, match=r"source .*nothing-here"):
             store.put("run/a", tmp_path / "nothing-here", deadline=NEVER)
         assert keys(store) == []
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from cloud.errors import Unavailable
+from cloud.errors import SourceUnreadable, Unavailable
 from cloud.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.memory import TRAINER
@@ -138,9 +138,64 @@ def test_with_a_deadline_the_slot_is_sent_again_and_not_its_file(scene: Scene) -
     scene.until(lambda: scene.steps.local == 10)
 
     scene.saves.drain(standing(60.0))
-    scene.saves._on_failed(scene.saves.remote, scene.saves.remote.jobs[0])
+    scene.saves._on_failed(scene.saves.remote, scene.saves.remote.jobs[0], Unavailable("down"))
 
     assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
+
+
+def test_a_file_that_cannot_be_read_back_is_sent_from_memory_instead(scene: Scene) -> None:
+    """A bad block below the local tier, in the notice: the store was tried with it until the time was over."""
+    scene.saves.steps = Steps(durable=1)
+    scene.saves._upload_started_at = float("inf")
+    scene.seal(10, 1)
+    assert scene.saves.local is not None
+    scene.saves.local.start()
+    scene.until(lambda: scene.steps.local == 10)
+    file = scene.saves._newest_local
+    assert file is not None
+    scene.saves._submit(scene.saves.remote, file)
+
+    scene.saves._on_failed(scene.saves.remote, file, SourceUnreadable("cannot read the source: Input/output error"))
+
+    assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
+
+
+def test_pressing_gives_what_memory_has_where_its_file_is_tried_in_vain(scene: Scene) -> None:
+    scene.saves.steps = Steps(durable=1)
+    scene.saves._upload_started_at = float("inf")
+    scene.seal(10, 1)
+    assert scene.saves.local is not None
+    scene.saves.local.start()
+    scene.until(lambda: scene.steps.local == 10)
+    file = scene.saves._newest_local
+    assert file is not None
+    scene.saves.pool.hold(scene.index, TRAINER)  # it may overwrite the slot: the file is all that there is
+    scene.saves._submit(scene.saves.remote, file)
+    scene.saves._on_failed(scene.saves.remote, file, SourceUnreadable("cannot read the source: Input/output error"))
+    assert [type(job) for job in scene.saves.remote.jobs] == [LocalSnapshot]
+    scene.saves.pool.release(scene.index, TRAINER)
+
+    scene.saves.press()
+
+    assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_slot_of_an_agent_that_never_claimed_is_the_heirs_own(scene: Scene, claimed: bool) -> None:
+    """Nobody would ever have claimed it: the upload of what was resumed waited for that, for ever."""
+    dead, heir = Generation(1, RUN_ID, "b" * 16), Generation(2, RUN_ID, "c" * 16)
+    if claimed:
+        dead.claimed.set()
+    content, slot = Content(SnapshotId(1, 10)), Slot.create(SLOT_BYTES)
+    content.fill(slot)
+    slot.seal(content.record(), 1)
+    index = scene.saves.pool.add(slot)
+    scene.saves.adopt(index, Generation.of(dead.fields()), ends=True)
+
+    point = ResumePoint(content.id, "memory", index, slot, content.record(), verified=True)
+    scene.saves.note_resumed(point, heir)
+
+    assert scene.saves._made_by[index].number == (1 if claimed else 2)
 
 
 def test_a_seal_is_taken_once(scene: Scene) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cloud import direct
 from cloud.direct import BLOCK, LEAST_BYTES, aligned_buffer
 from cloud.directory import DirectoryStore
-from cloud.errors import CloudError, Full, OutcomeUnknown, Truncated, Unavailable
+from cloud.errors import CloudError, Full, OutcomeUnknown, SourceUnreadable, Truncated, Unavailable
 from cloud.filesystem import FileSystem
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, Receipt
@@ -434,7 +434,7 @@ def test_a_small_file_to_send_stays_in_the_page_cache(tmp_path: Path) -> None:
     assert "open direct" not in disk.calls
 
 
-def test_a_file_to_send_that_becomes_shorter_is_truncated_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_to_send_that_becomes_shorter_is_said_to_be_and_leaves_nothing(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(filled(CHUNK_BYTES + SMALLEST))
 
@@ -443,24 +443,24 @@ def test_a_file_to_send_that_becomes_shorter_is_truncated_and_leaves_nothing(tmp
             os.truncate(source, CHUNK_BYTES + 9)
 
     store = DirectoryStore(tmp_path / "store", fs=Shrinks())
-    with pytest.raises(Truncated, match=f"now ends after {CHUNK_BYTES + 9}"):
+    with pytest.raises(SourceUnreadable, match=f"now ends after {CHUNK_BYTES + 9}"):
         store.put("run/a", source, deadline=NEVER)
 
     assert keys(store) == hidden(tmp_path / "store") == []
 
 
-def test_a_file_to_send_that_reads_badly_is_unavailable_and_named(tmp_path: Path) -> None:
+def test_a_file_to_send_that_reads_badly_is_named(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(filled(SMALLEST))
     store = DirectoryStore(tmp_path / "store", fs=Failing("preadv direct", errno.EIO))
 
-    with pytest.raises(Unavailable, match=r"cannot read the source .*/source: Input/output error"):
+    with pytest.raises(SourceUnreadable, match=r"cannot read the source .*/source: Input/output error"):
         store.put("run/a", source, deadline=NEVER)
 
     assert keys(store) == hidden(tmp_path / "store") == []
 
 
-def test_a_file_to_send_that_tells_nothing_of_itself_is_unavailable(tmp_path: Path) -> None:
+def test_a_file_to_send_that_tells_nothing_of_itself_is_named(tmp_path: Path) -> None:
     """A mount that went away between two calls is the world's fault, and no bug, which would end the agent."""
     source = tmp_path / "source"
     source.write_bytes(filled(SMALLEST))
@@ -469,7 +469,7 @@ def test_a_file_to_send_that_tells_nothing_of_itself_is_unavailable(tmp_path: Pa
         def fstat(self, fd: int) -> os.stat_result:  # type: ignore[override]
             raise OSError(errno.ESTALE, "Stale file handle")
 
-    with pytest.raises(Unavailable, match=r"cannot read the source .*/source: Stale"):
+    with pytest.raises(SourceUnreadable, match=r"cannot read the source .*/source: Stale"):
         DirectoryStore(tmp_path / "store", fs=Stale()).put("run/a", source, deadline=NEVER)
 
 

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from cloud.digest import crc64nvme
-from cloud.errors import AlreadyExists, CloudError, OutcomeUnknown, Truncated, Unavailable
+from cloud.errors import AlreadyExists, CloudError, OutcomeUnknown, SourceUnreadable, Unavailable
 from cloud.retry import RetryingStore
 from cloud.s3 import S3Options, S3Store
 from cloud.store import CHUNK_BYTES, Receipt
@@ -379,7 +379,7 @@ def test_a_file_that_becomes_shorter_is_no_object(server: S3Server, bare: S3Stor
     def progress(_: int) -> None:
         os.truncate(source, 10)
 
-    with closing(open_store(server, streams=1)) as store, pytest.raises(Truncated, match="source"):
+    with closing(open_store(server, streams=1)) as store, pytest.raises(SourceUnreadable, match="source"):
         store.put("a", source, deadline=NEVER, progress=progress)
     assert server.contents() == {}
 
