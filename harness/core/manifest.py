@@ -21,6 +21,8 @@ from harness.errors import SnapshotCorrupt
 FORMAT = 1
 MAX_RECORD_BYTES = 512 * 1024 * 1024
 """A record larger than this is not read: small state is small, even of a thousand ranks."""
+MAX_STATE_BYTES = MAX_RECORD_BYTES // 2
+"""Small state larger than this is not saved: what could be saved can be resumed."""
 MAX_SHARD_BYTES = 1024**5
 _CRC = re.compile(r"[0-9a-f]{16}")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")

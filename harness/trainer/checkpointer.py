@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.config import SOCKET_VARIABLE, check_alone, is_off, resolve
 from harness.core import tree
-from harness.errors import ExitCode, StateError
+from harness.errors import ExitCode, SnapshotCorrupt, StateError
 from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
 from harness.trainer.kinds import flatten
@@ -693,6 +693,11 @@ class Checkpointer:
             seconds = self._restoring[1] - started
             self._link.send("restored", snapshot=ready.snapshot, step=self.step_count, seconds=seconds)
             self._link.drop_ready()
+        elif self._head_snapshot:
+            raise SnapshotCorrupt(
+                f"snapshot {self._head_snapshot} was there when this program began, and now there is none: its `extra` "
+                "and its place in the program are in use already, so nothing is trained. Start it again"
+            )
         else:
             self._restoring = (started, started)
         self._words = self._link.page.words  # of the agent that found it, which need not be the first

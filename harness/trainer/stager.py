@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from harness.core import tree
+from harness.core.manifest import MAX_STATE_BYTES
 from harness.core.shard import ShardLayout, TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
 from harness.errors import NoSpace, StateError
@@ -247,7 +248,7 @@ class Stager:
     def _plan(self, step: int, captured: state.Captured) -> None:
         specs = tuple(captured.specs())
         shards = plan_shards(specs)
-        small = tree.dumps(self._small_state(step, captured.tree))
+        small = self._dumped(step, captured)
         if tree.dumps(tree.loads(small)) != small:
             raise StateError(
                 "small state does not survive its own encoding: please report this, with your states' types"
@@ -300,10 +301,19 @@ class Stager:
             world_size=1,
             generation=int(self._link.life["number"]),
             shards=layout.spans,
-            state=tree.dumps(self._small_state(step, captured.tree)).decode(),
+            state=self._dumped(step, captured).decode(),
             environment=layout.environment,
             sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
+
+    def _dumped(self, step: int, captured: state.Captured) -> bytes:
+        small = tree.dumps(self._small_state(step, captured.tree))
+        if len(small) > MAX_STATE_BYTES:
+            raise StateError(
+                f"what is not in tensors takes {len(small) / 1e6:.0f} MB as JSON, and {MAX_STATE_BYTES / 1e6:.0f} MB "
+                "can be resumed: keep large data (a buffer of samples, a history) in tensors"
+            )
+        return small
 
 
 def _write_headers(slot: Slot, layout: _Layout) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from harness.errors import StateError
 from harness.ipc.slots import Slot
+from harness.trainer import stager as module
 from harness.trainer.overlap import Overlap
 from harness.trainer.stager import Stager
+from harness.trainer.state import Captured
 
 
 class PlayedLink:
@@ -31,3 +36,13 @@ def test_seals_are_counted_on_from_those_that_the_agent_knows_who_found_what_is_
     stager.stage(1)
 
     assert link.asked == [(0, 2)]
+
+
+def test_small_state_that_nobody_could_read_back_is_refused_while_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was called durable, and no start could read its manifest."""
+    monkeypatch.setattr(module, "MAX_STATE_BYTES", 1000)
+    stager = Stager(PlayedLink(0), {}, lambda step, tree: {"extra": "x" * step}, Overlap(print))  # type: ignore[arg-type]
+
+    stager._dumped(900, Captured({}, {}, frozenset()))
+    with pytest.raises(StateError, match="keep large data"):
+        stager._dumped(1000, Captured({}, {}, frozenset()))
