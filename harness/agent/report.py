@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cloud.errors import CloudError, Denied
 from cloud.notice import Deadline
+from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent import commit
-from harness.agent.journal import decode_segment
+from harness.agent.journal import MAX_SEGMENT_BYTES, decode_segment, segments
 from harness.agent.stores import open_existing_store
 from harness.config import Settings
 from harness.core import events
@@ -25,6 +27,10 @@ from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, ChannelClosed, RunPlace
 
 _CALL_S = 60.0
+_ANSWER_S = 5.0
+_JOURNAL_S = 20.0
+_FIRST_SEGMENTS, _LAST_SEGMENTS = 48, 16  # what a start took is told once, figures every 15 s
+_READS = 16  # at once
 _VERIFY_S = 24 * 3600.0
 
 
@@ -34,17 +40,20 @@ def status(settings: Settings) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such run.
     """
-    live = ask_agent(settings)
-    if live is not None:
-        return live
+    silent = False
+    try:
+        if (live := ask_agent(settings)) is not None:
+            return live
+    except AgentSilent:
+        silent = True
     store, keys = open_existing_store(settings.store, settings), RunKeys(settings.run)
     known = _survey(store, keys, settings)
-    told = fold(read_journal(store, keys, known.last_claim.generation if known.last_claim else 0))
+    told = fold(_read_ends(store, keys, known.last_claim.generation if known.last_claim else 0))
     newest = known.commits[-1] if known.commits else None
     return {
         "run": settings.run,
         "store": settings.store,
-        "state": known.done.outcome if known.done else "not running here",
+        "state": "does not answer here" if silent else known.done.outcome if known.done else "not running here",
         "generation": known.last_claim.generation if known.last_claim else None,
         "step": told["step"],
         "local_step": told["local_step"],
@@ -81,6 +90,26 @@ def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = Non
     prefix = keys.events if generation is None else f"{keys.events}{generation:08d}-"
     for info in store.list(prefix, deadline=deadline):
         yield from decode_segment(store.read(info.key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline))
+
+
+def _read_ends(store: ObjectStore, keys: RunKeys, generation: int) -> Iterator[events.Line]:
+    """What a generation's journal tells at its beginning and at its end. What cannot be read is passed over."""
+    deadline, wanted = Deadline.after(_JOURNAL_S), list[str]()
+    with contextlib.suppress(CloudError):
+        for first, last in segments(store, keys, generation, _FIRST_SEGMENTS, _LAST_SEGMENTS, deadline):
+            wanted += [*first, *last]
+
+    def read(key: str) -> bytes:
+        with contextlib.suppress(CloudError):
+            return store.read(key, limit_bytes=MAX_SEGMENT_BYTES, deadline=deadline)
+        return b""
+
+    pool = Pool(_READS, "harness-journal")
+    try:
+        for future in [pool.submit(partial(read, key)) for key in wanted]:
+            yield from decode_segment(future.result())
+    finally:
+        pool.shutdown()
 
 
 def runs(settings: Settings) -> list[str]:
@@ -150,6 +179,7 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
 
     Raises:
         ConfigError: there is no such snapshot, or the run is being trained here.
+        AgentSilent: an agent of it is frozen here.
     """
     if ask_agent(settings) is not None:
         raise ConfigError(f"run {settings.run!r} is being trained on this host: stop it first")
@@ -179,8 +209,8 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
 
 
 def _tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:
-    if settings.local is not None and Path(settings.local).is_dir():
-        yield "local", open_existing_store(settings.local, settings)
+    if settings.local_tier is not None and Path(settings.local_tier).is_dir():
+        yield "local", open_existing_store(settings.local_tier, settings)
     yield "remote", open_existing_store(settings.store, settings)
 
 
@@ -219,9 +249,9 @@ def drill(settings: Settings, in_s: float, *, end: bool, told: Callable[[str], N
 
     Raises:
         ConfigError: no agent of this run listens here, or it cannot be done now.
+        AgentSilent: it is frozen.
     """
-    channel = _connect(settings)
-    if channel is None:
+    if ask_agent(settings) is None or (channel := _connect(settings, None)) is None:
         raise ConfigError(
             f"no agent of run {settings.run!r}, store {settings.store}, listens on this host: a drill needs a run "
             "that trains here, under the same user"
@@ -238,22 +268,36 @@ def drill(settings: Settings, in_s: float, *, end: bool, told: Callable[[str], N
     return dict(message.fields)
 
 
+class AgentSilent(ConfigError):
+    """An agent of the run listens on this host, and does not answer: frozen, or the host is overloaded."""
+
+
 def ask_agent(settings: Settings, timeout_s: float | None = None) -> dict[str, Any] | None:
-    """The answer of this host's agent of the run; `None` if none listens, or none answers in time."""
-    channel = _connect(settings, timeout_s)
-    if channel is None:
-        return None
-    with contextlib.closing(channel), contextlib.suppress(ChannelClosed):
-        channel.send("status")
-        found: dict[str, Any] = channel.receive()["status"]
-        return found
+    """The answer of this host's agent of the run; `None` if none listens. Raises AgentSilent."""
+    timeout_s = _ANSWER_S if timeout_s is None else timeout_s
+    try:
+        channel = _connect(settings, timeout_s)
+        if channel is None:
+            return None
+        with contextlib.closing(channel), contextlib.suppress(ChannelClosed):
+            channel.send("status")
+            found: dict[str, Any] = channel.receive()["status"]
+            return found
+    except TimeoutError as err:
+        place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        raise AgentSilent(
+            f"the agent of run {settings.run!r} on this host has not answered for {timeout_s:g} s{place.holder()}: is "
+            "it stopped (kill -CONT), or frozen by its cgroup?"
+        ) from err
     return None
 
 
-def _connect(settings: Settings, timeout_s: float | None = None) -> Channel | None:
-    """The run's agent on this host; `None` if there is none."""
+def _connect(settings: Settings, timeout_s: float | None) -> Channel | None:
+    """The run's agent on this host; `None` if there is none. Raises TimeoutError."""
     place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
     try:
         return ipc.connect(place.socket, timeout_s)
+    except TimeoutError:
+        raise
     except OSError:
         return None  # where nobody can listen, nobody does

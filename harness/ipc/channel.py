@@ -63,6 +63,7 @@ class Channel:
 
         Raises:
             ChannelClosed: the other side is gone.
+            TimeoutError: it has not read for as long as `connect` was told to wait; the channel is of no use any more.
         """
         data = json.dumps({"type": type, **fields}).encode()
         frame = memoryview(_LENGTH.pack(len(data)) + data)
@@ -71,6 +72,8 @@ class Channel:
                 sent = socket.send_fds(self.socket, [frame], list(fds)) if fds else self.socket.send(frame)
                 while sent < len(frame):
                     sent += self.socket.send(frame[sent:])
+            except TimeoutError:
+                raise
             except OSError as err:
                 raise ChannelClosed(f"cannot send {type}: {err}") from err
 
@@ -79,6 +82,7 @@ class Channel:
 
         Raises:
             ChannelClosed: the other side is gone, or what came is no message.
+            TimeoutError: nothing came for as long as `connect` was told to wait; the channel is of no use any more.
         """
         fds: tuple[int, ...] = ()
         try:
@@ -91,6 +95,8 @@ class Channel:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             for fd in fds:
                 os.close(fd)
+            if isinstance(err, TimeoutError):
+                raise
             raise ChannelClosed(f"cannot receive: {err}") from err
 
     def close(self) -> None:
@@ -169,6 +175,17 @@ class RunPlace:
             return None
         return fd
 
+    def holder(self) -> str:
+        """Who has the lock, in words for an error; empty if that cannot be seen."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found = (self.directory / "lock").stat()
+            where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+            for line in Path("/proc/locks").read_text().splitlines():
+                words = line.split()
+                if words[1] == "FLOCK" and words[5] == where:
+                    return f": process {words[4]}"
+        return ""
+
     def identity(self, lock: int) -> str:
         """Names the lock that `try_lock` gave, on any host and boot: who holds it knows that no other holder lives."""
         found = os.fstat(lock)
@@ -196,6 +213,9 @@ def connect(path: Path, timeout_s: float | None = None) -> Channel | None:
     Args:
         path: its address.
         timeout_s: for this and for each later call of the channel; `None` for as long as it takes.
+
+    Raises:
+        TimeoutError: it listens, and is too busy or frozen to answer.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)

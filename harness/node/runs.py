@@ -40,7 +40,10 @@ class RunsHere:
 
     def ask(self) -> dict[str, Any] | None:
         """See `harness.node.lives.Ask`."""
-        return report.ask_agent(self._orders.settings, ANSWER_S)
+        try:
+            return report.ask_agent(self._orders.settings, ANSWER_S)
+        except report.AgentSilent:
+            return None
 
     def find(self) -> Life | None:
         """See `Runs`."""

@@ -27,6 +27,7 @@ from harness.ipc.slots import ControlPage, Request, Slot, SlotRecord, Word
 
 WAIT_NOTE_S = 3.0
 _PART_S = 10.0  # at the very end, for an agent that is just being replaced
+_ANSWER_S = 10.0  # an agent that lives answers its socket within milliseconds; one that is frozen never does
 _START_S = 45.0  # until an agent listens: a host under load takes its time to import Python modules
 _MAX_REPLACEMENTS = 5  # in one life; an agent that dies again and again is a bug, and is reported
 
@@ -359,11 +360,18 @@ class Link:
         assert settings is not None, "without harness run the settings come from the Checkpointer"
         self._place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
         self._place.prepare()
-        channel = ipc.connect(self._place.socket)
-        if channel is not None and self._busy_elsewhere(channel):
-            channel.close()
-            channel = None
+        try:
+            channel = ipc.connect(self._place.socket, _ANSWER_S)
+            if channel is not None and self._busy_elsewhere(channel):
+                channel.close()
+                channel = None
+        except TimeoutError as err:
+            raise ConfigError(
+                f"the agent of run {settings.run!r} on this host does not answer{self._place.holder()}: is it stopped "
+                "(kill -CONT), or frozen by its cgroup? Let it go on, or end it (kill -KILL)"
+            ) from err
         if channel is not None:
+            channel.socket.settimeout(None)
             return channel
         try:
             return ipc.start_agent(

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 
+from cloud.directory import DirectoryStore
 from cloud.notice import Deadline
 from cloud.store import ObjectInfo, ObjectStore
 from harness.agent import commit, report
@@ -15,6 +18,7 @@ from harness.core import events
 from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import SnapshotId
 from harness.errors import ConfigError, SnapshotCorrupt
+from harness.ipc.channel import RunPlace, listen
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
 from tests.support.s3_account import use_account
 from tests.support.s3_server import S3Server
@@ -44,7 +48,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def store(settings: Settings) -> Path:
     """A run with two snapshots in the store, one of them in the local tier too."""
-    remote, local = open_store(settings.store), open_store(settings.local or "")
+    remote, local = open_store(settings.store), open_store(settings.local_tier or "")
     claim = Claim(format=FORMAT, run_id=RUN_ID, generation=1, nonce="a" * 16, claimed_at="", host="here", pid=1,
                   fresh=False, parent=None, command=(), named=True)  # fmt: skip
     commit.claim(remote, KEYS, claim, FOREVER)
@@ -104,6 +108,60 @@ def test_the_status_of_a_run_that_never_was_is_an_error(settings: Settings) -> N
     open_store(settings.store)
     with pytest.raises(ConfigError, match="no run 'run' in"):
         report.status(settings)
+
+
+@pytest.fixture
+def frozen(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This host's agent of the run listens, and has been stopped."""
+    monkeypatch.setattr(report, "_ANSWER_S", 0.05)
+    place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+    place.prepare()
+    lock, listener = place.try_lock(), listen(place.socket)
+    assert lock is not None
+    yield
+    listener.close()
+    os.close(lock)
+
+
+@pytest.mark.usefixtures("frozen")
+def test_the_status_of_a_run_whose_agent_is_frozen_comes_from_its_store_and_says_so(
+    settings: Settings, store: Path
+) -> None:
+    """It waited for an answer, for as long as the agent was stopped."""
+    found = report.status(settings)
+
+    assert found["state"] == "does not answer here"
+    assert found["durable_step"] == 20
+
+
+@pytest.mark.usefixtures("frozen")
+def test_nothing_is_removed_and_no_drill_begun_while_the_agent_is_frozen(settings: Settings, store: Path) -> None:
+    with pytest.raises(report.AgentSilent, match=rf"for 0\.05 s: process {os.getpid()}: is it stopped"):
+        list(report.remove(settings, str(FIRST)))
+    with pytest.raises(report.AgentSilent, match="kill -CONT"):
+        report.drill(settings, 60.0, end=False, told=lambda words: None)
+
+    assert len(report.snapshots(settings)) == 3
+
+
+def test_the_status_of_a_long_run_reads_both_ends_of_its_journal(settings: Settings, store: Path) -> None:
+    """What a start took is told once, at the beginning; how far it is, at the end."""
+    remote = open_store(settings.store)
+    for number in range(200):
+        at = events.Line(at="t", mono=1.0, generation=1, body=events.Heartbeat(step=number, durable_step=20))
+        remote.put_if_absent(KEYS.journal(1, "host", number), events.encode_line(at), deadline=FOREVER)
+    read = list[str]()
+
+    class Watched(DirectoryStore):
+        def read(self, key: str, **options: Any) -> bytes:
+            read.append(key)
+            return super().read(key, **options)
+
+    report_of = report.fold(report._read_ends(Watched(Path(settings.store)), KEYS, 1))
+
+    assert report_of["step"] == 199
+    assert len(read) == 64
+    assert {KEYS.journal(1, "host", number) for number in (0, 47, 184, 199)} <= set(read)
 
 
 def test_asking_about_a_store_that_is_not_there_makes_none(settings: Settings) -> None:

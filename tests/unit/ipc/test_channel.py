@@ -223,6 +223,31 @@ def test_the_lock_is_had_by_one_and_goes_with_its_descriptor(place: RunPlace) ->
     os.close(second)
 
 
+def test_whoever_has_the_lock_is_named(place: RunPlace) -> None:
+    place.prepare()
+    assert place.holder() == ""
+    lock = place.try_lock()
+    assert lock is not None
+
+    assert place.holder() == f": process {os.getpid()}"
+    os.close(lock)
+
+
+def test_somebody_who_listens_and_never_answers_is_told_from_somebody_who_left(tmp_path: Path) -> None:
+    """A stopped process: its kernel takes connections, and bytes, on its behalf."""
+    listener = listen(tmp_path / "socket")
+    asking = connect(tmp_path / "socket", 0.05)
+    assert asking is not None
+    asking.send("status")
+
+    with pytest.raises(TimeoutError):
+        asking.receive()
+    listener.close()
+    with pytest.raises(ChannelClosed):
+        asking.receive()
+    asking.close()
+
+
 def test_the_lock_dies_with_its_process(place: RunPlace) -> None:
     program = (
         "import pathlib, sys; from harness.ipc.channel import RunPlace; "
