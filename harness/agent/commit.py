@@ -224,6 +224,7 @@ def publish(
     attempt: Attempt | None = None,
     progress: Callable[[int], None] | None = None,
     unchanged: Unchanged | None = None,
+    committing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Manifest:
     """Make `staged` durable and commit it. Blocks for as long as the bytes take.
 
@@ -240,6 +241,7 @@ def publish(
         attempt: what an earlier attempt at the same `staged` has left; shards that it stored are not sent again.
         progress: see `ObjectStore.put`; called with 0 for what is copied, and not for what is there already.
         unchanged: what the store holds already; `None` to send everything.
+        committing: entered around what may make the snapshot visible. Raises CloudError to keep it from being so.
 
     Raises:
         CloudError: not committed; what was stored is in `attempt`, and otherwise garbage for `sweep`.
@@ -308,7 +310,8 @@ def publish(
             raise SnapshotCorrupt(f"{part_key}: another part stands there") from None
         part = standing
     emit(events.PartStored(tier=tier, step=staged.id.step))
-    return commit(store, keys, combine_parts([part]), deadline)
+    with committing():
+        return commit(store, keys, combine_parts([part]), deadline)
 
 
 def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> Manifest:

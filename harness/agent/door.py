@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,13 @@ from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
 from harness.ipc.slots import Slot
 
-_TAKE_OVER_S = 30.0
+_TAKE_OVER_S = 30.0  # an agent that ends has let go of the lock by then
+_ANSWER_S = 2.0
+_LOOK_S = 0.05
+
+
+class CalledOff(Exception):
+    """Told to leave while another agent of this host still had the run: nothing was begun."""
 
 
 class Door:
@@ -64,15 +69,16 @@ class Door:
         """Where trainers connect to."""
         return self._place.socket
 
-    def open(self) -> str:
+    def open(self, is_called_off: Callable[[], bool]) -> str:
         """Become this host's agent of the run, and listen. Names the lock that it holds from now on.
 
         Raises:
             ConfigError: another agent has the run, and keeps it; or no agent can listen here.
+            CalledOff: `is_called_off` while another one had it. What was posted is run meanwhile.
         """
         try:
             self._place.prepare()
-            self._lock_fd = lock = self._take_lock()
+            self._lock_fd = lock = self._take_lock(is_called_off)
             identity = self._place.identity(lock)
             self._listener = ipc.listen(self._place.socket)
         except OSError as err:
@@ -126,17 +132,24 @@ class Door:
 
     # ---- from one agent to the next ---------------------------------------------------------------------------------
 
-    def _take_lock(self) -> int:
+    def _take_lock(self, is_called_off: Callable[[], bool]) -> int:
         """The run's lock; an agent that has it, and whose trainer is dead, hands its slots over."""
         give_up_at = time.monotonic() + _TAKE_OVER_S
         while (lock := self._place.try_lock()) is None:
-            if (other := ipc.connect(self._place.socket)) is not None:
-                with contextlib.closing(other), contextlib.suppress(ChannelClosed):
-                    other.send("takeover")
-                    self._on_takeover_answer(other.receive())
+            with contextlib.suppress(TimeoutError):  # it is frozen: nobody answers until it goes on, or is killed
+                if (other := ipc.connect(self._place.socket, _ANSWER_S)) is not None:
+                    with contextlib.closing(other), contextlib.suppress(ChannelClosed):
+                        other.send("takeover")
+                        self._on_takeover_answer(other.receive())
             if time.monotonic() > give_up_at:
-                raise ConfigError(f"another agent of run {self._run!r} does not let go of {self._place.directory}")
-            threading.Event().wait(0.05)
+                raise ConfigError(
+                    f"another agent of run {self._run!r} on this host neither answers nor ends{self._place.holder()}. "
+                    "Let it go on (kill -CONT), or end it (kill -KILL), and start again"
+                )
+            self._loop.wait(_LOOK_S)
+            self._loop.run_posts()
+            if is_called_off():
+                raise CalledOff
         return lock
 
     def _on_takeover_answer(self, answer: Message) -> None:
@@ -147,7 +160,7 @@ class Door:
             )
         for fd, index, life in zip(answer.fds, answer["indexes"], answer["lives"], strict=True):
             self._saves.pool.put(index, Slot(fd))
-            self._saves.adopt(index, Generation.of(life))
+            self._saves.adopt(index, Generation.of(life), ends=True)
         self._saves.note_all_taken()
         if answer.fds:
             self._emit(events.AgentReplaced(slots=len(answer.fds)))

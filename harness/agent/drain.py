@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cloud.notice import Deadline
 from harness.agent.saves import Saves
 from harness.core import events
-from harness.core.policy import Choice, Plan, Rates, count, never_fits, plan_drain
+from harness.core.policy import Choice, Plan, Rates, count, never_fits, plan_drain, reserve_s
 from harness.core.rate import Rate
 from harness.errors import ExitCode
 
@@ -93,7 +93,8 @@ class Drain:
     """Begins when a notice, a signal or a newer generation asks this one to leave.
 
     Attributes:
-        deadline: until when; the soonest of all that asked.
+        deadline: until when something is saved; the soonest of all that asked.
+        ends_at: when the instance, or whoever signals, has no more patience: the end comes before it.
         exit_code: what the end will be if it goes well.
         plan: what the time is used for.
         clock: monotonic seconds.
@@ -104,6 +105,7 @@ class Drain:
     deadline: Deadline
     exit_code: ExitCode
     plan: Plan
+    ends_at: Deadline
     clock: Callable[[], float] = time.monotonic
     began_at: float = field(init=False)
     durable_at: float | None = None
@@ -111,16 +113,16 @@ class Drain:
     def __post_init__(self) -> None:
         self.began_at = self.clock()
 
-    def join(self, deadline: Deadline, code: ExitCode) -> bool:
+    def join(self, deadline: Deadline, ends_at: Deadline, code: ExitCode) -> bool:
         """Somebody else asks as well. Whether there is less time now.
 
         Being superseded stays: an instance that exits 75 would be started again, and would take the run back.
         """
         if code is ExitCode.SUPERSEDED or (code is ExitCode.INTERRUPTED and self.exit_code is not ExitCode.SUPERSEDED):
             self.exit_code = code
-        sooner = deadline.at < self.deadline.at
+        sooner = ends_at.at < self.ends_at.at
         if sooner:
-            self.deadline = deadline
+            self.deadline, self.ends_at = deadline, ends_at
         return sooner
 
     def outcome(self, durable_step: int | None, step: int | None) -> events.Drained:
@@ -138,6 +140,13 @@ class Drain:
             has_s=self.plan.has_s or 0.0,
             lost_steps=drained.lost_steps or 0,
         )
+
+
+def before_the_end(ends_at: Deadline) -> Deadline:
+    """Until when something is saved, if all is to be over at `ends_at`."""
+    if math.isinf(ends_at.at):
+        return ends_at
+    return Deadline(ends_at.at - reserve_s(ends_at.remaining_s), ends_at.clock)
 
 
 def words(drained: events.Drained) -> str:

@@ -53,15 +53,16 @@ class Leaving:
 
     # ---- leaving ----------------------------------------------------------------------------------------------------
 
-    def begin(self, deadline: Deadline, code: ExitCode, *, trains: bool) -> None:
-        """Choose what the time that is left is used for, and say so before it starts. `code`: if it goes well."""
+    def begin(self, ends_at: Deadline, code: ExitCode, *, trains: bool) -> None:
+        """Choose what the time until `ends_at` is used for, and say so before it starts. `code`: if it goes well."""
+        deadline = drains.before_the_end(ends_at)
         if (drain := self.drain) is not None:
-            if drain.join(deadline, code):
+            if drain.join(deadline, ends_at, code):
                 self._push_deadline(deadline)
             return
         self.call_off_drill("the instance really goes away")
         step, plan = self._asking.trainer_step, self.plan(deadline, trains=trains)
-        self.drain = Drain(deadline, code, plan)
+        self.drain = Drain(deadline, code, plan, ends_at)
         self._emit(
             events.Draining(
                 choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s, replaces=plan.replaces
@@ -125,7 +126,7 @@ class Leaving:
         if not trains or step is None:
             drills.refuse(channel, "nothing is being trained at the moment: no snapshot can be taken")
             return None
-        plan = self.plan(deadline, trains=trains)
+        plan = self.plan(drains.before_the_end(deadline), trains=trains)
         with contextlib.suppress(ChannelClosed):
             channel.send("drilling", words=plan.words(self._speeds.step_of(plan, step)))
         if end:

@@ -29,7 +29,7 @@ from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
 from cloud.store import ObjectStore
 from harness.agent import outcome
 from harness.agent.asking import Asking
-from harness.agent.door import Door
+from harness.agent.door import CalledOff, Door
 from harness.agent.drain import Speeds
 from harness.agent.journal import Journal, Listener
 from harness.agent.leaving import Leaving
@@ -51,7 +51,7 @@ from harness.ipc.channel import Channel, Message
 from harness.ipc.slots import Ask
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
-_END_S, _END_AT_ONCE_S = 5.0, 1.0
+_END_S, _END_AT_ONCE_S, _LEAST_S = 5.0, 1.0, 0.5
 _FINISH_S = 60.0  # nothing urges: a finished run should be known as such, or it is resumed once more
 HELLO_S = 60.0  # after which a program that has made no Checkpointer is told that nothing is being saved
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
@@ -103,7 +103,9 @@ class Agent:
         stores = stores or (lambda location: open_store(location, settings, _say))
         self.settings, self.command, self._environ = settings, command, environ
         self._outcome: Outcome | None = None
-        self._signals_seen = 0
+        self._refusal: ConfigError | None = None
+        self._interrupts = 0
+        self._at_once = False
         self._parent = starter
         self._told_to_leave = False
         self._told_silent = False
@@ -168,12 +170,14 @@ class Agent:
         Raises:
             ConfigError: the run cannot be started: nothing was changed, no trainer runs.
         """
-        self._notices.start()  # before anything slow: a notice may be in force already
         self._install_signals()
+        self._notices.start()  # before anything slow: a notice may be in force already
         try:
             self._begin()
             while self._outcome is None:
                 self._turn()
+                if self._refusal is not None:
+                    raise self._refusal
         except ConfigError:
             self.trainer.stop()
             raise
@@ -183,9 +187,8 @@ class Agent:
 
     def status(self) -> dict[str, object]:
         """What `harness status` shows of a live run. Main thread."""
-        remote, steps, drain = self._saves.remote, self._saves.steps, self._leaving.drain
+        remote, steps = self._saves.remote, self._saves.steps
         left, rate = remote.bytes_left, remote.bytes_s
-        left_s = drain.deadline.remaining_s if drain else math.inf
         durable_at, restarted = self._saves.durable_at, self.trainer.restarted
         return {
             "run": self.settings.run,
@@ -202,7 +205,7 @@ class Agent:
             "bytes_copied": remote.copied.bytes,
             "bytes_pending": left or 0,
             "estimate_s": round(left / rate, 1) if left and rate else None,
-            "deadline_s": None if math.isinf(left_s) else round(left_s, 1),
+            "deadline_s": None if math.isinf(self._left_s) else round(self._left_s, 1),
             "finished_step": self.trainer.life.finished_step,
             "everything_durable": self._saves.everything_durable,
             "restarts": self._restarts.count,
@@ -213,7 +216,11 @@ class Agent:
         }
 
     def _begin(self) -> None:
-        self._origin.place = self._door.open()
+        try:
+            self._origin.place = self._door.open(lambda: self._leaving.drain is not None)
+        except CalledOff:
+            stopped, interrupted = ("stopped", ExitCode.CTRL_C), ("interrupted", ExitCode.INTERRUPTED_LOCAL)
+            return self._end(Outcome(*stopped if self._interrupts else interrupted))  # what there is, the other one has
         settings = self.settings
         self._journal.emit(
             events.AgentStarted(
@@ -232,9 +239,18 @@ class Agent:
             if not self.trainer.await_attach():
                 # it died as well; what it sealed went with it
                 self._end(Outcome("stopped", ExitCode.FINISHED))
-            return
-        self._origin.begin()
-        self.trainer.spawn()
+            return None
+        self.trainer.begins = True
+        self._origin.begin(self._spawn)
+        return None
+
+    def _spawn(self) -> None:
+        """The generation has begun: it is the trainer's turn, if there is still one to come."""
+        self.trainer.begins = False
+        if self._leaving.drain is None or self.command is None:
+            self.trainer.spawn()
+        else:
+            self.trainer.life.over = True
 
     def _turn(self) -> None:
         """One turn of the main loop: wait for anything, then let every rule look."""
@@ -248,6 +264,7 @@ class Agent:
             self._end(Outcome("failed", ExitCode.BUG))
             return
         self._watch_step()
+        self._saves.tell_silence()
         self.trainer.take_what_was_not_told()
         self._leaving.save_what_there_is_in_time()
         self._leaving.conclude_drill()
@@ -259,8 +276,9 @@ class Agent:
 
     def _shut(self) -> None:
         """Nothing may publish any more when the end is recorded (I5); nobody may write when the stores close."""
-        wait_s = _END_AT_ONCE_S if self._signals_seen > 1 else _END_S
-        patient = self._outcome is not None and self._outcome.finished and not self._signals_seen
+        wait_s = _END_AT_ONCE_S if self._at_once else min(_END_S, max(_LEAST_S, self._left_s / 4))
+        told = self._told_to_leave or self._interrupts > 0
+        patient = self._outcome is not None and self._outcome.finished and not told
         self._origin.close()
         self._notices.close()
         quiet = self._saves.close(_FINISH_S if patient else wait_s)
@@ -268,10 +286,16 @@ class Agent:
         if self._outcome is not None:
             self._outcome = self._outcome.confirmed(self._saves)
             self._door.leave_word(self._outcome)
-            self._record(self._outcome, quiet=quiet, in_s=_FINISH_S if patient else _END_S)
-        self._journal.close(max(1.0, 2 * wait_s))
+            in_s = _FINISH_S if patient else min(_END_S, max(_LEAST_S, self._left_s - _LEAST_S))
+            self._record(self._outcome, quiet=quiet, in_s=in_s)
+        self._journal.close(min(max(1.0, 2 * wait_s), max(_LEAST_S, self._left_s)))
         self._saves.close_stores()
         self._door.close()
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds until nobody has any more patience with us; infinite while nobody urges."""
+        return math.inf if self._leaving.drain is None else self._leaving.drain.ends_at.remaining_s
 
     def _record(self, end: Outcome, *, quiet: bool, in_s: float) -> None:
         self._leaving.tell_outcome()
@@ -308,7 +332,7 @@ class Agent:
     def _on_takeover(self, channel: Channel) -> None:
         """A newcomer on this host wants the run: give it the slots, unless a trainer of ours is alive."""
         alive = self.trainer.alive_pid or self._starter
-        if alive is not None or self._restarts.pending:
+        if alive is not None or self._restarts.pending or self.trainer.begins:
             self._door.refuse_takeover(channel, alive or os.getpid())
         elif self._outcome is None:  # else ending already: whoever asks waits for the lock
             self._door.hand_over(channel)
@@ -414,14 +438,14 @@ class Agent:
     def _on_signal(self, signum: int) -> None:
         if self._outcome is not None:
             return
-        self._signals_seen += 1
-        if self._signals_seen > 1:
-            _say("second signal: leaving now")
+        self._interrupts += signum == signal.SIGINT
+        if self._interrupts > 1:
+            _say("second Ctrl-C: leaving now")
+            self._at_once = True
             self.trainer.stop()
             drain = self._leaving.drain
             superseded = drain is not None and drain.exit_code is ExitCode.SUPERSEDED
-            asked = ExitCode.CTRL_C if signum == signal.SIGINT else ExitCode.INTERRUPTED
-            code = ExitCode.SUPERSEDED if superseded else asked
+            code = ExitCode.SUPERSEDED if superseded else ExitCode.CTRL_C
             self._end(outcome.of_interruption(code, self._saves, self._origin))
         elif signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
@@ -504,8 +528,7 @@ class Agent:
         if not self._restarts.due or self.command is None:
             return
         self._restarts.call_off()
-        if self.trainer.begin_again():
-            self.trainer.spawn()
+        self.trainer.begin_again(self._spawn)
 
     def _say_if_nobody_says_hello(self) -> None:
         """A program that makes no Checkpointer, or not where it runs, is saved by nobody."""
@@ -521,15 +544,18 @@ class Agent:
         if self.command is None and trainer.connection is None and not life.over:
             # No daemon is left behind, not even by a trainer that died before it said hello.
             life.over = life.connected or time.monotonic() - life.began_at > _ALONE_S
-        out_of_time = drain is not None and (drain.deadline.expired or self._origin.awaiting)
+        if drain is not None and trainer.begins:
+            trainer.begins, life.over = False, True  # nothing is begun any more; what there is is saved
+        waits = self._origin.awaiting or self._origin.blind  # for somebody who may not come before the end
+        out_of_time = drain is not None and (drain.deadline.expired or waits)
         if out_of_time and not life.over:
             if self._dismiss_waiting():
                 return
-            trainer.stop()
+            trainer.stop(self._left_s / 3)
             if trainer.child is None and self.command is None:
                 trainer.drop()
                 life.over = True
-        if self._outcome is not None or not life.over or self._restarts.pending:
+        if self._outcome is not None or not life.over or self._restarts.pending or trainer.begins:
             return
         if not out_of_time and not (self._saves.idle and self._loop.nothing_posted):
             return
@@ -560,7 +586,10 @@ class Agent:
         self._outcome = self._outcome or end
 
     def _refuse(self, err: ConfigError) -> None:
-        """The store, answering late, shows that the run must not start."""
+        """The store shows that the run must not start, if need be after it has."""
+        if not self._origin.generation.number:
+            self._refusal = err
+            return
         _say(f"error: {err}")
         self.trainer.stop()
         self._end(Outcome("failed", err.exit_code))

@@ -16,10 +16,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
-from cloud.errors import CloudError, NotFound
+from cloud.errors import CloudError, NotFound, Unavailable
 from cloud.notice import Deadline
+from cloud.pool import Pool
 from harness.agent import commit, handover
 from harness.agent.child import script_of
 from harness.agent.generation import Generation
@@ -29,15 +32,17 @@ from harness.agent.saves import Saves
 from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, STOPPED_EARLY, Claim, Done
-from harness.core.snapshot import RunKeys, SnapshotId
+from harness.core.snapshot import MAX_GENERATION, RunKeys, SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
 
 FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it goes on without
+AGAIN_S = 5.0  # how long a restart in place waits for it
 CALL_S = 60.0
 STALE_S = 60.0  # how long a list may hide what the store holds, before a start is refused
 _ASK_AGAIN_S = 2.0
 _LOOKED_BACK = 5  # generations: one that died while it waited has no journal
+_T = TypeVar("_T")
 _NOBODY_KNOWS = 0  # instead of a generation that is awaited: the store has not told
 
 
@@ -51,6 +56,15 @@ class _Contradiction(CloudError):
             f"the lists of {store} cannot be trusted: {self}. Nothing was started; if its snapshots were removed on "
             "purpose, --fresh starts at step 0"
         )
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A new generation: what was known of the run, and why it is not claimed yet, if so."""
+
+    known: commit.Survey | None
+    generation: Generation
+    unclaimed: str | None
 
 
 class Finding(enum.Enum):
@@ -110,6 +124,8 @@ class Origin:
         """Names the lock that this agent holds; set once it does."""
         self.awaiting = False
         """Whether an older generation is being waited for: nothing of ours exists yet."""
+        self.blind = False
+        """Whether the search for a resume point waits for a store that does not answer."""
         self.only_here = False
         """While one is: whether this machine holds a snapshot that is newer than any in the store."""
         self.looked_back = False
@@ -124,46 +140,66 @@ class Origin:
         self._search_number = 0
         self._closed = threading.Event()
 
-    def begin(self) -> None:
-        """The first generation of this agent. Blocks until the store has answered, 10 s at most.
+    def begin(self, begun: Callable[[], None]) -> None:
+        """The first generation of this agent. Returns at once.
 
-        Raises:
-            ConfigError: the run is finished, or another script's; or the store cannot be used.
+        `begun` is called in the main thread when it is there: once the store has answered, or has not for some seconds.
+        Instead of it `refuse` is, where the run is finished, or another script's, or the store cannot be used.
         """
-        known = self._first_survey()
-        fresh = self._settings.fresh
-        if fresh:
-            run_id = secrets.token_hex(16)
-        elif known is None:
-            run_id = self._saves.run_id  # of slots that another agent left us; else the store has yet to tell
-            self._inherits = bool(run_id)
-        else:
-            run_id = known.run_id or secrets.token_hex(16)
-        self._start(known, run_id, fresh=fresh)
-        self._thread("harness-newer", self._look_for_newer)
+        fresh, floor = self._settings.fresh, self._next_here()
+        inherited = "" if fresh else self._saves.run_id  # slots of another agent tell it while the store has yet to
 
-    def begin_again(self) -> bool:
-        """The next generation, for trainers that are started in place. A store that is down does not stop it.
+        def ask() -> _Opened:
+            known = self._first_survey()
+            run_id = secrets.token_hex(16) if fresh or (known is not None and not known.run_id) else inherited
+            self._inherits = known is None and bool(inherited)
+            return self._open(known, known.run_id if known and known.run_id and not fresh else run_id, floor, fresh)
 
-        Returns:
-            False if another agent has claimed the run since: nothing is begun, and `superseded` is called.
+        def begin(opened: _Opened | None) -> None:
+            if opened is None:
+                self._journal.emit(events.StoreBlind(store=self._settings.store, reason="a call has not come back"))
+                self._inherits = bool(inherited)
+                run_id = secrets.token_hex(16) if fresh else inherited
+                opened = _Opened(None, self._made(floor, run_id), "the store has not answered")
+            self._take(opened, fresh=fresh)
+            self._thread("harness-newer", self._look_for_newer)
+            begun()
+
+        self._aside("harness-begin", 2 * FIRST_ANSWER_S, ask, begin)
+
+    def begin_again(self, begun: Callable[[bool], None]) -> None:
+        """The next generation, for trainers that are started in place. Returns at once; a store that is down is let be.
+
+        `begun` is called in the main thread, within seconds: False if another agent has claimed the run since, so that
+        nothing is begun; then `superseded` was called before it.
         """
-        known, generation = None, self.generation
-        with contextlib.suppress(CloudError, SnapshotCorrupt):
-            known = commit.survey(self._saves.remote.store, self._keys, Deadline.after(5.0))
-            if (newest := known.last_claim) is not None and self._overtaken_by(newest):
-                self._superseded(newest)
-                return False
-        self._start(known, generation.run_id, fresh=False)
-        return True
+        before, floor = self.generation, self._next_here()
 
-    def _overtaken_by(self, newest: Claim) -> bool:
+        def ask() -> _Opened | Claim:
+            known = None
+            with contextlib.suppress(CloudError, SnapshotCorrupt):
+                known = commit.survey(self._saves.remote.store, self._keys, Deadline.after(AGAIN_S))
+                if (newest := known.last_claim) is not None and self._is_overtaken(before, newest):
+                    return newest
+            return self._open(known, before.run_id, floor, fresh=False)
+
+        def begin(opened: _Opened | Claim | None) -> None:
+            if isinstance(opened, Claim):
+                self._superseded(opened)
+                return begun(False)
+            made = opened or _Opened(None, self._made(floor, before.run_id), "the store has not answered")
+            self._take(made, fresh=False)
+            return begun(True)
+
+        self._aside("harness-begin", 2 * AGAIN_S, ask, begin)
+
+    def _is_overtaken(self, ours: Generation, newest: Claim) -> bool:
         """Whether another agent asks for the run. One of ours that is not claimed yet asks itself: it gets a number."""
-        ours = self.generation
         return newest.agent != self._agent and newest.generation > ours.number and ours.claimed.is_set()
 
     def adopt(self, generation: Generation) -> None:
         """A live trainer whose agent died: its generation goes on, and nothing is resumed."""
+        generation.claimed.clear()  # we look whether it stands, and under which number
         self.generation, self._fixed = generation, True
         self._lives.append(generation)
         self._journal.generation = generation.number
@@ -171,10 +207,19 @@ class Origin:
         self._thread("harness-newer", self._look_for_newer)
 
     def end(self, outcome: str, deadline: Deadline) -> None:
-        """Record how it ended, for each generation of ours that was claimed. Raises CloudError.
+        """Record how it ended, for each generation of ours that was claimed. Blocks. Raises CloudError.
 
         IMPORTANT: only when no tier can commit any more (I5).
         """
+        pool = Pool(1, "harness-end")
+        try:
+            pool.submit(self._record_end, outcome, deadline).result(max(0.0, deadline.remaining_s))
+        except TimeoutError as err:
+            raise Unavailable("it has not answered in time") from err
+        finally:
+            pool.shutdown()
+
+    def _record_end(self, outcome: str, deadline: Deadline) -> None:
         store, step = self._saves.remote.store, self._saves.steps.durable
         if self._over is not None:
             outcome, step = self._over.outcome, self._over.step  # the one before us; later starts look at the newest
@@ -236,25 +281,41 @@ class Origin:
 
     # ---- claim ------------------------------------------------------------------------------------------------------
 
-    def _start(self, known: commit.Survey | None, run_id: str, *, fresh: bool) -> None:
-        """A new generation: claimed now if the store answers, later if it does not; and the search for its origin."""
-        number = 1 + max([self.generation.number, *(made.number for _, made in self._saves.handed_over())])
-        if known is not None:
-            number = max(known.next_generation, number)
-        generation = self.generation = Generation(number, run_id, secrets.token_hex(8))
-        self._lives.append(generation)
+    def _next_here(self) -> int:
+        """A number above those that this host knows of."""
+        return 1 + max([self.generation.number, *(made.number for _, made in self._saves.handed_over())])
+
+    def _made(self, number: int, run_id: str) -> Generation:
+        made = Generation(number, run_id, secrets.token_hex(8))
+        self._lives.append(made)
+        return made
+
+    def _open(self, known: commit.Survey | None, run_id: str, floor: int, fresh: bool) -> _Opened:
+        """A new generation, claimed if the store answers. In a thread.
+
+        Raises:
+            ConfigError: the store does not let it be claimed.
+        """
         if known is None:
-            if run_id:
-                self._claim_later(generation, "the store has not answered", fresh=fresh)
-        else:
-            try:
-                self._claim(generation, Deadline.after(FIRST_ANSWER_S), fresh=fresh)
-            except CloudError as err:
-                if not err.retryable:
-                    raise ConfigError(f"the store {self._settings.store} cannot be written: {err}") from err
-                self._claim_later(generation, str(err), fresh=fresh)
+            return _Opened(None, self._made(floor, run_id), "the store has not answered")
+        if (number := max(known.next_generation, floor)) > MAX_GENERATION:
+            raise ConfigError(f"no generation can follow {number - 1}: run under another name, or from another prefix")
+        made = self._made(number, run_id)
+        try:
+            self._claim(made, Deadline.after(FIRST_ANSWER_S), fresh=fresh)
+        except CloudError as err:
+            if not err.retryable:
+                raise ConfigError(f"the store {self._settings.store} cannot be written: {err}") from err
+            return _Opened(known, made, str(err))
+        return _Opened(known, made, None)
+
+    def _take(self, opened: _Opened, *, fresh: bool) -> None:
+        """A new generation is ours: claimed later if it is not yet; and the search for its origin."""
+        generation = self.generation = opened.generation
         self._journal.generation = generation.number
-        self._find(known, fresh=fresh)
+        if opened.unclaimed is not None and generation.run_id:
+            self._claim_later(generation, opened.unclaimed, fresh=fresh)
+        self._find(opened.known, fresh=fresh)
 
     def _claim(self, generation: Generation, deadline: Deadline, *, fresh: bool) -> None:
         wanted = Claim(
@@ -421,12 +482,14 @@ class Origin:
                 if time.monotonic() - stale_since > STALE_S:
                     return self._post(partial(self._refuse, err.refusal(self._settings.store)))
                 survey, over = None, self._fixed
+                self.blind = True
                 self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
                 self._closed.wait(_ASK_AGAIN_S)
             except CloudError as err:
                 if not err.retryable:
                     lost = SnapshotCorrupt(f"the store {self._settings.store} cannot be read: {err}")
                     return self._post(partial(self._failed, number, lost))
+                self.blind = True
                 self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
                 self._closed.wait(_ASK_AGAIN_S)
             except ConfigError as err:
@@ -581,7 +644,10 @@ class Origin:
 
     def _found(self, number: int, point: ResumePoint | None, why_none: str) -> None:
         if number != self._search_number:
-            return
+            return None
+        self.blind = False
+        if point is None and self.head is not None:
+            return self._failed(number, SnapshotCorrupt(f"snapshot {self.head[0]} is gone, and so is every other one"))
         if point is None:
             self.finding = Finding.NOTHING
             self._journal.emit(events.NothingToResume(reason=why_none))
@@ -590,12 +656,44 @@ class Origin:
             self.generation.parent = str(point.id)
             self.point = self._saves.note_resumed(point, self.generation)
         self._on_change()
+        return None
 
     def _failed(self, number: int, err: HarnessError) -> None:
         if number == self._search_number:
-            self.finding, self.error, self.awaiting = Finding.FAILED, err, False
+            self.finding, self.error, self.awaiting, self.blind = Finding.FAILED, err, False, False
             self._say(str(err))
             self._on_change()
+
+    def _aside(self, name: str, within_s: float, work: Callable[[], _T], then: Callable[[_T | None], None]) -> None:
+        """Run `work` in a thread, and `then` in the main thread with what it gave; with `None` after `within_s`.
+
+        A deadline ends no system call: on a hung NFS whoever makes one hangs with it.
+        """
+        waiting = [then]
+
+        def settle(found: _T | None) -> None:
+            if waiting and not self._closed.is_set():
+                waiting.pop()(found)
+
+        def refused(err: ConfigError) -> None:
+            if waiting and not self._closed.is_set():
+                waiting.clear()
+                self._refuse(err)
+
+        def ask() -> None:
+            try:
+                found = work()
+            except ConfigError as err:
+                self._post(partial(refused, err))
+            else:
+                self._post(partial(settle, found))
+
+        def give_up() -> None:
+            if not self._closed.wait(within_s):
+                self._post(partial(settle, None))
+
+        self._thread(name, ask)
+        self._thread(f"{name}-patience", give_up)
 
     def _thread(self, name: str, work: Callable[[], None]) -> None:
         def root() -> None:

@@ -126,6 +126,7 @@ class ResumePoint:
         record: what it holds.
         verified: False only for a memory copy that no tier had digests of yet.
         filled: when that was done; `None` where nothing had to be.
+        manifest: what is committed, where it came from a store.
     """
 
     id: SnapshotId
@@ -135,6 +136,7 @@ class ResumePoint:
     record: SlotRecord
     verified: bool
     filled: Filling | None = None
+    manifest: Manifest | None = None
 
 
 def order(copies: Sequence[Copy]) -> list[Copy]:
@@ -302,7 +304,7 @@ class Finder:
             slot = self._fetch(copy, manifest, record, watch, begin_slot(size, self._slot_disk, beside=EVERYTHING))
         filled = watch.stop()
         self._emit_fetched(copy, manifest.parts[0].payload_bytes, filled, verified=True)
-        return ResumePoint(copy.id, copy.tier, None, slot, record, True, filled)
+        return ResumePoint(copy.id, copy.tier, None, slot, record, True, filled, manifest)
 
     def _fetch(
         self,

@@ -14,7 +14,7 @@ import contextlib
 import datetime
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from cloud.errors import CloudError, Full, NotFound
@@ -39,6 +39,7 @@ AGAIN_S = (0.5, 2.0)  # before what differs is read again
 SPARE_BYTES = 64 * 1024 * 1024  # records, journal segments, the file system's own needs
 MOST_SKIPPED = 1  # upkeeps in a row, since a snapshot was waiting: after that it waits for one
 GRACE_S = 3 * 24 * 3600.0  # how old another run's snapshot must be before it is retired without the user's word
+SILENT_S = 10.0  # without a sign of a store that something is sent to, until that is told
 SAMPLE_S = 2.0  # a speed is measured over so long: parts are acknowledged in bursts
 
 
@@ -221,6 +222,8 @@ class Tier:
         self._verified: set[SnapshotId] = set()
         self._doubtful: set[SnapshotId] = set()  # were verified, before something was damaged that may be theirs, too
         self._swept = False
+        self._heard_at: float | None = None  # while something is sent: when the store last took some of it
+        self._commits = False
         self._fresh = fresh
         self._run_id = ""
         self._ours: set[SnapshotId] = set()
@@ -296,6 +299,15 @@ class Tier:
         with self._condition:
             return [job for job in (self._current, self._pending) if job is not None]
 
+    def tell_silence(self) -> None:
+        """Say that the store has taken nothing for a while, once until it does. Main thread."""
+        with self._condition:
+            job, heard_at = self._current, self._heard_at
+            if job is None or heard_at is None or (silent_s := time.monotonic() - heard_at) < SILENT_S:
+                return
+            self._heard_at = None
+        self._emit(events.StoreSilent(tier=self.name, step=job.step, seconds=silent_s))
+
     def close(self, wait_s: float) -> bool:
         """Stop after the call in flight; waits at most `wait_s`. Whether nothing can be committed any more."""
         with self._condition:
@@ -304,7 +316,7 @@ class Tier:
         if self._thread.is_alive():
             self._thread.join(wait_s)
         with self._condition:
-            return self._current is None or not self._thread.is_alive()
+            return not self._commits or not self._thread.is_alive()
 
     def _run(self) -> None:
         # Saving must not take the training loop's cores, nor its disk. This thread decides and waits, like any other;
@@ -392,6 +404,15 @@ class Tier:
         self._tell.published(self, job, manifest)
 
     def _publish(self, job: Job, deadline: Deadline) -> Manifest:
+        with self._condition:
+            self._heard_at = time.monotonic()
+        try:
+            return self._publish_heard(job, deadline)
+        finally:
+            with self._condition:
+                self._heard_at = None
+
+    def _publish_heard(self, job: Job, deadline: Deadline) -> Manifest:
         self._look_for_base(deadline)
         with self._condition:
             self._meter = _Meter(self._attempt)  # waiting for the claim, or for room, was not the network's fault
@@ -405,6 +426,7 @@ class Tier:
             attempt=self._attempt,
             progress=self._count,
             unchanged=self._unchanged if self._copies_pay() else None,
+            committing=self._committing,
         )
         self._unchanged.committed(manifest)
         with self._condition:
@@ -412,6 +434,19 @@ class Tier:
                 self._rate.add(self._meter.sent, self._meter.elapsed_s)
             self._copied = Copied(self._attempt.copied_bytes, self._attempt.copying_s)
         return manifest
+
+    @contextlib.contextmanager
+    def _committing(self) -> Iterator[None]:
+        """Around what makes a snapshot visible: not begun once the tier closes, since an end may be recorded then."""
+        with self._condition:
+            if self._closing:
+                raise CloudError("the agent is ending: nothing is committed any more")
+            self._commits = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._commits = False
 
     def _look_for_base(self, deadline: Deadline) -> None:
         """A run that goes on elsewhere, or as another agent's, copies from the start what an earlier life has sent.
@@ -612,7 +647,9 @@ class Tier:
         """Progress of a `put`: measures, keeps to the limit, and gives up what has to make way. Tier's thread."""
         with self._condition:
             self._meter.count(sent, self._rate)
+            self._heard_at = None
             self._wait_for_pace()
+            self._heard_at = time.monotonic()
             if self._gives_up:
                 raise _GivenUp
 

@@ -10,6 +10,7 @@ resumes, and how it is found to have gone. Knows no notices, and decides nothing
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -37,6 +38,7 @@ from harness.ipc.channel import Channel, ChannelClosed, Message
 from harness.ipc.slots import Slot
 
 ATTACH_S = 10.0  # how long it takes, at most, until whoever started an agent says hello
+MOST_OF_HEAD = 1 << 20  # characters of small state that go ahead of the tensors; more of it lies in the slot only
 _KILL_AFTER_S = 3.0
 _BUSY_S = 0.1
 
@@ -120,6 +122,8 @@ class Trainer:
         self.life = Life(time.monotonic(), ipc.began_at(os.getpid()))
         self.restarted: events.Restarted | None = None
         """What the newest start took, once that is known."""
+        self.begins = False
+        """Whether another generation is about to begin."""
         self.attached = False
         """Whether a trainer has come whose agent had died."""
         self._layout: Message | None = None
@@ -156,15 +160,26 @@ class Trainer:
         self._loop.watch(self.child.pidfd, self._on_child_exit)
         self._emit(events.TrainerStarted(pid=self.child.pid, restarts=self._restarts.count))
 
-    def begin_again(self) -> bool:
-        """Trainers start anew: another generation, and another search for what it resumes. Not if we are superseded."""
-        if not self._origin.begin_again():
-            return False
-        self._restarts.count += 1
-        now = time.monotonic()
-        self.life = Life(now, now, last_ended_at=self.life.ended_at)
-        self._asking.begin_again()
-        return True
+    def begin_again(self, begun: Callable[[], None], superseded: Callable[[], None] = lambda: None) -> None:
+        """Trainers start anew: another generation, and another search for what it resumes. Returns at once.
+
+        Args:
+            begun: called when it has begun, within seconds.
+            superseded: called instead where a newer start has asked for the run.
+        """
+        self.begins = True
+
+        def note(has_begun: bool) -> None:
+            self.begins = False
+            if not has_begun:
+                return superseded()
+            self._restarts.count += 1
+            now = time.monotonic()
+            self.life = Life(now, now, last_ended_at=self.life.ended_at)
+            self._asking.begin_again()
+            return begun()
+
+        self._origin.begin_again(note)
 
     def await_attach(self) -> bool:
         """An agent that replaces a dead one hears its trainer before it decides anything. Whether it came. Blocks."""
@@ -181,23 +196,38 @@ class Trainer:
         """
         if message["protocol"] != ipc.PROTOCOL:
             channel.send("refused", message="the agent and the trainer use different versions of the harness")
-            return
+            return None
         if self.connection is not None and not ipc.pidfd_dead(self.connection.pidfd):
             channel.send(
                 "refused",
                 message=f"run {self._settings.run!r} is being trained by process {self.connection.pid} already; "
                 "a process has one Checkpointer, and a run has one trainer: name the other one with --run",
             )
-            return
-        pid = ipc.peer_pid(channel)
-        pidfd = ipc.open_pidfd(pid)
+            return None
+        self.drop()
+        if not (self.life.connected and message["life"] is None):
+            return self._admit(channel, message)
+        if leaving or self.begins:
+            return self._turn_away(channel)
+        # Its own parent (torchrun, a loop) has started it again.
+        self.begin_again(lambda: self._admit_late(channel, message), lambda: self._turn_away(channel))
+        return None
+
+    def _turn_away(self, channel: Channel) -> None:
+        with contextlib.suppress(ChannelClosed):
+            channel.send("refused", message="this agent is leaving: no other generation is begun here")
+
+    def _admit_late(self, channel: Channel, message: Message) -> None:
+        with contextlib.suppress(ChannelClosed):  # it has died while its generation was begun
+            self._admit(channel, message)
+
+    def _admit(self, channel: Channel, message: Message) -> None:
+        pidfd = None
+        if self._door.has(channel):
+            pid = ipc.peer_pid(channel)
+            pidfd = ipc.open_pidfd(pid)
         if pidfd is None:
             return  # it has died already
-        self.drop()
-        again = self.life.connected and message["life"] is None  # its own parent (torchrun, a loop) started it again
-        if again and (leaving or not self.begin_again()):
-            channel.send("refused", message="this agent is leaving: no other generation is begun here")
-            return
         self.connection = Connection(channel, pid, pidfd)
         self._loop.watch(pidfd, self._on_dead)
         self.life.connected = True
@@ -265,7 +295,7 @@ class Trainer:
                     verified=point.verified,
                     life=life,
                 )
-            elif origin.head is not None:
+            elif origin.head is not None and len(origin.head[2].state) <= MOST_OF_HEAD:
                 snapshot, tier, record = origin.head
                 channel.send("resume-head", snapshot=snapshot, tier=tier, record=record.encode().decode(), life=life)
 
@@ -394,13 +424,13 @@ class Trainer:
         self._tell.lost()
         self._saves.take_left_over(self._origin.generation)
 
-    def stop(self) -> None:
-        """The last resort: SIGTERM to the child alone, then SIGKILL. Blocks at most a few seconds."""
+    def stop(self, within_s: float = math.inf) -> None:
+        """The last resort: SIGTERM to the child alone, then SIGKILL. Blocks for seconds, or `within_s` of them."""
         child = self.child
         if child is None:
             return
         child.signal(signal.SIGTERM)
-        give_up_at = time.monotonic() + _KILL_AFTER_S
+        give_up_at = time.monotonic() + min(_KILL_AFTER_S, within_s)
         while child.reap() is None:
             if time.monotonic() > give_up_at:
                 child.signal(signal.SIGKILL)

@@ -261,6 +261,14 @@ class SaveFailed(Event, frozen=True):
     retry_in_s: float | None
 
 
+class StoreSilent(Event, frozen=True):
+    """A store takes nothing of a snapshot for a while. Training goes on; the call ends by itself, or is repeated."""
+
+    tier: str
+    step: int
+    seconds: float
+
+
 class Behind(Event, frozen=True):
     """Snapshots are due faster than a tier can save, read back and retire them: they come less often from now on."""
 
@@ -494,6 +502,7 @@ AnyEvent = (
     | Published
     | Verified
     | SaveFailed
+    | StoreSilent
     | Behind
     | GivenUp
     | Retired

@@ -288,6 +288,14 @@ def retain(
     ]
 
 
+def reserve_s(has_s: float) -> float:
+    """What is kept of `has_s` seconds for the end itself: the trainer's, the calls' in flight, and the record of it.
+
+    A host that dies over it says nothing, and whoever comes next waits until its journal counts as silent.
+    """
+    return min(5.0, 0.15 * has_s)
+
+
 @dataclass(frozen=True)
 class Restart:
     """Start the trainer again after `in_s` seconds; `crashes` without progress so far."""

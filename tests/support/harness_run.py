@@ -15,6 +15,8 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last stays
     --back-off-s, --heartbeat-s, --blind-after-s SECONDS    instead of the real ones, which are longer than a test
     --look-s, --await-s SECONDS  how often the older agent of a handover looks for a newer one, and the newer one waits
+    --take-over-s SECONDS        how long a start waits for another agent of this host to end
+    --silent-s SECONDS           how long a store may take nothing until that is told
     --hello-s SECONDS            how long a program may be without a Checkpointer until it is told so
     --first-answer-s, --read-s SECONDS   how long a start waits for the store; how long a reply of S3 may take
     --attempts N                 calls of a store at most until it counts as down
@@ -40,6 +42,7 @@ from typing import Any
 
 import cloud.s3
 import cloud.s3_client
+import harness.agent.door
 import harness.agent.handover
 import harness.agent.journal
 import harness.agent.main
@@ -47,6 +50,7 @@ import harness.agent.memory
 import harness.agent.origin
 import harness.agent.poller
 import harness.agent.restarts
+import harness.agent.tier
 import harness.agent.trainer
 from cloud.errors import Unavailable, call_with_retry
 from cloud.metadata import MetadataSession
@@ -74,6 +78,8 @@ _SECONDS: dict[str, tuple[ModuleType, str]] = {
     "blind-after-s": (harness.agent.poller, "BLIND_AFTER_S"),
     "look-s": (harness.agent.handover, "LOOK_S"),
     "await-s": (harness.agent.handover, "AWAIT_S"),
+    "take-over-s": (harness.agent.door, "_TAKE_OVER_S"),
+    "silent-s": (harness.agent.tier, "SILENT_S"),
     "hello-s": (harness.agent.main, "HELLO_S"),
     "first-answer-s": (harness.agent.origin, "FIRST_ANSWER_S"),
     "read-s": (cloud.s3_client, "READ_S"),
@@ -152,6 +158,7 @@ def rig(options: dict[str, str]) -> None:
     delays.install(delays.AGENT)
     harness.agent.main._END_S *= LONGER
     harness.agent.main._END_AT_ONCE_S *= LONGER
+    harness.agent.main._LEAST_S *= LONGER
     harness.agent.main.ATTACH_S *= LONGER
     harness.agent.trainer.ATTACH_S *= LONGER
     if seconds := options.pop("back-off-s", None):

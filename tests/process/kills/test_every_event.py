@@ -151,6 +151,7 @@ CANNOT_HAPPEN = {
     "HandoverOver": _TWO_HOSTS,
     "SupersededBy": _TWO_HOSTS,
     "Behind": "takes a store that is slower than the interval: tests/unit/agent/test_tier.py",
+    "StoreSilent": "takes a store that hangs: tests/process/test_silence.py",
     "GivenUp": "takes an upload of seconds: tests/unit/agent/test_tier.py",
 }
 

@@ -19,13 +19,15 @@ from harness.agent import commit, handover, origin
 from harness.agent.generation import Generation
 from harness.agent.journal import Journal
 from harness.agent.origin import Finding, Origin
+from harness.agent.resume import Copy, Finder
 from harness.agent.saves import Saves
 from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, encode
-from harness.core.snapshot import SnapshotId
-from harness.ipc.slots import Slot
-from tests.support.patience import telling
+from harness.core.snapshot import MAX_GENERATION, SnapshotId
+from harness.ipc.slots import Slot, SlotRecord
+from tests.support.clock import standing
+from tests.support.patience import HANG_S, telling
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content
 from tests.support.stores import FaultyStore
 
@@ -91,6 +93,12 @@ class Scene:
                 with contextlib.suppress(queue.Empty):
                     self.posts.get(timeout=0.01)()
 
+    def begin(self) -> None:
+        """Until a generation has begun, or the start was refused."""
+        begun = threading.Event()
+        self.origin.begin(begun.set)
+        self.until(lambda: begun.is_set() or self.refused)
+
     def found(self) -> bool:
         return self.origin.finding is not Finding.PENDING
 
@@ -145,7 +153,7 @@ def test_slots_of_another_agent_tell_whose_run_it_is_while_the_store_does_not(st
     claimed(store, 5)
     scene.hand_over(5, 20)
     store.down["list"] = Unavailable
-    scene.origin.begin()
+    scene.begin()
     scene.until(scene.found)
 
     assert scene.origin.generation.run_id == RUN_ID
@@ -158,7 +166,7 @@ def test_slots_of_another_agent_tell_whose_run_it_is_while_the_store_does_not(st
 def test_a_resume_point_is_not_fixed_while_the_number_may_be_another_s(store: Gate, scene: Scene) -> None:
     """Whoever had it was not looked for: it was no older generation then."""
     store.down["put_if_absent"] = Unavailable
-    scene.origin.begin()
+    scene.begin()
     MemoryStore.put_if_absent(store, KEYS.claim(1), encode(claim_of(1)), deadline=FOREVER)
     threading.Event().wait(0.1)
     assert not scene.found()
@@ -171,7 +179,7 @@ def test_a_resume_point_is_not_fixed_while_the_number_may_be_another_s(store: Ga
 
 def test_a_claim_that_is_denied_ends_a_start_that_would_wait_for_it_for_ever(store: Gate, scene: Scene) -> None:
     store.down["put_if_absent"] = Unavailable
-    scene.origin.begin()
+    scene.begin()
     store.down["put_if_absent"] = Denied
     scene.until(lambda: scene.refused)
 
@@ -190,7 +198,7 @@ def test_who_is_told_of_a_handover_finds_it_awaited(store: Gate, scene: Scene) -
         emit(event)
 
     scene.journal.emit = watching  # type: ignore[method-assign]
-    scene.origin.begin()
+    scene.begin()
     scene.until(lambda: awaiting)
 
     assert awaiting == [True]
@@ -202,7 +210,7 @@ def test_an_agent_that_ends_while_it_waits_begins_nothing_more(store: Gate, scen
     staged = Content(SnapshotId(1, 10)).staged()
     with pytest.raises(Unavailable):  # a part, and no manifest
         commit.publish(FaultyStore(store, "put_if_absent", fail_on=2), KEYS, staged, "remote", FOREVER, lambda e: None)
-    scene.origin.begin()
+    scene.begin()
     scene.until(lambda: scene.origin.awaiting)
 
     scene.origin.close()
@@ -213,7 +221,7 @@ def test_an_agent_that_ends_while_it_waits_begins_nothing_more(store: Gate, scen
 
 def test_a_newer_claim_is_looked_for_as_long_as_one_lives(store: Gate, scene: Scene) -> None:
     """The first one may have come to nothing, because a restart in place had got a higher number meanwhile."""
-    scene.origin.begin()
+    scene.begin()
     scene.until(scene.found)
     run_id = scene.origin.generation.run_id
     claimed(store, 2, run_id)
@@ -228,7 +236,7 @@ def test_what_only_this_machine_has_is_known_while_an_older_one_is_awaited(store
     claimed(store, 1)
     published(store, 1, 10)
     scene.hand_over(1, 20)
-    scene.origin.begin()
+    scene.begin()
     scene.until(lambda: scene.origin.awaiting)
 
     assert scene.origin.only_here
@@ -241,13 +249,131 @@ def test_a_first_fetch_that_failed_is_tried_again_only_when_there_is_something_n
     published(store, 1, 10)
     monkeypatch.setattr("harness.agent.memory.available_bytes", lambda: 0)
     monkeypatch.setattr("harness.config.Settings.slot_disk", None)
-    scene.origin.begin()
+    scene.begin()
     scene.until(lambda: len(located(scene)) >= 1)
     published(store, 1, 20)
     scene.until(lambda: len(located(scene)) >= 2)
     threading.Event().wait(0.1)
 
     assert len(located(scene)) == 2
+
+
+# ---- a store that does not answer ------------------------------------------------------------------------------------
+
+
+class Hung(MemoryStore):
+    """A store that answers when a test says so, as on a hung mount: no deadline ends a system call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def list(self, *args: Any, **options: Any) -> Any:
+        assert self.goes_on.wait(HANG_S)
+        return super().list(*args, **options)
+
+    def put_if_absent(self, *args: Any, **options: Any) -> None:
+        assert self.goes_on.wait(HANG_S)
+        super().put_if_absent(*args, **options)
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hung, Scene]]:
+    monkeypatch.setattr(origin, "FIRST_ANSWER_S", 0.05)
+    monkeypatch.setattr(origin, "AGAIN_S", 0.05)
+    store = Hung()
+    scene = Scene(store, tmp_path)
+    yield store, scene
+    store.goes_on.set()
+    scene.close()
+
+
+def test_a_start_goes_on_while_a_call_to_the_store_does_not_come_back(hung: tuple[Hung, Scene]) -> None:
+    """The main thread made that call: signals, notices and `harness status` waited with it, for as long as it hung."""
+    store, scene = hung
+    scene.hand_over(5, 20)
+
+    scene.begin()
+
+    assert scene.origin.generation.number == 6
+    assert scene.origin.generation.run_id == RUN_ID
+    assert not scene.origin.generation.claimed.is_set()
+    store.goes_on.set()
+    scene.until(scene.origin.generation.claimed.is_set)
+
+
+def test_a_restart_in_place_goes_on_as_well_and_what_comes_back_late_changes_nothing(hung: tuple[Hung, Scene]) -> None:
+    store, scene = hung
+    scene.hand_over(5, 20)
+    scene.begin()
+    begun = list[bool]()
+
+    scene.origin.begin_again(begun.append)
+    scene.until(lambda: begun)
+
+    assert begun == [True]
+    assert scene.origin.generation.number == 7
+    second = scene.origin.generation
+    store.goes_on.set()
+    scene.until(second.claimed.is_set)
+    assert begun == [True]
+    assert scene.origin.generation is second
+    assert not scene.superseded
+
+
+def test_an_end_that_a_store_does_not_take_is_waited_for_no_longer_than_it_may(hung: tuple[Hung, Scene]) -> None:
+    """A hung mount kept a process of an instance that was going away, until it was killed without another word."""
+    store, scene = hung
+    store.goes_on.set()
+    claimed(store, 1)
+    ended(store, 1, None)
+    scene.begin()
+    scene.until(scene.origin.generation.claimed.is_set)
+    store.goes_on.clear()
+
+    with pytest.raises(Unavailable, match="has not answered in time"):
+        scene.origin.end("interrupted", standing(0.05))
+
+
+def test_no_generation_follows_the_last_one_that_there_can_be(store: Gate, scene: Scene) -> None:
+    claimed(store, MAX_GENERATION)
+
+    scene.begin()
+
+    assert f"no generation can follow {MAX_GENERATION}" in str(scene.refused[0])
+
+
+@pytest.mark.parametrize("number", [99_999_999, 10**8 + 1])
+def test_a_run_goes_on_after_a_generation_of_any_length(store: Gate, scene: Scene, number: int) -> None:
+    claimed(store, number)
+    published(store, number, 20)
+    ended(store, number, 20)
+
+    scene.begin()
+    scene.until(scene.found)
+
+    assert scene.origin.generation.number == number + 1
+    assert scene.origin.point is not None
+    assert scene.origin.point.id == SnapshotId(number, 20)
+
+
+def test_a_snapshot_whose_beginning_was_told_and_that_is_gone_is_no_new_run(
+    store: Gate, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script had its `extra` and its place in the program already, and then trained fresh weights from there."""
+    claimed(store, 1)
+    published(store, 1, 20)
+    ended(store, 1, None)
+
+    def tell_and_lose(finder: Finder, copies: list[Copy], head: Callable[[Copy, SlotRecord], None]) -> None:
+        head(copies[0], Content(copies[0].id).record())
+
+    monkeypatch.setattr(Finder, "find", tell_and_lose)
+    scene.begin()
+    scene.until(scene.found)
+
+    assert scene.origin.finding is Finding.FAILED
+    assert "is gone, and so is every other one" in str(scene.origin.error)
 
 
 # ---- lists that hide what the store holds ---------------------------------------------------------------------------
@@ -285,7 +411,7 @@ def test_an_empty_list_is_no_new_run_where_its_first_claim_is_taken(stale: tuple
         ended(store, number, 20)
     published(store, 2, 20)
 
-    scene.origin.begin()
+    scene.begin()
     scene.until(lambda: any(isinstance(event, events.StoreBlind) for event in scene.heard))
     assert not scene.found()
     store.stale = False
@@ -304,7 +430,7 @@ def test_a_list_that_stays_empty_refuses_the_start(stale: tuple[Stale, Scene], m
     published(store, 1, 20)
     ended(store, 1, 20)
 
-    scene.origin.begin()
+    scene.begin()
     scene.until(lambda: scene.refused)
 
     assert "cannot be trusted: its list ends at generation 0, and 2 is claimed" in str(scene.refused[0])
@@ -327,7 +453,7 @@ def test_a_list_without_the_snapshots_that_an_end_speaks_of_is_looked_at_again(t
     ended(store, 1, 20)
     scene = Scene(store, tmp_path)
     try:
-        scene.origin.begin()
+        scene.begin()
         scene.until(lambda: any(isinstance(event, events.StoreBlind) for event in scene.heard))
         blind = next(event for event in scene.heard if isinstance(event, events.StoreBlind))
         assert "it lists no snapshot, and step 20 was durable there" in blind.reason
@@ -346,7 +472,7 @@ def test_a_run_without_snapshots_begins_at_step_0(store: Gate, scene: Scene, bef
     if before == "another identity":
         claimed(store, 2)
         ended(store, 2, None)
-    scene.origin.begin()
+    scene.begin()
     scene.until(scene.found)
 
     assert scene.origin.finding is Finding.NOTHING

@@ -49,7 +49,7 @@ def ended(code: int | None = 0, *, finished: int | None = None, connected: bool 
 
 
 def leaving(code: ExitCode = ExitCode.INTERRUPTED) -> Drain:
-    return Drain(Deadline.never(), code, Plan(Choice.NEW, 1.0, None))
+    return Drain(Deadline.never(), code, Plan(Choice.NEW, 1.0, None), Deadline.never())
 
 
 def outcome(life: Life, drain: Drain | None = None, saves: Saved | None = None, origin: Began | None = None) -> Outcome:

@@ -538,6 +538,7 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
     saves = SimpleNamespace(
         remote=SimpleNamespace(store=scene.remote),
         local=None,
+        run_id="",
         steps=SimpleNamespace(durable=None),
         memory_copies=lambda run_id: [],
         handed_over=list,
@@ -549,7 +550,7 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
         Settings(store="/store", run="run"), KEYS, "here", (), saves, journal, lambda action: action(), answered.set,
         lambda refusal: answered.set(), lambda newer: None, lambda bug: answered.set(), said.append,
     )  # fmt: skip
-    start.begin()
+    start.begin(lambda: None)
 
     assert answered.wait(HANG_S)
     assert start.finding is origin.Finding.FAILED

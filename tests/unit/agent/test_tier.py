@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +144,21 @@ def commits(store: ObjectStore) -> list[int]:
 
 
 class Gate:
-    """A store whose puts wait until a test opens it."""
+    """A store whose puts of `verb`, below `prefix`, wait until a test opens it."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, verb: str = "put", prefix: str = "") -> None:
         self.store, self.reached, self.opened = store, threading.Event(), threading.Event()
+        self.verb, self.prefix = verb, prefix
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
+        call = getattr(self.store, name)
+        return partial(self._wait, call) if name == self.verb else call
 
-    def put(self, *args: Any, **options: Any) -> Any:
-        self.reached.set()
-        assert self.opened.wait(HANG_S)
-        return self.store.put(*args, **options)
+    def _wait(self, call: Callable[..., Any], key: str, *args: Any, **options: Any) -> Any:
+        if key.startswith(self.prefix):
+            self.reached.set()
+            assert self.opened.wait(HANG_S)
+        return call(key, *args, **options)
 
 
 class Sumless(MemoryStore):
@@ -503,7 +508,7 @@ def test_closing_while_nothing_is_in_flight_is_quiet_at_once(scenes: Callable[..
 
 def test_closing_tells_whether_something_may_still_be_committed(scenes: Callable[..., Scene]) -> None:
     """The end of a generation must not be recorded before that is over (I5)."""
-    gate = Gate(MemoryStore())
+    gate = Gate(MemoryStore(), "put_if_absent", KEYS.commits)
     scene = scenes(gate)
     scene.tier.submit(scene.sealed(10))
     assert gate.reached.wait(HANG_S)
@@ -512,6 +517,48 @@ def test_closing_tells_whether_something_may_still_be_committed(scenes: Callable
 
     gate.opened.set()
     assert scene.tier.close(HANG_S)
+
+
+def test_an_end_may_be_recorded_while_a_payload_hangs_since_nothing_is_committed_after_it(
+    scenes: Callable[..., Scene],
+) -> None:
+    """With a store that takes no bytes no end was ever recorded, and whoever came next waited for a silent journal."""
+    gate = Gate(MemoryStore())
+    scene = scenes(gate)
+    scene.tier.submit(scene.sealed(10))
+    assert gate.reached.wait(HANG_S)
+
+    assert scene.tier.close(0.0)
+
+    gate.opened.set()
+    scene.tier._thread.join(HANG_S)
+    assert not list(gate.store.list(KEYS.commits, deadline=FOREVER))
+    assert ("published", 10) not in scene.told
+
+
+def test_a_store_that_takes_nothing_is_told_once(scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fails for minutes yet: whoever watches saw a run that trains, and a durable step that stands."""
+    gate = Gate(MemoryStore())
+    scene = scenes(gate)
+    scene.tier.submit(scene.sealed(10))
+    assert gate.reached.wait(HANG_S)
+
+    monkeypatch.setattr(tier, "SILENT_S", math.inf)
+    scene.tier.tell_silence()
+    assert not silences(scene), "it has had no time yet"
+    monkeypatch.setattr(tier, "SILENT_S", 0.0)
+    scene.tier.tell_silence()
+    scene.tier.tell_silence()
+
+    assert [(each.tier, each.step) for each in silences(scene)] == [("remote", 10)]
+    gate.opened.set()
+    scene.until(lambda told: ("published", 10) in told)
+    scene.tier.tell_silence()
+    assert len(silences(scene)) == 1
+
+
+def silences(scene: Scene) -> list[events.StoreSilent]:
+    return [each for each in scene.told if isinstance(each, events.StoreSilent)]
 
 
 def test_a_snapshot_that_takes_longer_than_one_call_may_is_published_all_the_same(

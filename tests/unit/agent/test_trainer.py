@@ -15,11 +15,12 @@ from harness.agent import memory
 from harness.agent.main import Agent
 from harness.agent.trainer import Trainer
 from harness.config import Settings
+from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace
 from harness.ipc.channel import Message
 from harness.ipc.slots import Slot
 from tests.support.patience import HANG_S
-from tests.support.protocol import SLOT_BYTES
+from tests.support.protocol import SLOT_BYTES, Content
 
 
 @pytest.fixture
@@ -45,6 +46,19 @@ def connect(trainer: Trainer) -> Told:
     told = Told()
     trainer.connection = SimpleNamespace(channel=told)  # type: ignore[assignment]
     return told
+
+
+def test_small_state_that_is_large_is_told_with_the_tensors_only(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the slot as well: 200 MB of it, ahead of the tensors, took longer than they do."""
+    told, record = connect(agent.trainer), Content(SnapshotId(1, 10)).record()
+    agent._origin.head = (str(SnapshotId(1, 10)), "remote", record)
+
+    agent.trainer.tell_resume()
+    assert [kind for kind, _ in told.messages] == ["resume-head"]
+    monkeypatch.setattr("harness.agent.trainer.MOST_OF_HEAD", len(record.state) - 1)
+    agent.trainer.tell_resume()
+
+    assert len(told.messages) == 1
 
 
 def lay_out(agent: Agent, told: Told, number: int, size: int = SLOT_BYTES) -> None:

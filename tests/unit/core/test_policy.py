@@ -22,6 +22,7 @@ from harness.core.policy import (
     gives_way,
     never_fits,
     plan_drain,
+    reserve_s,
     retain,
     still_fits,
     worth_a_look,
@@ -140,6 +141,11 @@ def test_a_store_that_has_copied_nothing_yet_is_asked_to() -> None:
     """A notice after the first snapshot of a run: of the second one 95 % are there."""
     assert Rates().copies_pay
     assert Rates(store_bytes_s=GB, copied=Copied(0, 0.1)).copies_pay
+
+
+@pytest.mark.parametrize(("has_s", "kept_s"), [(2.0, 0.3), (30.0, 4.5), (120.0, 5.0), (math.inf, 5.0)])
+def test_a_part_of_the_time_is_kept_for_the_end_itself(has_s: float, kept_s: float) -> None:
+    assert reserve_s(has_s) == pytest.approx(kept_s)
 
 
 def test_what_never_fits_is_said_from_measurements_only() -> None:
