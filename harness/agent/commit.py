@@ -325,13 +325,17 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
         The manifest that stands: ours, or an equal snapshot's that was there first.
 
     Raises:
-        SnapshotCorrupt: a *different* snapshot of this id is committed; or our shards are gone, and now it is too; or
-            an equal one stands that is damaged, which is not ours to judge here.
+        SnapshotCorrupt: a *different* snapshot of this id is committed, or something that is none; or our shards are
+            gone, and now it is too; or an equal one stands that is damaged, which is not ours to judge here.
     """
     key, data = keys.commit(manifest.id), encode(manifest)
     with contextlib.suppress(AlreadyExists):
         store.put_if_absent(key, data, deadline=deadline)
-    standing = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, manifest.id)
+    try:
+        found = store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline)
+    except (NotFound, TooLarge) as err:
+        raise SnapshotCorrupt(f"{key}: it cannot be committed, something else stands in its place ({err})") from err
+    standing = parse_manifest(found, keys, manifest.id)
     if _content(standing) != _content(manifest):
         raise SnapshotCorrupt(
             f"{key}: another snapshot is committed under this id; was generation {manifest.generation} used twice?"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloud.errors import CloudError, Denied
+from cloud.errors import CloudError, Denied, NotFound, TooLarge
 from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import ObjectStore
@@ -222,7 +222,7 @@ def _all_snapshots(store: ObjectStore, keys: RunKeys) -> list[tuple[SnapshotId, 
             try:
                 data = store.read(info.key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline)
                 reasons[snapshot] = parse_quarantine(data, info.key).reason
-            except SnapshotCorrupt as err:
+            except (SnapshotCorrupt, TooLarge, NotFound) as err:
                 reasons[snapshot] = str(err)
     found = (keys.parse_commit(info.key) for info in store.list(keys.commits, deadline=deadline))
     return [(snapshot, reasons.get(snapshot)) for snapshot in found if snapshot is not None]

@@ -134,6 +134,20 @@ def test_a_snapshot_with_a_missing_shard_is_passed_over(begun: World) -> None:
     assert f" Restored snapshot={older} step={older.step} " in said
 
 
+@pytest.mark.parametrize("what", ["commits", "quarantine"])
+def test_a_directory_in_the_place_of_a_record_ends_no_start(begun: World, what: str) -> None:
+    older, newest = begun.survey().commits
+    path = begun.manifest(newest) if what == "commits" else begun.store / RunKeys(begun.run).quarantined(newest)
+    path.unlink(missing_ok=True)
+    path.mkdir(parents=True)
+
+    code, said = again(begun)
+
+    assert code == 0, said
+    assert steps_said(said, "Restored") == [older.step if what == "commits" else newest.step]
+    begun.check_tiny(STEPS)
+
+
 def test_a_local_copy_that_is_damaged_is_replaced_by_the_remote_one_of_the_same_snapshot(world: World) -> None:
     world.has_local = True
     only_one = world.tiny("--every-steps", "6", "--hold-at", "6")

@@ -252,6 +252,18 @@ def test_complete_parts_above_latest_are_committed(store: ProtocolStore) -> None
     assert commits(store) == [KEYS.commit(FIRST), KEYS.commit(SECOND)]
 
 
+def test_a_manifest_s_place_that_something_else_has_keeps_a_snapshot_invisible(tmp_path: Path) -> None:
+    """A directory there ended every start of the run, with 70."""
+    store = DirectoryStore(tmp_path)
+    for name in (FIRST, SECOND):
+        commit.publish(store, KEYS, Content(name).staged(), "remote", FOREVER, lambda event: None)
+    (tmp_path / KEYS.commit(SECOND)).unlink()
+    (tmp_path / KEYS.commit(SECOND)).mkdir()
+
+    assert commit.finish_complete(store, KEYS, RUN_ID, FOREVER) == []
+    assert commit.survey(store, KEYS, FOREVER).commits == (FIRST,)
+
+
 def test_what_lies_below_latest_stays_invisible(store: ProtocolStore) -> None:
     die_before_the_manifest(store, FIRST)
     publish(store, SECOND)

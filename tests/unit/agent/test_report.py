@@ -183,6 +183,17 @@ def test_ls_shows_each_tier_and_why_a_snapshot_is_not_usable(settings: Settings,
     assert str(SECOND) in rows[2][3]
 
 
+def test_a_quarantine_that_nobody_can_read_is_one_all_the_same(
+    settings: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit.quarantine(open_store(settings.store), KEYS, FIRST, "rotten", "here", FOREVER)
+    monkeypatch.setattr(report, "MAX_RECORD_BYTES", 10)
+
+    (row,) = [row for row in report.snapshots(settings) if row["snapshot"] == str(FIRST)]
+
+    assert "at most 10 were expected" in row["unusable"]
+
+
 def test_runs_are_listed_by_name(settings: Settings, store: Path) -> None:
     open_store(settings.store).put_if_absent("another/generations/00000001.json", b"{}", deadline=FOREVER)
 
