@@ -174,6 +174,7 @@ class Origin:
         nothing is begun; then `superseded` was called before it.
         """
         before, floor = self.generation, self._next_here()
+        self._search_number += 1  # what the search for the dead one's resume point finds is nobody's any more
 
         def ask() -> _Opened | Claim:
             known = None
@@ -644,6 +645,8 @@ class Origin:
 
     def _found(self, number: int, point: ResumePoint | None, why_none: str) -> None:
         if number != self._search_number:
+            if point is not None and point.index is None:
+                point.slot.close()
             return None
         self.blind = False
         if point is None and self.head is not None:
