@@ -321,6 +321,47 @@ def test_a_restart_in_place_goes_on_as_well_and_what_comes_back_late_changes_not
     assert not scene.superseded
 
 
+def test_what_was_found_for_a_trainer_that_has_died_meanwhile_is_nobodys(
+    hung: tuple[Hung, Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was noted as what the next trainer resumes, and its slot held for ever: none was granted for a snapshot."""
+    store, scene = hung
+    store.goes_on.set()
+    monkeypatch.setattr(origin, "FIRST_ANSWER_S", HANG_S)
+    monkeypatch.setattr(origin, "AGAIN_S", HANG_S)
+    claimed(store, 1)
+    published(store, 1, 20)
+    ended(store, 1, 20)
+    found, closed, may_be_found = list[Any](), list[Slot](), threading.Event()
+    find, close = Finder.find, Slot.close
+
+    def find_when_let(finder: Finder, copies: list[Copy], head: Callable[[Copy, SlotRecord], None]) -> Any:
+        found.append(find(finder, copies, head))
+        assert may_be_found.wait(HANG_S)
+        return found[-1]
+
+    def tell_and_close(slot: Slot) -> None:
+        closed.append(slot)
+        close(slot)
+
+    monkeypatch.setattr(Finder, "find", find_when_let)
+    monkeypatch.setattr(Slot, "close", tell_and_close)
+    scene.begin()
+    scene.until(lambda: found)
+    begun = list[bool]()
+    store.goes_on.clear()  # what the next generation asks of the store takes longer than the search for the first did
+
+    scene.origin.begin_again(begun.append)
+    may_be_found.set()
+    scene.until(lambda: closed or scene.origin.point)
+
+    assert closed == [found[0].slot]
+    assert not begun
+    store.goes_on.set()
+    scene.until(lambda: begun and scene.origin.point)
+    assert scene.saves.pool.usable == [scene.origin.point.index]  # type: ignore[union-attr]
+
+
 def test_an_end_that_a_store_does_not_take_is_waited_for_no_longer_than_it_may(hung: tuple[Hung, Scene]) -> None:
     """A hung mount kept a process of an instance that was going away, until it was killed without another word."""
     store, scene = hung

@@ -12,7 +12,9 @@ import pytest
 
 from cloud.memory import MemoryStore
 from harness.agent import memory
+from harness.agent.generation import Generation
 from harness.agent.main import Agent
+from harness.agent.resume import ResumePoint
 from harness.agent.trainer import Trainer
 from harness.config import Settings
 from harness.core.snapshot import SnapshotId
@@ -20,7 +22,7 @@ from harness.errors import NoSpace
 from harness.ipc.channel import Message
 from harness.ipc.slots import Slot
 from tests.support.patience import HANG_S
-from tests.support.protocol import SLOT_BYTES, Content
+from tests.support.protocol import RUN_ID, SLOT_BYTES, Content
 
 
 @pytest.fixture
@@ -151,6 +153,22 @@ def test_slots_that_come_after_their_trainer_has_gone_are_the_next_ones(
     ((kind, fields),) = again.messages
     assert (kind, len(fields["indexes"])) == ("slots", 2)
     assert slow.sizes == [SLOT_BYTES]
+
+
+def test_what_a_dead_trainer_was_to_resume_is_held_for_it_no_more(agent: Agent) -> None:
+    """It was found after it had died, and nobody restores it."""
+    slot, content = Slot.create(SLOT_BYTES), Content(SnapshotId(1, 10))
+    content.fill(slot)
+    point = ResumePoint(SnapshotId(1, 10), "remote", None, slot, content.record(), verified=True)
+    agent._origin.point = agent._saves.note_resumed(point, Generation(2, RUN_ID, "b" * 16))
+    index = agent._origin.point.index
+    assert index is not None
+    pool = agent._saves.pool
+    assert pool.grant() is None
+
+    agent.trainer.begin_again(lambda: None)
+
+    assert pool.grant() == index
 
 
 def test_too_little_memory_is_told_to_the_trainer(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
