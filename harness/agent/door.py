@@ -83,7 +83,7 @@ class Door:
             self._listener = ipc.listen(self._place.socket)
         except OSError as err:
             raise ConfigError(
-                f"no agent can listen in {self._place.directory}: {err}; see --help on runtime_dir"
+                f"no agent can listen in {self._place.directory}: {err}; HARNESS_RUNTIME_DIR names another directory"
             ) from err
         self._loop.watch(self._listener.fileno(), self._on_connection)
         return identity
@@ -121,8 +121,11 @@ class Door:
         assert self._listener is not None, "registered with the loop"
         sock, _address = self._listener.accept()
         channel = Channel(sock)
-        self._clients.add(channel)
-        self._loop.watch(sock.fileno(), lambda: self._on_readable(channel))
+        if ipc.peer_uid(channel) in (os.geteuid(), 0):
+            self._clients.add(channel)
+            self._loop.watch(sock.fileno(), lambda: self._on_readable(channel))
+        else:
+            channel.close()
 
     def _on_readable(self, channel: Channel) -> None:
         try:

@@ -97,6 +97,7 @@ def write_outcome(place: RunPlace, pid: int, outcome: Outcome) -> None:
     """Record how the agent with process `pid` ended, on this host. Raises OSError."""
     word = {"pid": pid, "outcome": outcome.name, "exit_code": int(outcome.exit_code)}
     draft = place.outcome.with_suffix(f".{pid}")
+    draft.touch(0o600)
     draft.write_text(json.dumps(word))
     draft.replace(place.outcome)
 

@@ -14,12 +14,13 @@ import json
 import os
 import select
 import socket
+import stat
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,10 +161,21 @@ class RunPlace:
         return self.directory / "outcome.json"
 
     def prepare(self) -> None:
-        """Create the directory, private to this user. Raises OSError."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.directory.stat().st_uid != os.getuid():
-            raise PermissionError(f"{self.directory} belongs to another user")
+        """Create the directory, private to this user, and see that nobody else can put another one in its place.
+
+        Raises:
+            PermissionError: it, or the one that it is in, is another user's, or a link, or others may write there.
+            OSError: it cannot be made.
+        """
+        parent = self.directory.parent
+        for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
+            with contextlib.suppress(FileExistsError):
+                missing.mkdir(mode=0o700)
+        with _safe_directory(parent, shared=True) as above:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.directory.name, 0o700, dir_fd=above)
+            with _safe_directory(self.directory, shared=False):
+                pass
 
     def try_lock(self) -> int | None:
         """The run's lock on this host as a descriptor to keep open, or `None` if another agent holds it."""
@@ -193,12 +205,40 @@ class RunPlace:
         return f"{boot}-{found.st_dev:x}-{found.st_ino:x}"
 
 
+@contextlib.contextmanager
+def _safe_directory(path: Path, *, shared: bool) -> Iterator[int]:
+    """A directory, open, in which no other user can replace what is ours.
+
+    Args:
+        path: its name. It must be no link.
+        shared: whether it may be the system's own, as /run is; or anybody's to make files in, as /tmp is, where the
+            sticky bit keeps each user's from the others.
+
+    Raises:
+        PermissionError: it is none.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError as err:
+        raise PermissionError(f"{path} is a link, or no directory") from err
+    try:
+        found = os.fstat(fd)
+        if found.st_uid not in ((os.geteuid(), 0) if shared else (os.geteuid(),)):
+            raise PermissionError(f"{path} belongs to another user (uid {found.st_uid})")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (shared and found.st_mode & stat.S_ISVTX):
+            raise PermissionError(f"others may write to {path}: make it yours alone with chmod go-w {path}")
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def listen(path: Path) -> socket.socket:
     """A listening socket at `path`; the caller holds the run's lock, so a socket that is there is a dead agent's."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        os.fchmod(sock.fileno(), 0o600)
         sock.bind(str(path))
         sock.listen(16)
     except OSError:
@@ -216,6 +256,7 @@ def connect(path: Path, timeout_s: float | None = None) -> Channel | None:
 
     Raises:
         TimeoutError: it listens, and is too busy or frozen to answer.
+        PermissionError: another user listens there.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)
@@ -227,13 +268,27 @@ def connect(path: Path, timeout_s: float | None = None) -> Channel | None:
     except OSError:
         sock.close()
         raise
-    return Channel(sock)
+    channel = Channel(sock)
+    if (uid := peer_uid(channel)) != os.geteuid():
+        channel.close()
+        raise PermissionError(f"another user (uid {uid}) listens at {path}")
+    return channel
 
 
 def peer_pid(channel: Channel) -> int:
-    """The process at the other end when it connected (SO_PEERCRED)."""
-    credentials = channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", credentials)[0])
+    """The process at the other end when it connected, or began to listen (SO_PEERCRED)."""
+    return _credentials(channel)[0]
+
+
+def peer_uid(channel: Channel) -> int:
+    """The user of that process, by the effective id that it had then."""
+    return _credentials(channel)[1]
+
+
+def _credentials(channel: Channel) -> tuple[int, int, int]:
+    """Process, user and group."""
+    pid, uid, gid = struct.unpack("3i", channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid
 
 
 def open_pidfd(pid: int) -> int | None:
@@ -279,7 +334,7 @@ def start_agent(
         ConnectionError: no agent listens; the message holds the end of its log.
     """
     place.prepare()
-    with place.log.open("ab") as log:
+    with open(place.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "harness.agent", *arguments, str(os.getpid())],
             stdin=subprocess.DEVNULL,

@@ -5,8 +5,9 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,11 @@ from harness.ipc.channel import (
     peer_pid,
     pidfd_dead,
 )
+from tests.support.needs import lacking
 from tests.support.open_files import open_files
 from tests.support.patience import HANG_S
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -209,6 +213,107 @@ def test_a_run_has_one_place_on_a_host(tmp_path: Path) -> None:
 
 def test_the_place_is_private(place: RunPlace) -> None:
     assert place.directory.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory with a name that leaves room for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="harness-") as directory:
+        yield Path(directory)
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077], ids=oct)
+def test_what_is_made_for_it_is_this_users_alone_whatever_the_umask(short: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        place = RunPlace.of(short / "above" / "parent", "/mnt/store", "run")
+        place.prepare()
+        listen(place.socket).close()
+    finally:
+        os.umask(before)
+
+    modes = [path.stat().st_mode & 0o777 for path in (place.directory.parent.parent, place.directory.parent)]
+    assert modes == [0o700, 0o700]
+    assert place.directory.stat().st_mode & 0o777 == 0o700
+    assert place.socket.stat().st_mode & 0o777 == 0o600
+
+
+def linked(path: Path) -> None:
+    path.with_name("elsewhere").mkdir(0o700)
+    path.symlink_to("elsewhere")
+
+
+def writable(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def writable_by_the_group(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o770)
+
+
+def no_directory(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("which", ["parent", "leaf"])
+@pytest.mark.parametrize("unsafe", [linked, writable, writable_by_the_group, no_directory])
+def test_a_place_that_another_user_could_put_something_into_is_refused(
+    tmp_path: Path, which: str, unsafe: Callable[[Path], None]
+) -> None:
+    """Whoever made the parent first took the agent's place, and was given every snapshot."""
+    place = RunPlace.of(tmp_path / "parent", "/mnt/store", "run")
+    if which == "leaf":
+        place.directory.parent.mkdir(0o700)
+    unsafe(place.directory.parent if which == "parent" else place.directory)
+    before = open_files()
+
+    with pytest.raises(PermissionError, match=r"is a link, or no directory|others may write to .* chmod go-w"):
+        place.prepare()
+
+    assert open_files() <= before
+
+
+def test_a_place_below_a_directory_for_everybody_is_safe_where_each_may_rename_only_their_own(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+
+    RunPlace.of(tmp_path / "tmp", "/mnt/store", "run").prepare()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("which", ["parent", "leaf"])
+def test_a_place_that_another_user_has_made_is_refused(tmp_path: Path, which: str) -> None:
+    if os.geteuid() != 0:
+        lacking("root", "to become somebody else")
+    place = RunPlace.of(tmp_path / "parent", "/mnt/store", "run")
+    place.directory.mkdir(0o700, parents=True)
+    os.chown(place.directory.parent if which == "parent" else place.directory, NOBODY, NOBODY)
+
+    with pytest.raises(PermissionError, match=f"belongs to another user \\(uid {NOBODY}\\)"):
+        place.prepare()
+
+
+@pytest.mark.root
+def test_whoever_listens_as_another_user_is_not_connected_to(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        lacking("root", "to become somebody else")
+    path = tmp_path / "agent.sock"
+    program = (
+        "import os, pathlib, sys; from harness.ipc.channel import listen; os.chdir(sys.argv[1]); "
+        f"os.setuid({NOBODY}); listener = listen(pathlib.Path('agent.sock')); print('listening', flush=True); "
+        "sys.stdin.read()"
+    )
+    tmp_path.chmod(0o777)
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listening\n"
+        before = open_files()
+        with pytest.raises(PermissionError, match=f"another user \\(uid {NOBODY}\\) listens"):
+            connect(path)
+        assert open_files() <= before
+        process.kill()
 
 
 def test_the_lock_is_had_by_one_and_goes_with_its_descriptor(place: RunPlace) -> None:
