@@ -56,16 +56,17 @@ class DirectoryStore:
     Args:
         root: made if it is not there. If it vanishes later it is *not* made again: an unmounted disk is no empty store.
         fs: the system calls.
+        shared: give new files and directories what the umask leaves; else they are this user's alone.
 
     Raises:
         CloudError: `root` can be neither found nor made.
     """
 
-    def __init__(self, root: Path, *, fs: FileSystem | None = None) -> None:
+    def __init__(self, root: Path, *, fs: FileSystem | None = None, shared: bool = False) -> None:
         self.root = root.absolute()
         self.url = str(self.root)
         self._fs = fs or FileSystem()
-        self._tree = Tree(self.root, self._fs)
+        self._tree = Tree(self.root, self._fs, shared=shared)
         io = direct.DirectIO()
         self._objects = Objects(self._tree, io)
         self._reservation = Reservation(self._tree)

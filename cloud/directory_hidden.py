@@ -29,7 +29,7 @@ def create(tree: Tree, kind: str, directory: int) -> tuple[str, int]:
     host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())[:64]
     while True:
         name = f"{kind}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
-        fd = tree.fs.open(name, _CREATE, 0o666, dir_fd=directory)
+        fd = tree.fs.open(name, _CREATE, tree.file_mode, dir_fd=directory)
         try:
             tree.fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             kept = tree.fs.fstat(fd).st_nlink > 0

@@ -33,11 +33,14 @@ class Tree:
     Attributes:
         root: absolute. If it vanishes it is not made again: an unmounted disk is no empty store.
         fs: the system calls.
+        file_mode: what a new file may have of permissions; the umask takes away from it, as ever.
+        directory_mode: the same of a new directory. What is there keeps its own.
     """
 
-    def __init__(self, root: Path, fs: FileSystem) -> None:
+    def __init__(self, root: Path, fs: FileSystem, *, shared: bool = False) -> None:
         """Make `root`, if it is not there. Raises CloudError: it can be neither found nor made."""
         self.root, self.fs = root, fs
+        self.file_mode, self.directory_mode = (0o666, 0o777) if shared else (0o600, 0o700)
         with self.errors("open the store"):
             self._make_root()
 
@@ -92,7 +95,7 @@ class Tree:
             path = path.parent
         for path in reversed(missing):
             with contextlib.suppress(FileExistsError):
-                self.fs.mkdir(path)
+                self.fs.mkdir(path, self.directory_mode)
             fd = self.fs.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 self.fs.fsync(fd)
@@ -107,7 +110,7 @@ class Tree:
             if not make:
                 raise
         with contextlib.suppress(FileExistsError):
-            self.fs.mkdir(name, dir_fd=directory)
+            self.fs.mkdir(name, self.directory_mode, dir_fd=directory)
         return self.fs.open(name, _DIRECTORY, dir_fd=directory)
 
     # ---------------------------------------------------------------------------------------------------------- words

@@ -61,6 +61,7 @@ class Settings:
         s3_kms_key_id: the key for "aws:kms"; `None` for the account's default one.
         metadata: base URL of the instance metadata service; "off" for none.
         runtime_dir: where agents listen on this host.
+        shared: new files in directory stores have what the umask leaves, and are not the user's alone.
     """
 
     store: str
@@ -87,6 +88,7 @@ class Settings:
     s3_kms_key_id: str | None = None
     metadata: str = "http://169.254.169.254"
     runtime_dir: str = ""
+    shared: bool = False
 
     def __post_init__(self) -> None:
         try:

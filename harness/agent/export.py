@@ -85,7 +85,7 @@ def export(
             say(f"exporting {copy.manifest.id} from {copy.store.url}")
             try:
                 plan = _plan(copy, only, is_torch)
-                _write(copy, plan, target, force)
+                _write(copy, plan, target, force, 0o666 if settings.shared else 0o600)
             except (SnapshotCorrupt, NotFound, Truncated) as err:
                 if isinstance(err, SnapshotCorrupt) or _stands(copy):
                     damage = err
@@ -298,8 +298,8 @@ def _check_free(target: Path, force: bool) -> None:
         raise ConfigError(f"{target} is there already: {'it is a directory' if target.is_dir() else 'see --force'}")
 
 
-def _write(copy: _Copy, plan: _Plan, target: Path, force: bool) -> None:
-    with _errors(target), _draft(target) as image:
+def _write(copy: _Copy, plan: _Plan, target: Path, force: bool, mode: int) -> None:
+    with _errors(target), _draft(target, mode) as image:
         room = shutil.disk_usage(target.parent).free
         # A torch file, and beside it what it is made of.
         needed = plan.layout.size * (1 if plan.torch_document is None else 2)
@@ -309,7 +309,7 @@ def _write(copy: _Copy, plan: _Plan, target: Path, force: bool) -> None:
         if plan.torch_document is None:
             _name(image, target, force)
             return
-        with _draft(target) as draft:
+        with _draft(target, mode) as draft:
             _convert(image, draft, plan.torch_document)
             _name(draft, target, force)
 
@@ -357,10 +357,10 @@ def _convert(image: Path, draft: Path, torch_document: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _draft(target: Path) -> Generator[Path]:
+def _draft(target: Path, mode: int) -> Generator[Path]:
     """A new hidden file beside `target`. It goes at the end, unless it was given a name."""
     draft = target.with_name(f".harness-export-{secrets.token_hex(8)}")
-    draft.touch(exist_ok=False)
+    draft.touch(mode, exist_ok=False)
     try:
         yield draft
     finally:

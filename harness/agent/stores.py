@@ -40,7 +40,7 @@ def open_existing_store(location: str, settings: Settings | None = None) -> Obje
         return open_store(location, settings)
     if not Path(location).exists():
         return MemoryStore()
-    return _open_directory(location)
+    return _open_directory(location, settings)
 
 
 def open_store(
@@ -62,12 +62,12 @@ def open_store(
         return RetryingStore(_Guarded(store, prefix, say))
     if "://" in location:
         raise ConfigError(f"{location}: a store is a directory or s3://bucket/prefix")
-    return _open_directory(location, sweep=True)
+    return _open_directory(location, settings, sweep=True)
 
 
-def _open_directory(location: str, *, sweep: bool = False) -> ObjectStore:
+def _open_directory(location: str, settings: Settings | None, *, sweep: bool = False) -> ObjectStore:
     try:
-        directory = DirectoryStore(Path(location))
+        directory = DirectoryStore(Path(location), shared=settings is not None and settings.shared)
         if sweep:
             directory.sweep()  # what writers that were killed left half-written
         return RetryingStore(directory)

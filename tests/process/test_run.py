@@ -203,6 +203,38 @@ def test_nothing_to_run_is_refused(world: World) -> None:
     refused(world, world.run_harness(command=[]), "nothing to run: harness run -- python train.py")
 
 
+@pytest.mark.parametrize("plainly", [False, True], ids=["under harness run", "started plainly"])
+def test_a_runtime_directory_that_others_may_write_to_is_refused(world: World, *, plainly: bool) -> None:
+    """Whoever made it first could take the agent's place there, and was given every snapshot."""
+    squatted = world.root / "r"
+    squatted.mkdir()
+    squatted.chmod(0o777)
+    command = world.tiny() if plainly else [*world.harness("run", *world.options(), "--"), *world.tiny()]
+    settings = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run, "HARNESS_METADATA": "off"}
+
+    process = world.start(*command, env={**settings, "HARNESS_RUNTIME_DIR": str(squatted)})
+
+    assert process.wait() == (1 if plainly else 64), process.stderr
+    assert f"others may write to {squatted}" in process.stderr
+    assert "HARNESS_RUNTIME_DIR names another directory" in process.stderr
+    assert not world.curve.exists()
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+def test_what_a_run_leaves_is_its_users_alone_unless_they_share_it(world: World, *, shared: bool) -> None:
+    world.has_local = True
+    world.released.touch()
+    done = world.start(
+        *("sh", "-c", 'umask 022; exec "$@"', "sh", *world.harness("run", *world.options(), "--"), *world.tiny()),
+        env={"HARNESS_SHARED": "yes"} if shared else {},
+    )
+
+    assert done.wait() == 0, done.stderr
+    for tier in (world.store, world.local):
+        modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in tier.rglob("*")}
+        assert modes == ({(True, 0o755), (False, 0o644)} if shared else {(True, 0o700), (False, 0o600)})
+
+
 def test_a_second_trainer_of_a_live_run_is_refused_and_told_whose_it_is(world: World) -> None:
     first = held(world)
     trainer = first.wait_for(r"TrainerStarted pid=(\d+)")[1]

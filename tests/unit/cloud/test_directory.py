@@ -340,6 +340,41 @@ def test_a_link_out_of_the_store_is_not_followed(tmp_path: Path) -> None:
     assert [path.name for path in outside.iterdir()] == ["secret"]
 
 
+@pytest.mark.parametrize(
+    ("shared", "directories", "files"), [(False, 0o700, 0o600), (True, 0o755, 0o644)], ids=["ours alone", "shared"]
+)
+def test_what_a_store_makes_is_its_users_alone_unless_it_was_asked_otherwise(
+    tmp_path: Path, *, shared: bool, directories: int, files: int
+) -> None:
+    """Weights below a directory that everybody may look into could be read by all."""
+    before = os.umask(0o022)
+    try:
+        store = DirectoryStore(tmp_path / "above" / "root", shared=shared)
+        receipt = put(store, "run/snapshots/a")
+        put_if_absent(store, "run/commits/a")
+        store.reserve(100_000)
+        store.copy("run/snapshots/a", "run/snapshots/b", receipt, deadline=NEVER)
+    finally:
+        os.umask(before)
+
+    found = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "above").rglob("*")}
+    assert {mode for path, mode in found.items() if path.is_dir()} == {directories}
+    assert {mode for path, mode in found.items() if path.is_file()} == {files}
+    assert (tmp_path / "above").stat().st_mode & 0o777 == directories
+
+
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    """Set-group-id and a group that may write: how a team shares a disk."""
+    tmp_path.chmod(0o2775)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o2775)
+
+    put(DirectoryStore(tmp_path), "run/commits/a")
+
+    assert tmp_path.stat().st_mode & 0o7777 == 0o2775
+    assert (tmp_path / "run").stat().st_mode & 0o7777 == 0o2775
+
+
 def test_a_root_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "store").symlink_to(tmp_path / "disk")
