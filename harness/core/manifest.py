@@ -23,6 +23,8 @@ MAX_RECORD_BYTES = 512 * 1024 * 1024
 """A record larger than this is not read: small state is small, even of a thousand ranks."""
 MAX_STATE_BYTES = MAX_RECORD_BYTES // 2
 """Small state larger than this is not saved: what could be saved can be resumed."""
+MAX_CHUNK_BYTES = 64 * 1024 * 1024
+"""Whoever reads holds several chunks in memory."""
 MAX_SHARD_BYTES = 1024**5
 _CRC = re.compile(r"[0-9a-f]{16}")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -318,7 +320,7 @@ def _check_part(part: Part, key: str) -> Part:
 
 def _check_shard(shard: ShardEntry, key: str) -> None:
     _require(8 <= shard.size <= MAX_SHARD_BYTES, key, f"{shard.name}: size {shard.size}")
-    _require(shard.chunk_bytes >= 1, key, f"{shard.name}: chunk_bytes {shard.chunk_bytes}")
+    _require(1 <= shard.chunk_bytes <= MAX_CHUNK_BYTES, key, f"{shard.name}: chunk_bytes {shard.chunk_bytes}")
     count = -(-shard.size // shard.chunk_bytes)
     _require(len(shard.chunks) == count, key, f"{shard.name}: {len(shard.chunks)} chunks, expected {count}")
     _require(all(_CRC.fullmatch(crc) for crc in (shard.crc64nvme, *shard.chunks)), key, f"{shard.name}: digest")

@@ -29,13 +29,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import enum
+import gc
 import importlib
 import math
 import re
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -43,9 +45,12 @@ import msgspec
 
 from harness.errors import SnapshotCorrupt, StateError
 
+MAX_VALUES: Final = 10_000_000
+"""Values in one small state, containers included: a few seconds and a gigabyte or two for whoever decodes it."""
 MAX_DEPTH: Final = 64
 """Containers inside containers; more is a cycle or an attack. Some 6 frames each, so Python's limit of 1000 is far."""
 
+_JSON_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _TAG: Final = "$"
 _INT64: Final = range(-(2**63), 2**63)
 _HEX: Final = re.compile(r"-?[1-9a-f][0-9a-f]*")
@@ -115,16 +120,47 @@ def decode(value: object) -> Any:
 
 def dumps(tree: object) -> bytes:
     """`encode`, as JSON text. Equal trees give equal bytes. Raises StateError."""
-    return msgspec.json.encode(encode(tree))
+    data = msgspec.json.encode(encode(tree))
+    if _has_too_many(data):
+        raise StateError(
+            f"small state has more than {MAX_VALUES:,} values, and could not be read back: keep long lists of numbers "
+            "in tensors"
+        )
+    return data
 
 
 def loads(data: bytes) -> Any:
     """The inverse of `dumps`. Raises SnapshotCorrupt."""
+    if _has_too_many(data):
+        raise SnapshotCorrupt(f"small state has more than {MAX_VALUES:,} values")
+    with _no_collections():
+        try:
+            value = msgspec.json.decode(data)
+        except (ValueError, RecursionError) as err:
+            raise SnapshotCorrupt(f"small state is not JSON: {str(err)[:200]}") from err
+        return decode(value)
+
+
+def _has_too_many(data: bytes) -> bool:
+    """Whether a JSON text has more values than a small state may have, told without decoding it."""
+    return _most_values(data) > MAX_VALUES and _most_values(_JSON_STRING.sub(b"", data)) > MAX_VALUES
+
+
+def _most_values(data: bytes) -> int:
+    """No fewer than there are: each follows a comma, or a bracket that opens, or stands alone."""
+    return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """No garbage collection in between: with millions of new containers, all reachable, it takes most of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        value = msgspec.json.decode(data)
-    except (ValueError, RecursionError) as err:
-        raise SnapshotCorrupt(f"small state is not JSON: {str(err)[:200]}") from err
-    return decode(value)
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def same(a: object, b: object) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from harness.trainer.rng import check_positions
+
 _MOST_OBJECTS = 2000
 _MOST_DEPTH = 6  # dataset → .dataset (Subset) → .transform → .transforms (Compose) → [0] → .generator
 _MOST_ITEMS = 64  # a list of transforms has fewer, a list of samples has more
@@ -45,7 +47,8 @@ def states(generators: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """The inverse of what `states` has for one generator."""
+    """The inverse of what `states` has for one generator. Raises ValueError, TypeError, LookupError: it is none."""
+    check_positions(state)
     if isinstance(generator, torch.Generator):
         generator.set_state(torch.tensor(list(state), dtype=torch.uint8))
     elif isinstance(generator, random.Random):

@@ -35,6 +35,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, MapDataPipe
 
 from harness.errors import StateError
+from harness.trainer.kinds import SAME_PROGRAM
 from harness.trainer.loader_generators import generators_in, set_state, states, word_of
 from harness.trainer.loader_hook import OnIter, Tree, call, check_kind, hook, switch, weakly
 from harness.trainer.loader_workers import SeededBatch, Workers
@@ -352,7 +353,12 @@ class _Order:
                     f"the snapshot has the state of a generator at {self._name}.{path}, and there is none: make it"
                     " where the object that holds it is made, not later"
                 )
-            set_state(generators[path], state)
+            try:
+                set_state(generators[path], state)
+            except (RuntimeError, ValueError, TypeError, LookupError) as err:
+                raise StateError(
+                    f"the generator at {self._name}.{path} refused its stored state ({err}): {SAME_PROGRAM}"
+                ) from err
 
     def _pass(self, epoch: _Epoch, indices: Iterator[Any]) -> Iterator[Any]:
         """One pass over the batch sampler as torch sees it. With workers torch starts two, and draws from the last."""

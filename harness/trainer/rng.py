@@ -18,6 +18,7 @@ from torch import Tensor
 from harness.errors import SnapshotCorrupt, StateError
 from harness.trainer.kinds import SAME_PROGRAM, is_array
 
+_MOST_POSITIONS: Final = {"pos": 624, "buffer_pos": 4}  # of MT19937 and Philox
 _DEVICES: Final = ("cuda", "xpu", "mps")
 
 
@@ -56,6 +57,17 @@ def restore_rng(tree: object) -> None:
         raise StateError(f"a random number generator refused its stored state ({err}): {SAME_PROGRAM}") from err
 
 
+def check_positions(state: Any) -> None:
+    """Raise ValueError where a generator of numpy's would read beyond the words that it holds: numpy does not look."""
+    if not isinstance(state, dict):
+        return
+    for name, most in _MOST_POSITIONS.items():
+        if name in state and not (type(state[name]) is int and 0 <= state[name] <= most):
+            raise ValueError(f"its {name} is {str(state[name])[:40]}, and it holds {most} words")
+    for part in state.values():
+        check_positions(part)
+
+
 def devices_in_use() -> Iterator[tuple[str, Any]]:
     """Kinds of devices that this process has begun to use. Asking must not begin it: that costs device memory."""
     for device in ("cuda", "xpu"):
@@ -86,7 +98,8 @@ def arrays_to_bytes(state: Any) -> Any:
 
 
 def arrays_from_bytes(state: Any, live: Any) -> Any:
-    """The inverse, with the dtypes of the live generator's state."""
+    """The inverse, with the dtypes of the live generator's state. Raises ValueError, LookupError, TypeError."""
     if isinstance(live, dict):
+        check_positions(state)
         return {key: arrays_from_bytes(state[key], value) for key, value in live.items()}
     return sys.modules["numpy"].frombuffer(state, live.dtype) if is_array(live) else state

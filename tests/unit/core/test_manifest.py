@@ -9,6 +9,7 @@ import pytest
 
 from harness.core.manifest import (
     FORMAT,
+    MAX_CHUNK_BYTES,
     Claim,
     Done,
     Manifest,
@@ -253,6 +254,7 @@ HOSTILE_PARTS: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "size as text": (("shards", 0, "size"), "5000"),
     "chunks of nothing": (("shards", 0, "chunk_bytes"), 0),
     "negative chunks": (("shards", 0, "chunk_bytes"), -4096),
+    "chunks that fill memory": (("shards", 0, "chunk_bytes"), MAX_CHUNK_BYTES + 1),
     "a chunk too few": (("shards", 0, "chunks"), ["00000000000000bb"]),
     "a chunk too many": (("shards", 0, "chunks"), ["00000000000000bb"] * 3),
     "no chunks": (("shards", 0, "chunks"), []),
