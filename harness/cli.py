@@ -14,14 +14,18 @@ import threading
 import traceback
 from collections.abc import Generator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
 from cloud.errors import CloudError, Denied
 from harness.config import Settings, check_alone, resolve
+from harness.core.words import printable
 from harness.errors import ConfigError, ExitCode, HarnessError
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 app = typer.Typer(
     name="harness",
@@ -486,7 +490,7 @@ def _say_settings(settings: Settings) -> None:
 
 
 def _say(text: str) -> None:
-    typer.echo(f"harness: {text}", err=True)
+    typer.echo(f"harness: {printable(text)}", err=True)
 
 
 @contextlib.contextmanager
@@ -511,8 +515,15 @@ def _print_fields(fields: dict[str, Any]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for name, value in fields.items():
-        table.add_row(name.replace("_", " "), "-" if value is None else str(value))
+        table.add_row(name.replace("_", " "), _cell(value))
     Console().print(table)
+
+
+def _cell(value: object) -> Text:
+    """As it is, whoever wrote it: no escape of a terminal's, no markup of rich's."""
+    from rich.text import Text
+
+    return Text("-" if value is None else printable(str(value)))
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
@@ -527,7 +538,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for name in rows[0]:
         table.add_column(name.replace("_", " "), overflow="fold", no_wrap=name != prose)
     for row in rows:
-        table.add_row(*("-" if value is None else str(value) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     console = Console()
     # Only the last column, which is prose, is folded, and that not in a pipe: what is there is searched by lines.
     unfolded = console.options.update(max_width=_IN_A_PIPE)

@@ -8,6 +8,7 @@ import sys
 
 from harness.agent.main import Agent
 from harness.config import Settings
+from harness.core.words import printable
 from harness.errors import HarnessError
 
 
@@ -18,7 +19,7 @@ def main(arguments: list[str]) -> int:
         script, starter = tuple(json.loads(arguments[1])), int(arguments[2])
         return Agent(settings, None, script=script, starter=starter, environ=os.environ).run()
     except HarnessError as err:
-        sys.stderr.write(f"harness: error: {err}\n")
+        sys.stderr.write(f"harness: error: {printable(str(err))}\n")
         return err.exit_code
 
 

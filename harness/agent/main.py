@@ -46,6 +46,7 @@ from harness.core import events
 from harness.core.manifest import Claim
 from harness.core.policy import Cadence, Choice
 from harness.core.snapshot import RunKeys
+from harness.core.words import printable
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, Superseded
 from harness.ipc.channel import Channel, Message
 from harness.ipc.slots import Ask
@@ -609,4 +610,4 @@ class Agent:
 def _say(text: str) -> None:
     """A word to the user that is no event."""
     with contextlib.suppress(OSError):  # the terminal is gone: that is when saving matters most
-        os.write(2, f"harness: {text}\n".encode())
+        os.write(2, f"harness: {printable(text)}\n".encode())

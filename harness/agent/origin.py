@@ -33,6 +33,7 @@ from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, STOPPED_EARLY, Claim, Done
 from harness.core.snapshot import MAX_GENERATION, RunKeys, SnapshotId
+from harness.core.words import without_secrets
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
 
@@ -100,7 +101,7 @@ class Origin:
             settings: of the run.
             keys: of the run.
             host: for records.
-            command: the trainer's command line, remembered by the claim.
+            command: the trainer's command line, remembered by the claim but for what looks secret.
             saves: tiers, and slots of earlier lives.
             journal: of this agent.
             post: runs something in the main thread.
@@ -110,7 +111,7 @@ class Origin:
             fatal: called from a thread that met a bug.
             say: a word to the user.
         """
-        self._settings, self._keys, self._host, self._command = settings, keys, host, tuple(command)
+        self._settings, self._keys, self._host, self._command = settings, keys, host, without_secrets(command)
         self._saves, self._journal, self._post, self._say = saves, journal, post, say
         self._on_change, self._refuse, self._fatal = on_change, refuse, fatal
         self._superseded = superseded

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from harness.core.words import printable
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True, omit_defaults=True):
     """Base of every event; the class name is the tag in JSON."""
@@ -569,5 +571,5 @@ def describe(event: Event) -> str:
 def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    text = " ".join(str(value).split("\n"))
+    text = printable(" ".join(str(value).split("\n")))
     return f'"{text}"' if " " in text else text

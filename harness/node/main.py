@@ -21,6 +21,7 @@ from cloud.signals import DrainFileSource
 from harness.agent import preview
 from harness.config import Settings
 from harness.core.policy import count
+from harness.core.words import printable
 from harness.errors import ConfigError, ExitCode
 from harness.node.acts import Acts
 from harness.node.announcements import Announcements
@@ -220,4 +221,4 @@ def _opened(place: Place) -> Generator[Place]:
 def _say(text: str) -> None:
     """A word to the user."""
     with contextlib.suppress(OSError):  # the terminal is gone
-        os.write(2, f"harness: {text}\n".encode(errors="backslashreplace"))
+        os.write(2, f"harness: {printable(text)}\n".encode())

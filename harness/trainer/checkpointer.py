@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.config import SOCKET_VARIABLE, check_alone, is_off, resolve
 from harness.core import tree
+from harness.core.words import printable
 from harness.errors import ExitCode, SnapshotCorrupt, StateError
 from harness.ipc.slots import Ask, Request, SlotRecord, Word
 from harness.trainer import state
@@ -805,5 +806,5 @@ def _holds_optimizer(value: Any) -> bool:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
-        sys.stderr.write(f"harness: {text}\n")
+        sys.stderr.write(f"harness: {printable(text)}\n")
         sys.stderr.flush()

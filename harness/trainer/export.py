@@ -23,6 +23,7 @@ from torch import Tensor
 from harness.core import tree
 from harness.core.shard import Placed, header_bytes, parse_header
 from harness.core.tree import EnumValue, TensorRef
+from harness.core.words import printable
 from harness.errors import HarnessError, SnapshotCorrupt, StateError
 from harness.trainer.copy import TORCH_DTYPES, describe
 
@@ -121,7 +122,7 @@ def main(arguments: list[str]) -> int:
     try:
         export(image, sys.stdin.buffer.read(), file)
     except (HarnessError, OSError) as err:
-        sys.stderr.write(f"{err}\n")
+        sys.stderr.write(f"{printable(str(err))}\n")
         return err.exit_code if isinstance(err, HarnessError) else HarnessError.exit_code
     return 0
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import harness.errors
 from harness.config import SOCKET_VARIABLE, Settings
+from harness.core.words import printable, without_secrets
 from harness.errors import AgentGone, ConfigError, HarnessError
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
@@ -66,7 +67,8 @@ class Link:
             ConfigError: the run is being trained already, or it is finished.
             AgentGone: no agent answers.
         """
-        self._script, self._environ = script, environ
+        self._environ = environ
+        self._script = without_secrets(script)  # everybody on this host can read an agent's command line
         self._condition = threading.Condition()
         self._head: Head | None = None
         self._ready: Ready | None = None
@@ -359,8 +361,8 @@ class Link:
             return channel
         assert settings is not None, "without harness run the settings come from the Checkpointer"
         self._place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
-        self._place.prepare()
         try:
+            self._place.prepare()
             channel = ipc.connect(self._place.socket, _ANSWER_S)
             if channel is not None and self._busy_elsewhere(channel):
                 channel.close()
@@ -369,6 +371,10 @@ class Link:
             raise ConfigError(
                 f"the agent of run {settings.run!r} on this host does not answer{self._place.holder()}: is it stopped "
                 "(kill -CONT), or frozen by its cgroup? Let it go on, or end it (kill -KILL)"
+            ) from err
+        except OSError as err:
+            raise ConfigError(
+                f"no agent can listen in {self._place.directory}: {err}; HARNESS_RUNTIME_DIR names another directory"
             ) from err
         if channel is not None:
             channel.socket.settimeout(None)
@@ -438,5 +444,5 @@ def _error_from(message: Message) -> HarnessError:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
-        sys.stderr.write(f"harness: {text}\n")
+        sys.stderr.write(f"harness: {printable(text)}\n")
         sys.stderr.flush()

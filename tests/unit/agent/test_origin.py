@@ -55,10 +55,11 @@ class Gate(MemoryStore):
 class Scene:
     """An Origin between a store and what it tells."""
 
-    def __init__(self, store: ObjectStore, directory: Path) -> None:
+    def __init__(self, store: ObjectStore, directory: Path, command: tuple[str, ...] = ("python", "train.py")) -> None:
         settings = Settings(store="memory", run="run", runtime_dir=str(directory))
         self.posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.refused, self.superseded, self.bugs, self.heard = list[Any](), list[Claim](), list[Any](), list[Any]()
+        self.said = list[str]()
         self.journal = Journal(
             KEYS, "host", listeners=[lambda line: self.heard.append(line.body)], heartbeat=events.Heartbeat
         )
@@ -73,8 +74,8 @@ class Scene:
             lambda _: store,
         )
         self.origin = Origin(
-            settings, KEYS, "host", ("python", "train.py"), self.saves, self.journal, self.posts.put, lambda: None,
-            self.refused.append, self.superseded.append, self.bugs.append, lambda text: None,
+            settings, KEYS, "host", command, self.saves, self.journal, self.posts.put, lambda: None,
+            self.refused.append, self.superseded.append, self.bugs.append, self.said.append,
         )  # fmt: skip
 
     def hand_over(self, number: int, step: int) -> None:
@@ -256,6 +257,19 @@ def test_a_first_fetch_that_failed_is_tried_again_only_when_there_is_something_n
     threading.Event().wait(0.1)
 
     assert len(located(scene)) == 2
+
+
+def test_what_looks_secret_in_a_command_line_is_not_claimed(store: Gate, tmp_path: Path) -> None:
+    """Whoever may read the store reads the claims. A start with the same command is the same all the same."""
+    for number in (1, 2):
+        scene = Scene(store, tmp_path, ("python", "train.py", "--api-key", "sesame", "--hub_token=sesame"))
+        scene.begin()
+        scene.until(scene.origin.generation.claimed.is_set)
+        scene.close()
+        claim = commit.read_claim(store, KEYS, number, FOREVER)
+        assert claim.command == ("python", "train.py", "--api-key", "***", "--hub_token=***")
+        assert not scene.said
+        commit.end(store, KEYS, number, claim.nonce, "interrupted", None, FOREVER)
 
 
 # ---- a store that does not answer ------------------------------------------------------------------------------------

@@ -32,6 +32,13 @@ def test_the_bytes_of_a_line_are_pinned() -> None:
     )
 
 
+def test_a_line_for_people_moves_no_cursor() -> None:
+    """A notice and a store's reason are others' words."""
+    body = events.UpkeepFailed(tier="remote", reason="gone\x1b[2J\r\naway\u202e")
+
+    assert describe(body) == r'UpkeepFailed tier=remote reason="gone\x1b[2J\r away\u202e"'
+
+
 def test_a_default_is_not_written() -> None:
     line = Line(at="t", mono=1.0, generation=0, body=events.Heartbeat(step=3))
 

@@ -1,0 +1,55 @@
+"""What is shown on a terminal of what others wrote: names, reasons and commands from stores, notices and hosts.
+
+Owns how it is made harmless, and which arguments of a command are nobody else's to know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+HIDDEN = "***"
+"""Stands where a secret was."""
+
+_HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and newline, DEL, C1: a terminal obeys them
+    "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they turn the order of what is read
+    "\ud800-\udfff]"
+)
+_NAME = (  # the last words of an option: --max-tokens and --tokenizer are none
+    r"(?:[\w.+-]*[-_.])?(?:secret|token|passw(?:or)?d|passphrase|credentials?"
+    r"|(?:(?:secret|api|access|private|auth|account)[-_]?)+key)"
+)
+_NAMED = re.compile(rf"(?i)^(-{{0,2}}{_NAME}=)(.+)", re.DOTALL)  # --api-key=…, WANDB_API_KEY=…, a hydra key
+_NAMES_NEXT = re.compile(rf"(?i)--?{_NAME}")
+_IN_URL = re.compile(r"(\w+://[^/@\s:]*:)[^/@\s]+(@)")
+_KNOWN = re.compile(  # as their issuers write them
+    r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|xox[abprs]-[\w-]{10,}|glpat-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+)
+
+
+def printable(text: str) -> str:
+    """`text` as a terminal may have it: what would move the cursor, colour or hide something is shown as an escape."""
+    return _HARMFUL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
+    """A command line for others to read: the values of options whose names say that they are secret are hidden.
+
+    So are passwords in URLs, and tokens of a form that is known. What else is secret nobody can see.
+    """
+    return tuple(_hidden(command))
+
+
+def _hidden(command: Sequence[str]) -> Iterator[str]:
+    hides = False
+    for argument in command:
+        if hides and not argument.startswith("-"):
+            yield HIDDEN
+            hides = False
+            continue
+        hides = _NAMES_NEXT.fullmatch(argument) is not None
+        argument = _NAMED.sub(rf"\g<1>{HIDDEN}", argument)
+        argument = _IN_URL.sub(rf"\g<1>{HIDDEN}\g<2>", argument)
+        yield _KNOWN.sub(HIDDEN, argument)
