@@ -17,7 +17,7 @@ from cloud.errors import NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectInfo, check_key
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe that has a name is waited for by nobody
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a named pipe does not block
 _NO_FILE = frozenset({errno.ELOOP, errno.ENXIO})  # a link; a socket
 _Entries = list[tuple[str, int | None]]
 

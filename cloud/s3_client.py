@@ -165,14 +165,14 @@ class S3Client:
         if style == "auto" and not _is_aws(made.meta.endpoint_url):
             made = client("path")  # the environment's; and bucket.localhost resolves nowhere
         made.meta.events.register("before-call.s3", self._limit)
-        made.meta.events.register("before-call.s3.HeadBucket", self._ask_nobody_where_the_bucket_is)
+        made.meta.events.register("before-call.s3.HeadBucket", self._skip_head_bucket)
         return made, session.get_credentials()
 
     def _limit(self, context: dict[str, Any], **_: Any) -> None:
         deadline: Deadline = getattr(self._current, "deadline", None) or Deadline.never()
         context["read_timeout"] = max(0.05, min(READ_S, deadline.remaining_s))
 
-    def _ask_nobody_where_the_bucket_is(self, **_: Any) -> tuple[Any, dict[str, Any]] | None:
+    def _skip_head_bucket(self, **_: Any) -> tuple[Any, dict[str, Any]] | None:
         """Botocore asks for the region of a bucket, by HEAD, whenever it is redirected; and then about the answer.
 
         A store that redirects whatever it is asked would be asked until the stack is full. An S3 that knows better
@@ -238,7 +238,7 @@ def _check_answer(reply: dict[str, Any], operation: str) -> None:
     for group in _SAYS.get(operation, ()):
         if all(_said(reply, name) is None for name in group):
             if (body := reply.get("Body")) is not None:
-                body.close()  # nobody is going to read it
+                body.close()  # the caller gets the error, and no body to close
             raise _NoAnswerOfS3(f"a success without {' or '.join(group)}")
 
 

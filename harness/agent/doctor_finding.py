@@ -20,7 +20,7 @@ class Level(enum.Enum):
 
     OK = "ok"
     WARNING = "warning"
-    """A run works, with less than it could have; or nobody could find out."""
+    """A run works, with less than it could have; or this could not be checked."""
     FAILURE = "FAIL"
     """A run would lose work, or not start."""
 

@@ -169,7 +169,7 @@ class _Foreign(Exception):
 
 
 class _Damaged(SnapshotCorrupt):
-    """What the store holds is not what was committed, as far as one reader can tell: read again and again."""
+    """What was read is not what was committed, each time that it was read here. Another host may read it well."""
 
 
 class _NotRead(SnapshotCorrupt):
