@@ -114,7 +114,7 @@ class StoreTroubles:
         self._current = None
 
     def _has_struck(self, rule: int) -> bool:
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(ValueError):
             self.steer("wait_struck", fault_id=rule, timeout_s=ANSWERS_S)
             return True
         return False

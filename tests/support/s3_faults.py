@@ -108,14 +108,22 @@ class Faults:
             return struck[0] if struck else None
 
     def wait_struck(self, fault_id: int, times: int, timeout_s: float | None) -> None:
-        """Block until a rule has struck so often; with a limit, raises TimeoutError."""
+        """Block until a rule has struck so often.
+
+        Raises:
+            KeyError: there is no such rule, or it is forgotten meanwhile: it strikes nobody any more.
+            TimeoutError: the limit, if there is one, is over.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._struck(fault_id) >= times, timeout_s):
                 struck = self._struck(fault_id)
                 raise TimeoutError(f"fault {fault_id} struck {struck} times, not {times}, within {timeout_s:g} s")
 
     def _struck(self, fault_id: int) -> int:
-        return sum(fault.struck for fault in self._faults if fault.fault_id == fault_id)
+        for fault in self._faults:
+            if fault.fault_id == fault_id:
+                return fault.struck
+        raise KeyError(f"no fault {fault_id}")
 
     def hold(self, fault: Fault) -> None:
         """Keep a struck call waiting: until it is released, for its `delay_s`, or until the server closes."""
@@ -137,6 +145,7 @@ class Faults:
         self.release()
         with self._changed:
             self._faults.clear()
+            self._changed.notify_all()
 
     def close(self) -> None:
         self._closed.set()

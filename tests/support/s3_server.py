@@ -102,7 +102,7 @@ class S3Server:
         self.bucket = bucket
         self.service = Service(bucket, Settings().changed(settings))
         self.faults = Faults()
-        self.is_down = False
+        self.is_down = self._is_closed = False
         self._requests = 0
         self._calls: list[Call] = []
         self._changed = threading.Condition()
@@ -124,8 +124,11 @@ class S3Server:
         self.close()
 
     def close(self) -> None:
-        """Sever every connection, and wait for their threads. Idempotent."""
+        """Sever every connection, and wait for their threads. Whoever waits for a call is told no. Idempotent."""
         self.faults.close()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         with contextlib.suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._acceptor.join(HANG_S)
@@ -152,7 +155,7 @@ class S3Server:
         self.faults.release()
 
     def wait_struck(self, fault_id: int, times: int = 1, timeout_s: float | None = None) -> None:
-        """Block until a rule has struck so often; with a limit, raises TimeoutError."""
+        """Block until a rule has struck so often. Raises KeyError once there is no such rule, TimeoutError."""
         self.faults.wait_struck(fault_id, times, timeout_s)
 
     def down(self) -> None:
@@ -237,13 +240,15 @@ class S3Server:
             self._calls.clear()
 
     def wait_calls(self, operation: str, count: int = 1) -> None:
-        """Block until so many calls of an operation were answered."""
+        """Block until so many calls of an operation were answered. Raises ConnectionError when the server closes."""
 
         def answered() -> int:
             return sum(call.operation == operation and call.status != 0 for call in self._calls)
 
         with self._changed:
-            self._changed.wait_for(lambda: answered() >= count)
+            self._changed.wait_for(lambda: self._is_closed or answered() >= count)
+            if answered() < count:
+                raise ConnectionError("the server closed")
 
     # For connections
 
@@ -295,18 +300,21 @@ class S3Server:
                 connection.thread.start()
 
 
-def steer(url: str, verb: str, *, timeout_s: float = 60.0, **arguments: Any) -> Any:
-    """Call a method of the server at `url` in another process; its result as JSON. Raises ValueError, OSError."""
+def steer(url: str, verb: str, **arguments: Any) -> Any:
+    """Call a method of the server at `url` in another process; its result as JSON.
+
+    Every keyword is the method's, its limits too. Raises ValueError for what the method raises, OSError.
+    """
     parts = urlsplit(url)
     assert parts.hostname
     assert parts.port
     if parts.scheme == "https":
         trusting = ssl._create_unverified_context()  # it is our own, on loopback
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=timeout_s, context=trusting
+            parts.hostname, parts.port, timeout=HANG_S, context=trusting
         )
     else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=HANG_S)
     with contextlib.closing(connection):
         connection.request("POST", CONTROL, json.dumps({"verb": verb, "arguments": arguments}))
         response = connection.getresponse()

@@ -696,6 +696,53 @@ def test_another_process_steers_by_the_same_names(server: S3Server, call: Client
         steer(server.url, "close")
 
 
+def test_a_limit_that_another_process_gives_is_the_methods_own(server: S3Server) -> None:
+    """It was taken for the client's patience: the server waited without one, and did not end for a quarter of an hour.
+
+    The soak then sat in its last line until pytest's limit, five times.
+    """
+    fault_id = steer(server.url, "fault", kind="error")
+
+    with pytest.raises(ValueError, match=r"TimeoutError: fault 1 struck 0 times, not 1, within 0 s"):
+        steer(server.url, "wait_struck", fault_id=fault_id, timeout_s=0)
+
+
+@pytest.mark.parametrize("forget", [S3Server.clear, S3Server.close])
+def test_who_waits_for_a_rule_that_is_forgotten_is_told(server: S3Server, forget: Callable[[S3Server], None]) -> None:
+    fault_id = server.fault("error")
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            server.wait_struck(fault_id)
+        except KeyError as err:
+            told.append(str(err))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    forget(server)
+    waiting.join(HANG_S)
+
+    assert told == ["'no fault 1'"]
+
+
+def test_who_waits_for_a_call_of_a_server_that_closes_is_told(server: S3Server) -> None:
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            server.wait_calls("PutObject")
+        except ConnectionError as err:
+            told.append(str(err))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    server.close()
+    waiting.join(HANG_S)
+
+    assert told == ["the server closed"]
+
+
 def test_the_command_serves_over_tls_until_it_is_told_to_end(tmp_path: Path) -> None:
     certificate, key = write_certificate(tmp_path)
     with serving("--certificate", str(certificate), "--private-key", str(key), bucket="b") as url:
