@@ -4,7 +4,8 @@ Owns the slot pool, both tiers, and the two figures that are always kept apart. 
 thread only; the tiers' threads report through `post`.
 
     sealed ──▶ local ──(durable_every_s, or at once when it presses)──▶ remote, from the local file
-       └──────────────────── no local tier, or it presses ───────────▶ remote, from the slot
+       ├──────────────────── no local tier, or it presses ───────────▶ remote, from the slot
+       └── (durable_every_s) ── the local tier's files are unreadable ▶ remote, from the slot
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Saves:
         self._given: list[tuple[Tier, Job]] = []
         self._made_by: dict[int, Generation] = {}
         self._unreadable: set[int] = set()  # steps whose file in the local tier cannot be read
+        self._distrusts_files = False  # the newest of them that was to be uploaded was such a one
         self._unclaimed: set[int] = set()  # slots of a generation that nobody is going to claim any more
         self._manifests: dict[tuple[int, int], Manifest] = {}
         tell = TierEvents(
@@ -194,8 +196,18 @@ class Saves:
         job = SealedSlot(index, slot, record, generation, self.sealed_at)
         if self.local is not None:
             self._give(self.local, job)
-        if self.local is None or (self.pressing and (self._draining or not self._store_fails)):
+        if self.local is None or (self._goes_straight() and (self._draining or not self._store_fails)):
+            self._upload_started_at = self.sealed_at
             self._give(self.remote, job)
+
+    def _goes_straight(self) -> bool:
+        """Whether the slot that was sealed now is the store's turn, and not its file in the local tier."""
+        return self.pressing or (self._distrusts_files and self._is_due(time.monotonic()))
+
+    def _is_due(self, now: float) -> bool:
+        """Whether the remote tier's turn has come; until something is durable it always has."""
+        due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
+        return due or self.steps.durable is None
 
     def take_left_over(self, generation: Generation) -> bool:
         """What `generation`'s trainer sealed and did not tell us about, if anything. Returns whether there was."""
@@ -334,6 +346,7 @@ class Saves:
                 self._manifests.pop(next(iter(self._manifests)))
         if tier is self.remote:
             self._store_fails = False
+            self._distrusts_files = self._distrusts_files and not isinstance(job, LocalSnapshot)
             self.durable_at = time.monotonic()
             self._set(durable=manifest.step, local=manifest.step if self.local is None else None)
         else:
@@ -347,8 +360,7 @@ class Saves:
         if self.steps.durable == manifest.step or any(job.step >= manifest.step for job in self._jobs(self.remote)):
             return  # it went there straight from the slot
         now = time.monotonic()
-        due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
-        if due or self.pressing or self.steps.durable is None:
+        if self.pressing or self._is_due(now):
             self._upload_started_at = now
             due_one = LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at)
             self._submit(self.remote, due_one)
@@ -360,6 +372,7 @@ class Saves:
         if not isinstance(job, SealedSlot):
             if tier is self.remote and unreadable:
                 self._unreadable.add(job.step)  # the local disk's file, that is: memory may have it still
+                self._distrusts_files = True  # and the next ones go from memory before the trainer has it back
                 self._give_from_memory(job.step)
             return
         if tier is self.local:

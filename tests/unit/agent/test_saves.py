@@ -25,6 +25,8 @@ from tests.support.clock import standing
 from tests.support.patience import HANG_S
 from tests.support.protocol import KEYS, RUN_ID, SLOT_BYTES, Content
 
+UNREADABLE = SourceUnreadable("cannot read the source: Input/output error")
+
 
 class Scene:
     """One slot, a local tier and a remote one, whose threads run only when they are started."""
@@ -52,6 +54,18 @@ class Scene:
         slot.seal(content.record(), sequence)
         self.saves.take(self.index, self.generation)
 
+    def commit_locally(self, step: int) -> LocalSnapshot:
+        """Seal `step` where it is not the remote tier's turn; its file in the local tier."""
+        assert self.saves.local is not None
+        self.saves.steps = Steps(durable=1)  # so that the local commit alone uploads nothing
+        self.saves._upload_started_at = float("inf")
+        self.seal(step, 1)
+        self.saves.local.start()
+        self.until(lambda: self.steps.local == step)
+        file = self.saves._newest_local
+        assert file is not None
+        return file
+
     def until(self, condition: Callable[[], bool]) -> None:
         """Run what the tiers post."""
         while not condition():
@@ -68,12 +82,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def test_a_granted_slot_is_never_read_and_its_file_is_uploaded_instead(scene: Scene) -> None:
     """The trainer may overwrite it at any moment: a torn snapshot would be committed under digests that agree (I8)."""
-    assert scene.saves.local is not None
-    scene.saves.steps = Steps(durable=1)  # so that the local commit alone uploads nothing
-    scene.saves._upload_started_at = float("inf")
-    scene.seal(10, 1)
-    scene.saves.local.start()
-    scene.until(lambda: scene.steps.local == 10)
+    scene.commit_locally(10)
     scene.until(lambda: scene.saves.pool.grant() == scene.index)
 
     scene.saves.pool.hold(scene.index, TRAINER)
@@ -145,39 +154,55 @@ def test_with_a_deadline_the_slot_is_sent_again_and_not_its_file(scene: Scene) -
 
 def test_a_file_that_cannot_be_read_back_is_sent_from_memory_instead(scene: Scene) -> None:
     """A bad block below the local tier, in the notice: the store was tried with it until the time was over."""
-    scene.saves.steps = Steps(durable=1)
-    scene.saves._upload_started_at = float("inf")
-    scene.seal(10, 1)
-    assert scene.saves.local is not None
-    scene.saves.local.start()
-    scene.until(lambda: scene.steps.local == 10)
-    file = scene.saves._newest_local
-    assert file is not None
+    file = scene.commit_locally(10)
     scene.saves._submit(scene.saves.remote, file)
 
-    scene.saves._on_failed(scene.saves.remote, file, SourceUnreadable("cannot read the source: Input/output error"))
+    scene.saves._on_failed(scene.saves.remote, file, UNREADABLE)
 
     assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
 
 
 def test_pressing_gives_what_memory_has_where_its_file_is_tried_in_vain(scene: Scene) -> None:
-    scene.saves.steps = Steps(durable=1)
-    scene.saves._upload_started_at = float("inf")
-    scene.seal(10, 1)
-    assert scene.saves.local is not None
-    scene.saves.local.start()
-    scene.until(lambda: scene.steps.local == 10)
-    file = scene.saves._newest_local
-    assert file is not None
+    file = scene.commit_locally(10)
     scene.saves.pool.hold(scene.index, TRAINER)  # it may overwrite the slot: the file is all that there is
     scene.saves._submit(scene.saves.remote, file)
-    scene.saves._on_failed(scene.saves.remote, file, SourceUnreadable("cannot read the source: Input/output error"))
+    scene.saves._on_failed(scene.saves.remote, file, UNREADABLE)
     assert [type(job) for job in scene.saves.remote.jobs] == [LocalSnapshot]
     scene.saves.pool.release(scene.index, TRAINER)
 
     scene.saves.press()
 
     assert [type(job) for job in scene.saves.remote.jobs] == [SealedSlot]
+
+
+def test_behind_a_file_that_could_not_be_read_snapshots_go_from_memory_in_their_turn(scene: Scene) -> None:
+    """With one slot the trainer had it back before its file was tried: nothing became durable until the run ended."""
+    file = scene.commit_locally(10)
+    scene.saves.pool.hold(scene.index, TRAINER)
+    scene.saves._submit(scene.saves.remote, file)
+    scene.saves._on_failed(scene.saves.remote, file, UNREADABLE)
+    scene.saves.pool.release(scene.index, TRAINER)
+
+    scene.seal(20, 2)
+    assert [type(job) for job in scene.saves.remote.jobs] == [LocalSnapshot], "not its turn"
+    scene.saves._upload_started_at = float("-inf")
+    scene.seal(30, 3)
+
+    assert [(type(job), job.step) for job in scene.saves.remote.jobs] == [(SealedSlot, 30)]
+    assert scene.saves._upload_started_at > 0, "and the next one has to wait"
+
+
+def test_a_file_that_was_uploaded_after_all_is_trusted_again(scene: Scene) -> None:
+    file = scene.commit_locally(10)
+    scene.saves._submit(scene.saves.remote, file)
+    scene.saves._on_failed(scene.saves.remote, file, UNREADABLE)
+    scene.saves._on_published(scene.saves.remote, file, file.manifest)
+    scene.saves._on_released(scene.saves.remote, file)
+    scene.saves._upload_started_at = float("-inf")
+
+    scene.seal(20, 2)
+
+    assert 20 not in [job.step for job in scene.saves.remote.jobs], "its file's turn"
 
 
 @pytest.mark.parametrize("claimed", [False, True])
