@@ -16,7 +16,7 @@ from tests.soak.strikes import Strike
 LEFT_BEHIND_S = 20.0  # `harness run` has ended: what may its last process still take
 STUCK_S = 150.0  # without a step anywhere
 ENDS_S = 60.0
-CRASHED, KILLED, TERMINATED = 1, 137, 143
+CRASHED, HUNG_UP, KILLED, TERMINATED = 1, 129, 137, 143
 REFUSED = (64, 70)  # a store that denies what is needed: at the very start, and while the resume point is looked for
 
 
@@ -76,6 +76,8 @@ class Fleet:
     def turn(self, now: float) -> None:
         """Hear, take away, start again."""
         self.listen()
+        for host in (*self.leaving, self.active):
+            host.do_what_is_due(now)
         for host in list(self.leaving):
             self._see_off(host, now)
         self._look_after(self.active, now)
@@ -188,12 +190,13 @@ class Fleet:
         return code
 
     def _may_end(self, host: Host, code: int, noticed: bool, now: float) -> bool:
+        terminated = any("SIGTERM" in name for name in host.struck)
         if code in (74, 75):
-            return noticed or "SIGTERM" in host.struck or now < host.misled_until
+            return noticed or terminated or now < host.misled_until
         if code == 73:
             return host is not self.active
-        if code == TERMINATED:
-            return "SIGTERM" in host.struck and not host.has_told  # Python had not come to where it listens to signals
+        if code in (HUNG_UP, TERMINATED):
+            return terminated and not host.has_told  # Python had not come to where it listens to signals
         if code == KILLED:
             return any(name.startswith("SIGKILL") for name in host.struck)
         if code == CRASHED:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,6 +101,7 @@ class Host:
         self.starts = 0
         self.gone_at: float | None = None  # when the instance is taken away
         self.thaw_at: float | None = None
+        self._later: tuple[float, Callable[[], object]] | None = None  # what else is done to it, and when
         self.is_lost = False
         self.misled_until = 0.0  # its metadata service has shown something that has to be taken for a notice
         self.struck: set[str] = set()  # what was done to it since its last start
@@ -146,6 +148,7 @@ class Host:
         """`harness run`, on whatever is on this host. `durable`: the snapshots that are known to be."""
         self.starts += 1
         self.struck, self.told_code, self.left_at, self.has_told = set(), None, None, False
+        self._later = None
         self.logs.append(Log(self._setting.directory / f"h{self.number}.{self.starts}.log", set(durable)))
         with self.logs[-1].path.open("ab") as sink:
             self.process = subprocess.Popen(
@@ -237,7 +240,7 @@ class Host:
 
     # ---- ending -----------------------------------------------------------------------------------------------------
 
-    def signal(self, pids: list[int], signum: int) -> None:
+    def send(self, pids: list[int], signum: int) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
@@ -245,25 +248,35 @@ class Host:
     def kill(self) -> None:
         """SIGKILL everything, as the end of the instance does, or of its container."""
         while running := self.running():
-            self.signal(list(running), signal.SIGKILL)
+            self.send(list(running), signal.SIGKILL)
         if self.process is not None:
             self.process.wait(REAPED_S)
 
-    def terminate(self) -> bool:
-        """SIGTERM, as a service manager sends it: to `harness run`, or to what a dead one has left. Was there any?"""
+    def then(self, at: float, do: Callable[[], object]) -> None:
+        """Do this too, at monotonic `at`; of several, the last. See `do_what_is_due`."""
+        self._later = (at, do)
+
+    def do_what_is_due(self, now: float) -> None:
+        """What `then` was told, once its time has come."""
+        if self._later is not None and now >= self._later[0]:
+            (_, do), self._later = self._later, None
+            do()
+
+    def terminate(self, signum: int = signal.SIGTERM) -> bool:
+        """A signal as a service manager sends it: to `harness run`, or to what a dead one has left. Was there any?"""
         pids = self.agents() if self.exit_code is None else [*self.trainers(), *self.agents()]
-        self.signal(pids, signal.SIGTERM)
+        self.send(pids, signum)
         return bool(pids)
 
     def freeze(self) -> None:
         """SIGSTOP everything."""
         for _ in range(3):  # what was forked between looking and stopping
-            self.signal(list(self.running()), signal.SIGSTOP)
+            self.send(list(self.running()), signal.SIGSTOP)
 
     def thaw(self) -> None:
         """SIGCONT everything."""
         self.thaw_at = None
-        self.signal(list(self.running()), signal.SIGCONT)
+        self.send(list(self.running()), signal.SIGCONT)
 
     def lose(self) -> None:
         """The instance is gone, and its disk with it. Its lock stays, so that no other host has the same inode."""

@@ -52,14 +52,34 @@ def _kill(find: Callable[[Host], list[int]]) -> Callable[[Host, Random, float], 
     def strike(host: Host, rng: Random, _now: float) -> bool:
         if not (found := find(host)):
             return False
-        host.signal([rng.choice(found)], signal.SIGKILL)
+        host.send([rng.choice(found)], signal.SIGKILL)
         return True
 
     return strike
 
 
+def _kill_twice(host: Host, rng: Random, now: float) -> bool:
+    if not _kill(Host.trainers)(host, rng, now):
+        return False
+    host.then(now + rng.uniform(0.2, 3.0), lambda: host.send(host.trainers(), signal.SIGKILL))  # the next one starts
+    return True
+
+
 def _terminate(host: Host, _rng: Random, _now: float) -> bool:
     return host.terminate()
+
+
+def _terminate_again(host: Host, rng: Random, now: float) -> bool:
+    """As a service manager and a closing terminal do, or one that is impatient."""
+    second = rng.choice((signal.SIGTERM, signal.SIGHUP))
+    host.then(now + rng.uniform(0.0, 4.0), lambda: host.terminate(second))
+    return host.terminate()
+
+
+def _notice_and_terminate(host: Host, rng: Random, now: float) -> bool:
+    """The notice, and then the shutdown of the machine that it spoke of."""
+    host.then(now + rng.uniform(0.0, 3.0), host.terminate)
+    return _notice(host, rng, now)
 
 
 def _recommend(host: Host, _rng: Random, _now: float) -> bool:
@@ -79,6 +99,15 @@ def _freeze(host: Host, rng: Random, now: float) -> bool:
     return True
 
 
+def _freeze_agent(host: Host, rng: Random, now: float) -> bool:
+    """The trainer goes on beside it."""
+    if not (agents := host.agents()):
+        return False
+    host.send(agents, signal.SIGSTOP)
+    host.thaw_at = now + rng.uniform(0.5, 20.0)
+    return True
+
+
 def _freeze_long(host: Host, rng: Random, now: float) -> bool:
     host.freeze()
     host.thaw_at = now + rng.uniform(5.0, 40.0)  # around the silence after which it counts as dead
@@ -89,14 +118,18 @@ def _freeze_long(host: Host, rng: Random, now: float) -> bool:
 STRIKES = [
     Strike("notice", _notice),
     Strike("notice, replaced at once", _notice, replaced=True),
+    Strike("notice, SIGTERM", _notice_and_terminate),
     Strike("power cut", _power_cut),
     Strike("SIGKILL trainer", _kill(Host.trainers), spares_agent=True),
+    Strike("SIGKILL trainer, and the next one", _kill_twice, spares_agent=True),
     Strike("SIGKILL agent", _kill(Host.agents)),
     Strike("SIGKILL both", _kill_all),
     Strike("SIGKILL data worker", _kill(Host.workers), spares_agent=True),
     Strike("SIGTERM", _terminate),
+    Strike("SIGTERM, a second signal", _terminate_again),
     Strike("rebalance", _recommend, spares_agent=True),
     Strike("rebalance, replaced", _replace, replaced=True),
     Strike("frozen", _freeze, spares_agent=True),
+    Strike("frozen agent", _freeze_agent, spares_agent=True),
     Strike("frozen, replaced", _freeze_long, replaced=True),
 ]

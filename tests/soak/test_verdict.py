@@ -18,7 +18,7 @@ from tests.soak import leaks, losses
 from tests.soak.bucket import Bucket, Found, Promise
 from tests.soak.hosts import RUN, Sample
 from tests.soak.losses import Step
-from tests.soak.troubles import Deck
+from tests.soak.troubles import TROUBLES, Deck, StoreTroubles, Trouble
 from tests.support.clock import standing
 from tests.support.protocol import Content
 from tests.support.s3_server import S3Server
@@ -88,6 +88,22 @@ def test_every_card_comes_before_any_comes_again_and_only_cards_that_fit() -> No
 
     assert sorted(deck.draw() for _ in range(4)) == [1, 2, 3, 4]
     assert [deck.draw(lambda card: card == 2) for _ in range(3)] == [2, 2, 2]
+
+
+# ------------------------------------------------------------------------------------------------------------- troubles
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.name)
+def test_a_trouble_is_over_when_the_store_is_healed(server: S3Server, store: ObjectStore, trouble: Trouble) -> None:
+    before = [entry.key for entry in store.list("", deadline=standing(30.0))]
+    troubles = StoreTroubles(server.url, Random(0))
+    troubles.access_key = "a"
+
+    trouble.begin(troubles, Random(0))
+    trouble.end(troubles)
+    troubles.heal()
+
+    assert [entry.key for entry in store.list("", deadline=standing(30.0))] == before
 
 
 # ---------------------------------------------------------------------------------------------------------- the bucket

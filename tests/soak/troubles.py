@@ -122,6 +122,8 @@ class StoreTroubles:
 
 REFUSALS = ("denied", "expired credentials")
 _DATA = ("PutObject", "UploadPart")
+_READS = ("GetObject", "HeadObject", "ListObjectsV2", "ListMultipartUploads")
+_ODD_HEADERS = ("Last-Modified: yesterday", "x-amz-expiration: ,", "ETag: ", "Content-Range: none")
 _WRITES = (*_DATA, "CreateMultipartUpload", "CompleteMultipartUpload", "AbortMultipartUpload", "DeleteObject")
 
 
@@ -150,6 +152,7 @@ TROUBLES = [
     Trouble("stalled request", lambda s, r: s.fault("stall", times=2, after_bytes=r.randrange(1000)), longest_s=12.0),
     Trouble("stalled reply", lambda s, r: s.fault("stall", *_WRITES, at="reply", times=2), longest_s=12.0),
     Trouble("slow", lambda s, r: s.fault("slow", at="reply", delay_s=r.uniform(0.2, 2.0), times=6), longest_s=8.0),
+    Trouble("slow store", lambda s, r: s.fault("slow", times=None, delay_s=r.uniform(1.0, 4.0)), longest_s=25.0),
     Trouble("truncated reply", lambda s, r: s.fault("truncate", times=3)),
     Trouble("damaged reply", lambda s, r: s.fault("corrupt_response", "GetObject", times=1)),
     Trouble("damaged request", lambda s, r: s.fault("corrupt_stored", *_DATA, times=3)),
@@ -164,6 +167,17 @@ TROUBLES = [
         lambda s, r: s.fault(
             "error", "PutObject", "CompleteMultipartUpload", status=409, code="ConditionalRequestConflict", times=2
         ),
+    ),
+    Trouble("a page", lambda s, r: s.fault("page", times=None, status=200), longest_s=10.0),
+    Trouble("a page for a list", lambda s, r: s.fault("page", "ListObjectsV2", status=200, times=4), longest_s=10.0),
+    Trouble("a redirect", lambda s, r: s.fault("page", times=None, status=r.choice((301, 302, 303, 307)))),
+    Trouble("half a reply, said to be whole", lambda s, r: s.fault("short_reply", *_READS, times=4), longest_s=8.0),
+    Trouble("an odd header", lambda s, r: s.fault("header", *_READS, code=r.choice(_ODD_HEADERS), times=6)),
+    Trouble("an empty list", lambda s, r: s.fault("empty_list", times=3), longest_s=8.0),
+    Trouble(
+        "404 for a while",
+        lambda s, r: s.fault("error", "GetObject", key=r"safetensors$", status=404, code="NoSuchKey", times=6),
+        longest_s=10.0,
     ),
     Trouble("expired credentials", _expire, lambda s: s.steer("allow")),
     Trouble("denied", _deny, lambda s: s.steer("allow")),

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 
 CONTROL = "/__control__"
 PAGE = b"<html><head><title>Welcome</title></head><body><p>Please log in.</p></body></html>"
+EMPTY_LISTS = {
+    operation: f"<{root}><Name>bucket</Name><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></{root}>".encode()
+    for operation, root in (
+        ("ListObjectsV2", "ListBucketResult"),
+        ("ListMultipartUploads", "ListMultipartUploadsResult"),
+    )
+}
 LINGER_0 = struct.pack("ii", 1, 0)  # closing sends RST
 
 
@@ -138,6 +145,8 @@ class Connection:
             reply = Reply(fault.status, {"Content-Type": "text/html", **leads}, [PAGE])
         else:
             reply = self._service.answer(target, request, body)
+        if kind == "empty_list" and target.operation in EMPTY_LISTS:
+            reply.body = [EMPTY_LISTS[target.operation]]
         if fault and kind == "header":
             name, _, value = fault.code.partition(": ")
             reply.headers[name] = value

@@ -23,6 +23,7 @@ KINDS: dict[str, str] = {
     "page": "answer `status` with a page of HTML, which leads elsewhere if it is a redirect; nothing takes effect",
     "header": "say `code` (`Name: value`) in the head of the reply",
     "short_reply": "say in the head that the reply's body has only its first half, and send that",
+    "empty_list": "answer a list as if no key were there: a stale one, or a gateway's",
     "embedded_error": "answer 200 with an error document of `code`; nothing takes effect",
 }
 
