@@ -9,6 +9,7 @@ Owns their names, their locks, and the one that holds room (the reservation); kn
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -18,6 +19,7 @@ import socket
 import threading
 
 from cloud.directory_tree import Tree
+from cloud.errors import CloudError
 
 DRAFT = ".tmp"
 RESERVE = ".reserve"
@@ -43,7 +45,13 @@ def create(tree: Tree, kind: str, directory: int) -> tuple[str, int]:
 
 
 def sweep(tree: Tree, kind: str, parents: tuple[str, ...] = ()) -> int:
-    """Remove the files of one kind below `parents` whose writers have died; how many there were. Raises CloudError."""
+    """Remove the files of one kind below `parents` whose writers have died; how many there were.
+
+    A directory further down that cannot be read is passed over: another user's run in a common store, or a bad block.
+
+    Raises:
+        CloudError: `parents` themselves cannot be read.
+    """
     with tree.errors("sweep"), tree.descent(parents) as directories:
         if len(directories) <= len(parents):
             return 0
@@ -56,7 +64,8 @@ def sweep(tree: Tree, kind: str, parents: tuple[str, ...] = ()) -> int:
     if kind == DRAFT:  # reservations lie in the root only
         for name, is_directory in found:
             if is_directory and not name.startswith("."):
-                removed += sweep(tree, kind, (*parents, name))
+                with contextlib.suppress(CloudError):
+                    removed += sweep(tree, kind, (*parents, name))
     return removed
 
 

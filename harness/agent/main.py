@@ -53,6 +53,8 @@ from harness.ipc.slots import Ask
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
 _END_S, _END_AT_ONCE_S, _LEAST_S = 5.0, 1.0, 0.5
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _FINISH_S = 60.0  # nothing urges: a finished run should be known as such, or it is resumed once more
 HELLO_S = 60.0  # after which a program that has made no Checkpointer is told that nothing is being saved
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
@@ -184,6 +186,7 @@ class Agent:
             raise
         finally:
             self._shut()
+            self._ignore_signals()
         return int(self._outcome.exit_code)
 
     def status(self) -> dict[str, object]:
@@ -431,10 +434,15 @@ class Agent:
     # ---- notices ----------------------------------------------------------------------------------------------------
 
     def _install_signals(self) -> None:
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in _ENDING:
             signal.signal(signum, lambda number, _frame: self._loop.post(lambda: self._on_signal(number)))
-        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        for signum in _PASSED_ON:
             signal.signal(signum, lambda number, _frame: self._loop.post(lambda: self.trainer.signal(number)))
+
+    def _ignore_signals(self) -> None:
+        """From the recorded end on none of them changes the exit code; Python would give them their deadly default."""
+        for signum in (*_ENDING, *_PASSED_ON):
+            signal.signal(signum, signal.SIG_IGN)
 
     def _on_signal(self, signum: int) -> None:
         if self._outcome is not None:

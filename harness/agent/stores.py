@@ -38,8 +38,11 @@ def open_existing_store(location: str, settings: Settings | None = None) -> Obje
         return RetryingStore(open_bucket(location, settings))
     if "://" in location:
         return open_store(location, settings)
-    if not Path(location).exists():
-        return MemoryStore()
+    try:
+        if not Path(location).exists():
+            return MemoryStore()
+    except OSError as err:  # a directory on the way is somebody else's, or the name is too long
+        raise ConfigError(f"the store {location} cannot be used: {err.strerror or err}") from err
     return _open_directory(location, settings)
 
 

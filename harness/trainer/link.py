@@ -355,7 +355,10 @@ class Link:
     def _connect(self, settings: Settings | None) -> Channel:
         if path := self._environ.get(SOCKET_VARIABLE):
             self._place = RunPlace(Path(path).parent)
-            channel = ipc.connect(Path(path))
+            try:
+                channel = ipc.connect(Path(path))
+            except OSError as err:
+                raise ConfigError(f"the agent at {path} ({SOCKET_VARIABLE}) cannot be used: {err}") from err
             if channel is None:
                 raise AgentGone(f"nobody listens at {path} ({SOCKET_VARIABLE}): has `harness run` ended?")
             return channel

@@ -667,3 +667,26 @@ def test_a_script_that_is_started_again_at_once_takes_over_from_the_agent_that_s
     assert killed.wait() == -signal.SIGKILL
     world.wait_gone()
     world.check_tiny(STEPS)
+
+
+LATE = """
+import os, sys
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), signum=int(sys.argv.pop(1))):
+        kill(pid, signum)
+
+sys.late = Late()  # which goes when Python takes itself down, and has let go of its handlers
+from harness.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_after_the_last_word_does_not_change_the_exit_code(world: World, signum: int) -> None:
+    """In the soak: 74 was recorded, and the shutdown of the machine made it 143."""
+    late = (sys.executable, "-c", LATE, str(int(signum)))
+    process = world.start(*late, "run", *world.options(), "--", *script(world, "raise SystemExit(3)"))
+
+    assert process.wait() == 3, process.stderr
+    assert " Ended outcome=failed exit_code=3" in process.stderr

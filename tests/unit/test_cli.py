@@ -205,6 +205,16 @@ def test_a_runtime_directory_that_cannot_be_used(
         is_one_line_of_usage(done)
 
 
+@pytest.mark.parametrize("command", ["status", "ls", "verify"])
+def test_a_store_that_may_not_even_be_looked_at_is_an_error_and_no_traceback(
+    harness: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """A directory on the way to it is another user's; one with too long a name says the same to everybody."""
+    monkeypatch.setenv("HARNESS_STORE", "/tmp/" + "x" * 300)
+
+    is_one_line_of_usage(harness(command, "--run", "run"), "cannot be used", "File name too long")
+
+
 def test_a_store_that_refuses_is_an_error_and_no_traceback(harness: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     denied = FaultyStore(MemoryStore(), "list", fail_on=None, error=Denied("permission denied: /mnt/store"))
     monkeypatch.setattr(report, "open_existing_store", lambda location, settings: denied)

@@ -526,6 +526,26 @@ def test_what_a_killed_writer_left_is_invisible_and_swept_and_a_living_ones_is_n
     assert list(tmp_path.iterdir()) == []  # and the directories that held only the draft are gone
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_sweep_passes_over_a_directory_that_it_cannot_read(tmp_path: Path, number: int) -> None:
+    """Another user's run in a common store, or a bad block, ended every start of every run in it."""
+
+    class Unreadable(FileSystem):
+        def open(self, path: Any, *args: Any, **kwargs: Any) -> int:  # type: ignore[override]
+            if path == "theirs":
+                raise OSError(number, os.strerror(number))
+            return os.open(path, *args, **kwargs)
+
+    for directory in ("ours", "theirs"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / ".tmp-of-a-dead-writer").touch()
+
+    assert DirectoryStore(tmp_path, fs=Unreadable()).sweep() == 1
+
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+    assert hidden(tmp_path) == [".tmp"]
+
+
 # ----------------------------------------------------------------------------------------------------------------- room
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness.config import SOCKET_VARIABLE, Settings
-from harness.errors import AgentGone
+from harness.errors import AgentGone, ConfigError
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, Message
 from harness.ipc.slots import ControlPage, Slot, SlotRecord, Word
@@ -96,6 +97,16 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     say: Callable[[str], None] = lambda text: event.set()  # noqa: E731
     monkeypatch.setattr("harness.trainer.link._say", say)
     return event
+
+
+def test_whoever_listens_in_the_agent_s_place_and_is_none_is_an_error_that_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.bind(str(path))
+        stranger.listen()
+
+        with pytest.raises(ConfigError, match=f"{path} .*cannot be used"):
+            Link(None, ["train.py"], {SOCKET_VARIABLE: str(path)})
 
 
 @pytest.mark.parametrize("begun", [False, True])
