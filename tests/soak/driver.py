@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import secrets
 import shutil
@@ -49,6 +50,7 @@ KEEP_LAST = 3
 QUIET_STEPS = 120  # of the last life, in which the bucket has to become exact: a dozen seconds
 AFTER_A_STEP = 0.6  # share of the strikes that wait until the job trains; the others meet it at a start, or waiting
 STEADY = (0.35, 0.65)  # in this share of the time the agent is spared, so that one lives for long
+LEAST_STRIKES = 3  # a short soak takes longer rather than that less happens in it
 FINISHES_S, UNBROKEN_STEP_S = 180.0, 0.5
 
 
@@ -107,14 +109,16 @@ class Soak:
     # ---- what happens -----------------------------------------------------------------------------------------------
 
     def _disturb(self) -> None:
-        """Everything at random, until there is just time enough to end."""
+        """Everything at random, until there is just time enough to end, and the least has happened."""
         rng, fleet, when = self._rng, self._fleet, Random()  # what comes when cannot be repeated, what comes next can
         fleet.provision(time.monotonic())
         strike_at = self._began_at + rng.uniform(4.0, 10.0)
         store_at, metadata_at, sample_at = strike_at, strike_at, 0.0
         after_a_step = True  # the next strike waits until the job trains
         struck_at = self._began_at
-        for now in self._turns(self._began_at + self._for_s):
+        for now in self._turns(math.inf):
+            if now >= self._began_at + self._for_s and (fleet.strikes.total() >= LEAST_STRIKES or fleet.violations):
+                break
             fleet.turn(now)
             self._troubles.access_key = fleet.active.access_key
             self._troubles.turn(now)
