@@ -169,7 +169,7 @@ def write_certificates(directory: Path) -> tuple[Path, Path, Path]:
 
     Two certificates, since some clients (rustls) take no authority for a server.
     """
-    from cryptography import x509  # moto depends on it
+    from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -1,13 +1,13 @@
 """S3Client: one boto3 client, its credentials, and calls under a deadline (with fleet.py the only importer of boto3).
 
-Owns endpoint, region, credentials, proxies and time-outs, and takes the library's exceptions apart: what S3 answered
-goes to `s3_errors.explain`, and where there was no answer it says here what is known. An answer that is none of S3's (a
-redirect, a page of a portal, a part of one) is none. Retries nothing: a call is one request, so that a reply that was
-lost is seen by whoever must not guess about it.
+Owns endpoint, region, credentials, proxies and time-outs, and turns the library's exceptions into those of
+`cloud.errors`: `s3_errors.explain` reads what S3 answered, this module what failed below it. An answer that S3 cannot
+have given (a redirect, the page of a portal, half an answer) counts as no answer. Retries nothing: a call is one
+request, so that a caller whom a lost reply would mislead learns that it was lost.
 
-Credentials are the library's: a role's are asked for again from 15 minutes before they expire, by whichever request
-comes then, and a run makes one every few seconds. When the store calls them expired all the same, or there were
-none, the next request looks for credentials from the very beginning, and finds what a user has put into ~/.aws by then.
+Credentials are left to the library: the first request within 15 minutes of their expiry renews a role's, and a run
+makes a request every few seconds. When the store calls them expired all the same, or there were none, the next request
+searches for credentials from the beginning, and finds what a user has put into ~/.aws meanwhile.
 """
 
 from __future__ import annotations

@@ -89,8 +89,11 @@ class Door:
         return identity
 
     def leave_word(self, outcome: Outcome) -> None:
-        """Say how we end to whoever started us: our exit code may be the program's own, and no store need be there."""
-        with contextlib.suppress(OSError):  # the code says it as well as it can
+        """Write the outcome to a file for the process that started this agent.
+
+        The exit code alone does not say it, since it may be the program's own; and the store may be out of reach.
+        """
+        with contextlib.suppress(OSError):  # then the exit code has to do
             write_outcome(self._place, os.getpid(), outcome)
 
     def has(self, channel: Channel) -> bool:

@@ -44,7 +44,7 @@ class Outcome:
 
 
 def of_life(life: Life, drain: Drain | None, saves: Saves, origin: Origin) -> Outcome:
-    """What the trainer's last life has come to. It is over, or nobody waits for it any more."""
+    """The outcome that the trainer's last life leads to, once it is over or the time to wait for it has run out."""
     if life.finished_step is not None and life.exit_code == 0 and saves.everything_durable:
         return Outcome("finished", ExitCode.FINISHED)
     if life.stopped_early and life.exit_code == 0 and (drain is None or saves.everything_durable):
