@@ -127,12 +127,12 @@ class DirectoryStore:
 
         `into` is memory: where it is the mapping of a file, the kernel may lose what a disk writes there.
         """
-        with self._tree.errors(key):
+        with self._tree.reading(key):
             self._objects.read_into(key, into.cast("B"), offset, deadline)
 
     def read(self, key: str, *, limit_bytes: int, deadline: Deadline) -> bytes:
         """See `ObjectStore.read`."""
-        with self._tree.errors(key), self._objects.opened(key) as fd:
+        with self._tree.reading(key), self._objects.opened(key) as fd:
             size = self._fs.fstat(fd).st_size
             if size > limit_bytes:
                 raise TooLarge(f"{key} in {self.root} has {size} bytes; at most {limit_bytes} were expected")
@@ -142,7 +142,7 @@ class DirectoryStore:
 
     def stat(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         """See `ObjectStore.stat`. A directory keeps no sums."""
-        with self._tree.errors(key), self._objects.opened(key) as fd:
+        with self._tree.reading(key), self._objects.opened(key) as fd:
             return ObjectInfo(key, self._fs.fstat(fd).st_size)
 
     def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:

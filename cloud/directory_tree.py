@@ -12,7 +12,7 @@ import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from cloud.errors import Denied, Full, OutcomeUnknown, Unavailable
+from cloud.errors import Denied, Full, OutcomeUnknown, Unavailable, Unreadable
 from cloud.filesystem import FileSystem
 from cloud.notice import Deadline
 
@@ -127,6 +127,17 @@ class Tree:
             if err.errno in _NOT_ALLOWED:
                 raise Denied(words) from err
             raise Unavailable(words) from err
+
+    @contextlib.contextmanager
+    def reading(self, key: str) -> Generator[None]:
+        """The same where `key` is read: what the disk cannot read of it says nothing about other objects."""
+        with self.errors(key):
+            try:
+                yield
+            except OSError as err:
+                if err.errno != errno.EIO:
+                    raise
+                raise Unreadable(f"{key} in {self.root}: {err.strerror or err}") from err
 
     def check_time(self, deadline: Deadline, what: str) -> None:
         """Raises Unavailable: the deadline has passed before `what` was done."""

@@ -33,6 +33,10 @@ class Unavailable(CloudError):
     retryable = True
 
 
+class Unreadable(Unavailable):
+    """The disk cannot read this one object (EIO: a bad block). The rest of the store may be as good as ever."""
+
+
 class Denied(CloudError):
     """Not allowed: permissions, a read-only file system, wrong credentials."""
 
@@ -67,6 +71,7 @@ class OutcomeUnknown(CloudError):
     retryable = True
 
 
+_REREADS = 3  # of a block that the disk cannot read: a network file system may say EIO once
 _T = TypeVar("_T")
 
 
@@ -99,6 +104,8 @@ def call_with_retry(
     from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
     def enough(state: RetryCallState) -> bool:
+        if isinstance(state.outcome and state.outcome.exception(), Unreadable) and state.attempt_number >= _REREADS:
+            return True
         return state.attempt_number >= attempts or deadline.remaining_s <= state.upcoming_sleep
 
     retrying = Retrying(

@@ -20,7 +20,7 @@ import msgspec
 
 from cloud.digest import crc64nvme, format_crc
 from cloud.direct import aligned_buffer
-from cloud.errors import AlreadyExists, CloudError, NotFound, TooLarge, Truncated
+from cloud.errors import AlreadyExists, CloudError, NotFound, TooLarge, Truncated, Unreadable
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
 from harness.agent.unchanged import Unchanged, Wanted
@@ -399,7 +399,7 @@ def base(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Manifest | No
     for snapshot in reversed(_snapshots(store, keys.commits, keys.parse_commit, deadline)):
         if snapshot in quarantined:
             return None
-        with contextlib.suppress(NotFound, SnapshotCorrupt):
+        with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):
             return read_manifest(store, keys, snapshot, deadline)
     return None
 
@@ -490,7 +490,7 @@ def remove(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: De
         directories.add(read_manifest(store, keys, snapshot, deadline).directory)
     except ForeignFormat:
         raise  # of a newer version, whose it is
-    except (NotFound, SnapshotCorrupt):
+    except (NotFound, SnapshotCorrupt, Unreadable):
         pass  # the directories are found by name, below
     store.delete(keys.commit(snapshot), deadline=deadline)
     prefix = f"{keys.snapshots}{snapshot}-"
@@ -555,7 +555,7 @@ def utc_now() -> str:
 def _identity(store: ObjectStore, keys: RunKeys, snapshots: Sequence[SnapshotId], deadline: Deadline) -> str:
     """Whose snapshots these are, by the newest that can be read; empty if none can."""
     for snapshot in sorted(snapshots, reverse=True):
-        with contextlib.suppress(NotFound, SnapshotCorrupt):
+        with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):
             return read_manifest(store, keys, snapshot, deadline).run_id
     return ""
 
@@ -587,7 +587,7 @@ def _names(
         return read_manifest(store, keys, snapshot, deadline).directory == directory
     except NotFound:
         return absent
-    except SnapshotCorrupt:
+    except (SnapshotCorrupt, Unreadable):
         return damaged
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloud.errors import CloudError, Denied, NotFound, TooLarge
+from cloud.errors import CloudError, Denied, NotFound, TooLarge, Unreadable
 from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import ObjectStore
@@ -204,8 +204,17 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
             if leftover:
                 yield f"deleted {len(leftover)} records of {settings.run} from {tier}"
             found |= bool(begun or leftover)
+            yield from _left_alone(store, settings.run, tier)
     if not found:
         raise ConfigError(f"{snapshot}: no such snapshot of run {settings.run!r}; see harness ls --run {settings.run}")
+
+
+def _left_alone(store: ObjectStore, run: str, tier: str) -> Iterator[str]:
+    """A line on what is still below the run's directory: pipes, links and hidden files, which are no objects."""
+    if (root := store.local_path(run)) is not None:
+        left = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+        if left:
+            yield f"left in {root} ({tier}), since they are no files of the harness: {', '.join(left)}"
 
 
 def _tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:
@@ -222,7 +231,7 @@ def _all_snapshots(store: ObjectStore, keys: RunKeys) -> list[tuple[SnapshotId, 
             try:
                 data = store.read(info.key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline)
                 reasons[snapshot] = parse_quarantine(data, info.key).reason
-            except (SnapshotCorrupt, TooLarge, NotFound) as err:
+            except (SnapshotCorrupt, TooLarge, NotFound, Unreadable) as err:
                 reasons[snapshot] = str(err)
     found = (keys.parse_commit(info.key) for info in store.list(keys.commits, deadline=deadline))
     return [(snapshot, reasons.get(snapshot)) for snapshot in found if snapshot is not None]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from cloud.errors import CloudError, Full, NotFound
+from cloud.errors import CloudError, Full, NotFound, Unreadable
 from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.priority import Background
@@ -485,9 +485,10 @@ class Tier:
             self._clear(deadline)
             free = self.store.free_bytes()
         if free is not None and free < needed:
+            option = "--keep-local" if self.name == "local" else "--keep-last"
             raise Full(
                 f"{needed / 1e9:.3f} GB needed, {free / 1e9:.3f} GB free in {self.store.url}; "
-                "make room, or keep fewer snapshots (--keep-last)"
+                f"make room, or keep fewer snapshots ({option})"
             )
 
     def _needed(self, job: Job) -> int:
@@ -504,7 +505,7 @@ class Tier:
         for snapshot in reversed(commit.survey(self.store, self.keys, deadline).commits):
             if snapshot in self._verified:
                 return  # all that is older was retired before
-            with contextlib.suppress(SnapshotCorrupt, NotFound):
+            with contextlib.suppress(SnapshotCorrupt, NotFound, Unreadable):
                 manifest = commit.read_manifest(self.store, self.keys, snapshot, deadline)
                 if self._verify(manifest, deadline, interrupted=self._closes):
                     self._retire(keep_last=1, deadline=deadline)
@@ -592,7 +593,7 @@ class Tier:
         newest = max(self._doubtful)
         try:
             return commit.read_manifest(self.store, self.keys, newest, deadline)
-        except (NotFound, SnapshotCorrupt):
+        except (NotFound, SnapshotCorrupt, Unreadable):
             self._doubtful.discard(newest)
             raise
 
@@ -624,11 +625,21 @@ class Tier:
             manifest = commit.read_manifest(self.store, self.keys, snapshot, deadline)
         except ForeignFormat:
             return False
-        except (NotFound, SnapshotCorrupt):
+        except NotFound:
             return True
+        except (SnapshotCorrupt, Unreadable):
+            return self._is_claimed_by_this_run(snapshot, deadline)
         if manifest.run_id == self._run_id or self._fresh:
             return True
         return _age_s(manifest.parts[0].sealed_at) > GRACE_S
+
+    def _is_claimed_by_this_run(self, snapshot: SnapshotId, deadline: Deadline) -> bool:
+        """Whether the claim of its generation is this run's, where its manifest cannot say so. Local tiers have none."""
+        if self.name == "local":
+            return True  # a copy, which dies with this machine
+        with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):
+            return commit.read_claim(self.store, self.keys, snapshot.generation, deadline).run_id == self._run_id
+        return False
 
     def _sweepable(self) -> int:
         """The newest generation whose garbage is ours to delete: our own."""

@@ -1,13 +1,17 @@
-"""Stores around stores: one that fails as told, one that remembers what it was asked."""
+"""Stores around stores: one that fails as told, one that remembers what it was asked; and a disk with bad blocks."""
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from cloud.errors import CloudError, Unavailable
+from cloud.filesystem import FileSystem
 from cloud.store import ObjectStore
 
 VERBS = frozenset({"put", "put_if_absent", "get", "read", "stat", "list", "copy", "delete", "reserve", "free_bytes"})
@@ -84,3 +88,25 @@ class RecordingStore(_Wrapper):
     def keys(self, verb: str) -> list[Any]:
         """What `verb` was called with, in order."""
         return [subject for name, subject in self.calls if name == verb]
+
+
+class BadBlocks(FileSystem):
+    """The system calls of a disk that cannot read some of its files. Waits for no disk."""
+
+    def __init__(self) -> None:
+        self._bad = set[int]()
+
+    def spoil(self, path: Path) -> None:
+        """From now on `path` cannot be read, whatever its name."""
+        self._bad.add(path.stat().st_ino)
+
+    def preadv(self, fd: int, buffers: Sequence[Any], offset: int) -> int:
+        if os.fstat(fd).st_ino in self._bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.preadv(fd, buffers, offset)
+
+    def fsync(self, fd: int) -> None:
+        """Nothing."""
+
+    def fdatasync(self, fd: int) -> None:
+        """Nothing."""

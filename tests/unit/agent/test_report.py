@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import requests
 from cloud.directory import DirectoryStore
 from cloud.notice import Deadline
 from cloud.store import ObjectInfo, ObjectStore
-from harness.agent import commit, report
+from harness.agent import commit, report, stores
 from harness.agent.stores import open_store
 from harness.config import Settings
 from harness.core import events
@@ -22,6 +23,7 @@ from harness.ipc.channel import RunPlace, listen
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
 from tests.support.s3_account import use_account
 from tests.support.s3_server import S3Server
+from tests.support.stores import BadBlocks
 
 FIRST, SECOND = SnapshotId(1, 10), SnapshotId(1, 20)
 
@@ -274,6 +276,45 @@ def test_rm_all_leaves_nothing_of_the_run(settings: Settings, store: Path) -> No
     list(report.remove(settings, "ALL"))
 
     assert report.runs(settings) == []
+
+
+def test_rm_all_names_what_it_leaves(settings: Settings, store: Path) -> None:
+    os.mkfifo(store / "run" / "snapshots" / "pipe")
+    *_, last = list(report.remove(settings, "ALL"))
+
+    assert last == f"left in {store / 'run'} (remote), since they are no files of the harness: snapshots/pipe"
+
+
+@pytest.mark.parametrize("which", [str(SECOND), "ALL"])
+def test_rm_deletes_a_snapshot_whose_manifest_is_on_a_bad_block(
+    settings: Settings, store: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    disk = BadBlocks()
+    disk.spoil(store / KEYS.commit(SECOND))
+    commit.quarantine(open_store(settings.store), KEYS, FIRST, "differs", "here", FOREVER)
+    disk.spoil(store / KEYS.quarantined(FIRST))
+    monkeypatch.setattr(stores, "DirectoryStore", partial(DirectoryStore, fs=disk))
+
+    unusable = {row["snapshot"]: row["unusable"] for row in report.snapshots(settings) if row["tier"] == "remote"}
+    verdicts = {row["snapshot"]: row["verdict"] for row in report.verify(settings) if row["tier"] == "remote"}
+    list(report.remove(settings, which))
+
+    for words in (unusable, verdicts):
+        assert all("Input/output error" in word for word in words.values()), words
+    assert not list((store / "run").glob(f"**/*{SECOND}*"))
+
+
+@pytest.mark.parametrize("which", [str(SECOND), "ALL"])
+def test_a_manifest_that_is_too_large_is_named_and_deleted(settings: Settings, store: Path, which: str) -> None:
+    path = store / KEYS.commit(SECOND)
+    os.truncate(path, 1 << 30)
+
+    rows = {row["snapshot"]: row["verdict"] for row in report.verify(settings) if row["tier"] == "remote"}
+    list(report.remove(settings, which))
+
+    assert "at most" in rows[str(SECOND)]
+    assert rows[str(FIRST)] == "ok"
+    assert not list((store / "run").glob(f"**/*{SECOND}*"))
 
 
 def test_rm_all_gives_up_unfinished_uploads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

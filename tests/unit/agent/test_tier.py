@@ -22,7 +22,7 @@ from harness.agent import commit, tier, unchanged
 from harness.agent.generation import Generation
 from harness.agent.tier import LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
 from harness.core import events
-from harness.core.manifest import Manifest
+from harness.core.manifest import FORMAT, Claim, Manifest
 from harness.core.rate import Rate
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
@@ -39,7 +39,7 @@ from tests.support.protocol import (
     FastFileSystem,
     ProtocolStore,
 )
-from tests.support.stores import FaultyStore, RecordingStore
+from tests.support.stores import BadBlocks, FaultyStore, RecordingStore
 
 
 @pytest.fixture(autouse=True)
@@ -872,6 +872,50 @@ def test_another_run_of_this_name_is_retired_after_days(scenes: Callable[..., Sc
     scene.until(lambda told: sum(isinstance(each, events.Retired) for each in told) == 1 + goes)
 
     assert commits(store) == ([10] if goes else [1, 10])
+
+
+def publish_unreadable(tmp_path: Path, *, claimed_by: str | None) -> DirectoryStore:
+    """Snapshots 1 and 2 of an earlier agent; a bad block under the manifest of the first."""
+    disk = BadBlocks()
+    store = DirectoryStore(tmp_path, fs=disk)
+    if claimed_by is not None:
+        claim = Claim(format=FORMAT, run_id=claimed_by, generation=1, nonce="a" * 16, claimed_at="", host="here", pid=1,
+                      fresh=False, parent=None, command=(), named=True)  # fmt: skip
+        commit.claim(store, KEYS, claim, FOREVER)
+    publish(store, 1, 2)
+    path = store.local_path(KEYS.commit(SnapshotId(1, 1)))
+    assert path is not None
+    disk.spoil(path)
+    return store
+
+
+@pytest.mark.parametrize(("claimed_by", "goes"), [(RUN_ID, True), (OTHER, False), (None, False)])
+def test_a_manifest_on_a_bad_block_keeps_nothing_else_from_being_retired(
+    scenes: Callable[..., Scene], tmp_path: Path, claimed_by: str | None, goes: bool
+) -> None:
+    """Every upkeep ended at it, and the store grew without bound. Whose it is the claim of its generation says."""
+    store = publish_unreadable(tmp_path, claimed_by=claimed_by)
+    scene = scenes(store, keep_last=1)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: sum(isinstance(each, events.Retired) for each in told) == 1 + goes)
+
+    assert commits(store) == ([10] if goes else [1, 10])
+    assert [event for event in scene.told if isinstance(event, events.UpkeepFailed)] == []
+
+
+def test_an_unreadable_copy_in_the_local_tier_goes(scenes: Callable[..., Scene], tmp_path: Path) -> None:
+    store = publish_unreadable(tmp_path, claimed_by=None)
+    scene = scenes(store, "local", keep_last=1)
+    scene.tier.submit(scene.sealed(10))
+    scene.until(lambda told: commits(store) == [10])
+
+
+@pytest.mark.parametrize(("name", "option"), [("local", "--keep-local"), ("remote", "--keep-last")])
+def test_a_tier_without_room_names_its_own_option(scenes: Callable[..., Scene], name: str, option: str) -> None:
+    scene = scenes(Room(10), name)
+    scene.tier.submit(scene.sealed(10))
+
+    assert scene.until_event(events.SaveFailed).reason.endswith(f"({option})")
 
 
 @pytest.mark.parametrize("fresh", [False, True])
