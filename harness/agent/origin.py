@@ -27,7 +27,7 @@ from harness.agent import commit, handover
 from harness.agent.child import script_of
 from harness.agent.generation import Generation
 from harness.agent.journal import Journal, last_lived_at
-from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
+from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, SnapshotsMissing, stored_copies
 from harness.agent.saves import Saves
 from harness.config import Settings
 from harness.core import events
@@ -479,9 +479,11 @@ class Origin:
                     survey, over = commit.survey(self._saves.remote.store, self._keys, Deadline.after(CALL_S)), True
                     self._check_list(survey, generation)
                 point = self._search(survey, memory, generation, number)
-            except _Contradiction as err:
+            except (_Contradiction, SnapshotsMissing) as err:
                 stale_since = stale_since or time.monotonic()
                 if time.monotonic() - stale_since > STALE_S:
+                    if isinstance(err, SnapshotsMissing):
+                        return self._post(partial(self._failed, number, err))
                     return self._post(partial(self._refuse, err.refusal(self._settings.store)))
                 survey, over = None, self._fixed
                 self.blind = True

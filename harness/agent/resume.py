@@ -176,6 +176,14 @@ class _NotRead(SnapshotCorrupt):
     """It cannot be read here, which says nothing about what others can."""
 
 
+class _Missing(_NotRead):
+    """Its manifest is there, and a shard is not."""
+
+
+class SnapshotsMissing(SnapshotCorrupt):
+    """The store lists snapshots, and says of each that it is not there. It may say something else in a moment."""
+
+
 class Finder:
     """Tries copies in order until one is in a slot and verified. Blocks on disk and network; one thread."""
 
@@ -204,9 +212,11 @@ class Finder:
             SnapshotCorrupt: there are snapshots of this run, and none of them can be used.
             ConfigError: the newest one is of a version of the format that this one does not know.
             NoSpace: the newest one fits neither into memory nor onto the disk.
+            SnapshotsMissing: the same, and all that is wrong with each is that the store does not have it.
             CloudError: a store failed; nothing was concluded.
         """
         refused: dict[SnapshotId, str] = {}
+        missing = True
         foreign: set[str] = set()
         damaged: dict[str, tuple[StoredCopy, str]] = {}
         for copy in order(copies):
@@ -224,10 +234,12 @@ class Finder:
             except CloudError as err:
                 if not isinstance(err, NotFound) and not is_one_place(copy, self._keys):
                     raise  # nothing may be concluded from a store that is down
+                missing = missing and isinstance(err, NotFound)
                 refused[copy.id] = str(err)
                 self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
                 continue
             except SnapshotCorrupt as err:
+                missing = missing and isinstance(err, _Missing)
                 refused[copy.id] = str(err)
                 self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
                 if isinstance(err, _Damaged) and isinstance(copy, StoredCopy):
@@ -237,7 +249,8 @@ class Finder:
                 self._condemn(*damaged[copy.tier])
             return point
         if refused:
-            raise SnapshotCorrupt(
+            kind = SnapshotsMissing if missing else SnapshotCorrupt
+            raise kind(
                 "this run has snapshots, and none of them can be used here: "
                 + "; ".join(f"{snapshot}: {reason}" for snapshot, reason in refused.items())
                 + f". Nothing was started. Is it this host ({self._host})? harness verify tells on another one; "
@@ -260,16 +273,16 @@ class Finder:
 
     def _read_manifest(self, copy: StoredCopy) -> Manifest:
         deadline = Deadline.after(FETCH_S)
-        try:
-            return commit.read_manifest(copy.store, self._keys, copy.id, deadline)
-        except ForeignFormat:
-            raise
-        except SnapshotCorrupt:
-            time.sleep(PAUSES_S[0])
-            try:  # a second, independent read, before anybody calls it damaged
+
+        def read() -> Manifest:
+            try:
                 return commit.read_manifest(copy.store, self._keys, copy.id, deadline)
+            except ForeignFormat:
+                raise
             except SnapshotCorrupt as err:
                 raise _Damaged(str(err)) from err
+
+        return _again(read)
 
     def _condemn(self, copy: StoredCopy, reason: str) -> None:
         """Say for everybody that a snapshot is not to be used: of one in a start, once another was read there.
@@ -322,7 +335,7 @@ class Finder:
                 self._fill(slot, ahead, copy.store, manifest, record, watch)
             except (NotFound, Truncated) as err:
                 self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
-                raise _NotRead(str(err)) from err
+                raise (_Missing if isinstance(err, NotFound) else _NotRead)(str(err)) from err
             ahead.wait()
             if slot.on_disk:
                 # IMPORTANT: what a disk does not take, the kernel forgets: verified, and not there when it is read.

@@ -634,7 +634,7 @@ class Tier:
         return _age_s(manifest.parts[0].sealed_at) > GRACE_S
 
     def _is_claimed_by_this_run(self, snapshot: SnapshotId, deadline: Deadline) -> bool:
-        """Whether the claim of its generation is this run's, where its manifest cannot say so. Local tiers have none."""
+        """Whether the claim of its generation is this run's; a local tier has no claims."""
         if self.name == "local":
             return True  # a copy, which dies with this machine
         with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from cloud.errors import Denied, Unavailable
+from cloud.errors import Denied, NotFound, Unavailable
 from cloud.memory import MemoryStore
 from cloud.store import ObjectStore
-from harness.agent import commit, handover, origin
+from harness.agent import commit, handover, origin, resume
 from harness.agent.generation import Generation
 from harness.agent.journal import Journal
 from harness.agent.origin import Finding, Origin
@@ -493,6 +493,58 @@ def test_a_list_that_stays_empty_refuses_the_start(stale: tuple[Stale, Scene], m
     assert nothing_was_begun(scene)
     store.stale = False
     assert [info.key for info in store.list(KEYS.commits, deadline=FOREVER)] == [KEYS.commit(SnapshotId(1, 20))]
+
+
+class Repaired(MemoryStore):
+    """A store that has lost sight of every shard, until a test says otherwise."""
+
+    missing = True
+
+    def stat(self, key: str, **options: Any) -> Any:
+        if self.missing and key.endswith(".safetensors"):
+            raise NotFound(key)
+        return super().stat(key, **options)
+
+
+@pytest.fixture
+def repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Repaired, Scene]]:
+    """A run with two snapshots whose shards are missing."""
+    monkeypatch.setattr(resume, "PAUSES_S", ())
+    store = Repaired()
+    claimed(store, 1)
+    store.missing = False
+    published(store, 1, 20)
+    ended(store, 1, 20)
+    store.missing = True
+    scene = Scene(store, tmp_path)
+    yield store, scene
+    scene.close()
+
+
+def test_snapshots_that_are_all_missing_are_looked_for_again(repaired: tuple[Repaired, Scene]) -> None:
+    """A store that is being repaired says 404 for half a minute: no reason to end a fleet."""
+    store, scene = repaired
+    scene.begin()
+    scene.until(lambda: any(isinstance(event, events.StoreBlind) for event in scene.heard))
+    assert not scene.found()
+    store.missing = False
+    scene.until(scene.found)
+
+    assert scene.origin.point is not None
+    assert scene.origin.point.id == SnapshotId(1, 20)
+
+
+def test_snapshots_that_stay_missing_end_the_start(
+    repaired: tuple[Repaired, Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "STALE_S", 0.05)
+    scene = repaired[1]
+    scene.begin()
+    scene.until(scene.found)
+
+    assert scene.origin.finding is Finding.FAILED
+    assert "none of them can be used" in str(scene.origin.error)
+    assert nothing_was_begun(scene)
 
 
 def ended(store: ObjectStore, number: int, step: int | None) -> None:

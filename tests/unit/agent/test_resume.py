@@ -30,6 +30,7 @@ from harness.agent.resume import (
     Finder,
     MemoryCopy,
     ResumePoint,
+    SnapshotsMissing,
     StoredCopy,
     _fetch_shard,
     _Stopwatch,
@@ -238,6 +239,37 @@ def test_a_shard_that_is_not_there_is_passed_over_and_condemns_nothing(scene: Sc
     assert scene.remote.keys(KEYS.quarantine) == []
     (rejected,) = scene.told(events.Rejected)
     assert key in rejected.reason
+
+
+def test_that_every_snapshot_is_missing_is_told_apart_from_damage(scene: Scene) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+    for name in (FIRST, SECOND):
+        scene.remote.damage(scene.shard_key(scene.remote, name, 0), "delete")
+    with pytest.raises(SnapshotsMissing, match="none of them can be used"):
+        scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    scene.publish(scene.remote, THIRD)
+    scene.remote.damage(scene.shard_key(scene.remote, THIRD, 0), "flip")
+    with pytest.raises(SnapshotCorrupt) as raised:
+        scene.find(*scene.stored("remote", FIRST, SECOND, THIRD))
+    assert not isinstance(raised.value, SnapshotsMissing), "one of them is there, and is damaged"
+
+
+def test_a_manifest_is_read_as_often_as_a_chunk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.publish(scene.remote, FIRST, SECOND)
+    real, reads = scene.remote.read, list[str]()
+
+    def flaky(key: str, **options: Any) -> bytes:
+        data = real(key, **options)
+        reads.append(key)
+        wrong = key == KEYS.commit(SECOND) and reads.count(key) <= len(resume.PAUSES_S)
+        return data[:-1] if wrong else data
+
+    monkeypatch.setattr(scene.remote, "read", flaky)
+    point = scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    assert point is not None
+    assert point.id == SECOND
 
 
 @pytest.mark.parametrize("bad", ["shards", "manifests"])
