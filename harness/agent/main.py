@@ -44,7 +44,7 @@ from harness.agent.trainer import ATTACH_S, Trainer, TrainerEvents
 from harness.config import Settings
 from harness.core import events
 from harness.core.manifest import Claim
-from harness.core.policy import Cadence, Choice
+from harness.core.policy import Cadence, Choice, EndTimes
 from harness.core.snapshot import RunKeys
 from harness.core.words import printable
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, Superseded
@@ -52,10 +52,12 @@ from harness.ipc.channel import Channel, Message
 from harness.ipc.slots import Ask
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
-_END_S, _END_AT_ONCE_S, _LEAST_S = 5.0, 1.0, 0.5
+_IN_TIME = EndTimes()
+_AT_ONCE = EndTimes(calls_s=1.0, journal_s=2.0)
+_PATIENT = EndTimes(calls_s=60.0)  # nothing urges: a finished run should be known as such, or it is resumed once more
+_CLOSE_S = 2.0  # a hung disk gives up no reservation; a later sweep does
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-_FINISH_S = 60.0  # nothing urges: a finished run should be known as such, or it is resumed once more
 HELLO_S = 60.0  # after which a program that has made no Checkpointer is told that nothing is being saved
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
@@ -111,6 +113,7 @@ class Agent:
         self._at_once = False
         self._parent = starter
         self._told_to_leave = False
+        self._called_off = False  # whether a start was given up before its generation had begun
         self._told_silent = False
         self._bug: BaseException | None = None
         self._host = re.sub(r"[^A-Za-z0-9_.=+-]", "-", socket.gethostname())[:60] or "localhost"
@@ -280,20 +283,19 @@ class Agent:
 
     def _shut(self) -> None:
         """Nothing may publish any more when the end is recorded (I5); nobody may write when the stores close."""
-        wait_s = _END_AT_ONCE_S if self._at_once else min(_END_S, max(_LEAST_S, self._left_s / 4))
         told = self._told_to_leave or self._interrupts > 0
         patient = self._outcome is not None and self._outcome.finished and not told
+        times = _AT_ONCE if self._at_once else _PATIENT if patient else _IN_TIME
         self._origin.close()
         self._notices.close()
-        quiet = self._saves.close(_FINISH_S if patient else wait_s)
+        quiet = self._saves.close(times.quiet_s(self._left_s))
         self._loop.run_posts()  # a commit that was made a moment ago counts; a wish does not any more
         if self._outcome is not None:
             self._outcome = self._outcome.confirmed(self._saves)
             self._door.leave_word(self._outcome)
-            in_s = _FINISH_S if patient else min(_END_S, max(_LEAST_S, self._left_s - _LEAST_S))
-            self._record(self._outcome, quiet=quiet, in_s=in_s)
-        self._journal.close(min(max(1.0, 2 * wait_s), max(_LEAST_S, self._left_s)))
-        self._saves.close_stores()
+            self._record(self._outcome, quiet=quiet, in_s=times.record_s(self._left_s))
+        self._journal.close(times.rest_s(self._left_s))
+        self._saves.close_stores(min(_CLOSE_S, times.rest_s(self._left_s)))
         self._door.close()
 
     @property
@@ -554,9 +556,9 @@ class Agent:
             # No daemon is left behind, not even by a trainer that died before it said hello.
             life.over = life.connected or time.monotonic() - life.began_at > _ALONE_S
         if drain is not None and trainer.begins:
-            trainer.begins, life.over = False, True  # nothing is begun any more; what there is is saved
-        waits = self._origin.awaiting or self._origin.blind  # for somebody who may not come before the end
-        out_of_time = drain is not None and (drain.deadline.expired or waits)
+            trainer.begins, self._called_off = False, True  # nothing is begun any more; what there is is saved
+            life.over = self.command is not None
+        out_of_time = drain is not None and (drain.deadline.expired or self._waits)
         if out_of_time and not life.over:
             if self._dismiss_waiting():
                 return
@@ -573,6 +575,11 @@ class Agent:
             _say(end.why)
         self._end(end)
 
+    @property
+    def _waits(self) -> bool:
+        """Whether a start waits for an older generation, or for a store, that may not come before the end."""
+        return self._origin.awaiting or self._origin.blind or self._called_off
+
     def _dismiss_waiting(self) -> bool:
         """A trainer that is no child of ours waits for a resume point that will not come: tell it, and let it end.
 
@@ -580,14 +587,15 @@ class Agent:
         """
         drain, origin, life, connected = self._leaving.drain, self._origin, self.trainer.life, self.trainer.connection
         comes = not life.connected and time.monotonic() - life.began_at < ATTACH_S  # whoever started us says hello yet
-        waits = self.command is None and origin.awaiting and (connected is not None or comes)
+        waits = self.command is None and self._waits and (connected is not None or comes)
         if drain is None or not waits or drain.deadline.expired:
             return False
         if origin.error is None and connected is not None:
             superseded = drain.exit_code is ExitCode.SUPERSEDED
             why = "a newer start has asked for the run" if superseded else "this host is to be left"
+            what = "the start before this one had handed over" if origin.awaiting else "the store had answered"
             kind = Superseded if superseded else DeadlineExceeded
-            origin.leave(kind(f"{why}, before the start before this one had handed over: nothing was trained here"))
+            origin.leave(kind(f"{why}, before {what}: nothing was trained here"))
         return True
 
     def _end(self, end: Outcome) -> None:

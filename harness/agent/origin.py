@@ -162,6 +162,7 @@ class Origin:
                 self._inherits = bool(inherited)
                 run_id = secrets.token_hex(16) if fresh else inherited
                 opened = _Opened(None, self._made(floor, run_id), "the store has not answered")
+            self.blind = opened.known is None
             self._take(opened, fresh=fresh)
             self._thread("harness-newer", self._look_for_newer)
             begun()

@@ -29,7 +29,6 @@ from harness.core.policy import Cadence
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 
-_CLOSE_S = 2.0
 _MANIFESTS = 16  # of slots, for verifying a resume from memory
 
 
@@ -164,16 +163,24 @@ class Saves:
             tier.drain(deadline)
 
     def close(self, wait_s: float) -> bool:
-        """Stop after the calls in flight; wait at most `wait_s` for each tier. Whether nothing can be committed now."""
-        quiet = [tier.close(wait_s) for tier in self.tiers]  # every one of them, whatever the first one says
+        """Stop after the calls in flight; wait at most `wait_s` for them. Whether nothing can be committed now."""
+        give_up_at = time.monotonic() + wait_s
+        for tier in self.tiers:
+            tier.close(0.0)  # both of them begin no other, before either is waited for
+        quiet = [tier.close(max(0.0, give_up_at - time.monotonic())) for tier in self.tiers]
         return all(quiet)
 
-    def close_stores(self, wait_s: float = _CLOSE_S) -> None:
+    def close_stores(self, wait_s: float = 2.0) -> None:
         """After the journal: it writes to the store as well. Waits at most so long: a hung disk gives up nothing."""
-        for tier in self.tiers:
-            closing = threading.Thread(target=tier.store.close, name=f"harness-close-{tier.name}", daemon=True)
-            closing.start()
-            closing.join(wait_s)
+        give_up_at = time.monotonic() + wait_s
+        closing = [
+            threading.Thread(target=tier.store.close, name=f"harness-close-{tier.name}", daemon=True)
+            for tier in self.tiers
+        ]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(max(0.0, give_up_at - time.monotonic()))
         self.pool.close()
 
     def tell_silence(self) -> None:

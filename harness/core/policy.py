@@ -297,6 +297,39 @@ def reserve_s(has_s: float) -> float:
 
 
 @dataclass(frozen=True)
+class EndTimes:
+    """What each part of an end may take at most, one after the other: all of them end within what is left.
+
+    Each is a share of the seconds that are left when it begins, so that a part that is done early leaves its time to
+    the next. A part has `least_s` even where nothing is left.
+
+    Attributes:
+        calls_s: for calls in flight, and for recording, while nobody urges.
+        journal_s: for the journal, likewise.
+        least_s: for any part.
+    """
+
+    calls_s: float = 5.0
+    journal_s: float = 10.0
+    least_s: float = 0.2
+
+    def quiet_s(self, left_s: float) -> float:
+        """Until no tier can commit any more."""
+        return self._share(left_s, 0.3, self.calls_s)
+
+    def record_s(self, left_s: float) -> float:
+        """For the record of the outcome, which must not be missing: whoever comes next would wait for nothing."""
+        return self._share(left_s, 0.6, self.calls_s)
+
+    def rest_s(self, left_s: float) -> float:
+        """For the journal's last segment; and then for closing the stores."""
+        return self._share(left_s, 0.6, self.journal_s)
+
+    def _share(self, left_s: float, share: float, most_s: float) -> float:
+        return min(most_s, max(self.least_s, share * left_s))
+
+
+@dataclass(frozen=True)
 class Restart:
     """Start the trainer again after `in_s` seconds; `crashes` without progress so far."""
 

@@ -5,6 +5,8 @@ Nothing fails for minutes then. Whoever asks is answered all the same, and whoev
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +70,34 @@ def test_a_start_that_waits_for_a_store_leaves_at_once_when_it_is_told_to(
 
     assert process.wait() == (74 if signum == signal.SIGTERM else 130), "the store tells nobody what else it has"
     assert not bucket.curve.exists(), "no trainer was started"
+    server.release()
+
+
+@pytest.mark.parametrize("when", ["at the first call", "later"])
+def test_a_detached_start_that_waits_for_a_store_ends_with_its_program(
+    bucket: World, server: S3Server, when: str
+) -> None:
+    """Its program took the agent's end for a crash, and started others, which had not heard of the signal."""
+    stalled = server.fault("stall", times=None)
+    settings = {
+        "HARNESS_STORE": bucket.location, "HARNESS_RUN": bucket.run, "HARNESS_METADATA": "off",
+        "HARNESS_S3_ENDPOINT": server.url,
+    }  # fmt: skip
+    program = bucket.start(*bucket.tiny(steps=30), env=settings)
+    server.wait_struck(stalled)
+    log = bucket.place.log
+    if when == "later":
+        bucket.wait_until(lambda: "StoreBlind" in log.read_text(), "the store to be called silent")
+    agent = re.search(r"AgentStarted [^\n]*pid=(\d+)", log.read_text())
+    assert agent is not None
+
+    os.kill(int(agent[1]), signal.SIGTERM)
+
+    assert program.wait() == 1
+    assert "before the store had answered: nothing was trained here" in program.stderr
+    bucket.wait_gone()
+    assert log.read_text().count("AgentStarted") == 1
+    assert "Ended outcome=interrupted exit_code=74" in log.read_text()
     server.release()
 
 

@@ -28,6 +28,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import os
@@ -60,7 +61,7 @@ from harness.agent.main import Agent
 from harness.agent.stores import open_store
 from harness.config import Settings, resolve
 from harness.core import events
-from harness.core.policy import after_crash
+from harness.core.policy import EndTimes, after_crash
 from harness.errors import HarnessError
 from tests.support import delays
 from tests.support.stores import FaultyStore
@@ -156,9 +157,9 @@ class ScriptedSource:
 def rig(options: dict[str, str]) -> None:
     """Take the options out that replace a constant of the agent, and lengthen what only a stalled machine exceeds."""
     delays.install(delays.AGENT)
-    harness.agent.main._END_S *= LONGER
-    harness.agent.main._END_AT_ONCE_S *= LONGER
-    harness.agent.main._LEAST_S *= LONGER
+    for name in ("_IN_TIME", "_AT_ONCE"):
+        times = getattr(harness.agent.main, name)
+        setattr(harness.agent.main, name, EndTimes(*(LONGER * each for each in dataclasses.astuple(times))))
     harness.agent.main.ATTACH_S *= LONGER
     harness.agent.trainer.ATTACH_S *= LONGER
     if seconds := options.pop("back-off-s", None):

@@ -13,6 +13,7 @@ from harness.core.policy import (
     Cadence,
     Choice,
     Copied,
+    EndTimes,
     GiveUp,
     Rates,
     Restart,
@@ -346,3 +347,30 @@ def test_a_plan_counts_only_what_has_to_be_sent() -> None:
 
 def test_what_was_copied_of_a_larger_snapshot_makes_no_plan_shorter_than_nothing() -> None:
     assert Rates(store_bytes_s=GB, copied=Copied(10 * GB, 1.0)).send_s(GB) == 1.0
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def ends(times: EndTimes, left_s: float) -> float:
+    """Seconds that an end takes where every part of it uses all the time that it is given."""
+    took_s = 0.0
+    for part in (times.quiet_s, times.record_s, times.rest_s, times.rest_s):
+        took_s += part(left_s - took_s)
+    return took_s
+
+
+@given(st.floats(min_value=2.5, max_value=1000.0), st.sampled_from([EndTimes(), EndTimes(calls_s=60.0)]))
+def test_an_end_in_which_everything_hangs_is_over_in_what_is_left(left_s: float, times: EndTimes) -> None:
+    """It took 14 s of 8: the host died over it, and the next one waited until the journal counted as silent."""
+    assert ends(times, left_s) < left_s
+
+
+@given(st.floats(max_value=2.5))
+def test_where_hardly_anything_is_left_each_part_has_the_least_there_is(left_s: float) -> None:
+    times = EndTimes()
+    assert ends(times, left_s) <= max(0.0, left_s) + 4 * times.least_s + 1e-9
+
+
+def test_an_end_that_nobody_urges_waits_for_calls_in_flight() -> None:
+    assert [part(math.inf) for part in (EndTimes().quiet_s, EndTimes().record_s, EndTimes().rest_s)] == [5.0, 5.0, 10.0]
