@@ -47,6 +47,7 @@ class Door:
         saves: Saves,
         emit: Emit,
         on_message: Callable[[Channel, Message], None],
+        say: Callable[[str], None],
     ) -> None:
         """Touches nothing yet.
 
@@ -56,10 +57,11 @@ class Door:
             saves: which takes over, and hands over, slots.
             emit: the journal.
             on_message: called with each message that comes. Raises ChannelClosed where an answer cannot be sent.
+            say: a word to the user.
         """
         self._run, self._loop, self._saves, self._emit = settings.run, loop, saves, emit
         self._place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
-        self._on_message = on_message
+        self._on_message, self._say = on_message, say
         self._lock_fd: int | None = None
         self._listener: socket.socket | None = None
         self._clients: set[Channel] = set()
@@ -140,13 +142,20 @@ class Door:
 
     def _take_lock(self, is_called_off: Callable[[], bool]) -> int:
         """The run's lock; an agent that has it, and whose trainer is dead, hands its slots over."""
-        give_up_at = time.monotonic() + _TAKE_OVER_S
+        give_up_at, told = time.monotonic() + _TAKE_OVER_S, False
         while (lock := self._place.try_lock()) is None:
-            with contextlib.suppress(TimeoutError):  # it is frozen: nobody answers until it goes on, or is killed
+            try:
                 if (other := ipc.connect(self._place.socket, _ANSWER_S)) is not None:
                     with contextlib.closing(other), contextlib.suppress(ChannelClosed):
                         other.send("takeover")
                         self._on_takeover_answer(other.receive())
+            except TimeoutError:  # it is ending, or frozen
+                if not told:
+                    told = True
+                    self._say(
+                        f"another agent of this run on this host does not answer{self._place.holder()}: "
+                        f"waiting up to {_TAKE_OVER_S:g} s for it to end"
+                    )
             if time.monotonic() > give_up_at:
                 raise ConfigError(
                     f"another agent of run {self._run!r} on this host neither answers nor ends{self._place.holder()}. "

@@ -151,6 +151,7 @@ class Origin:
         inherited = "" if fresh else self._saves.run_id  # slots of another agent tell it while the store has yet to
 
         def ask() -> _Opened:
+            self._saves.open_local()
             known = self._first_survey()
             run_id = secrets.token_hex(16) if fresh or (known is not None and not known.run_id) else inherited
             self._inherits = known is None and bool(inherited)
@@ -158,7 +159,6 @@ class Origin:
 
         def begin(opened: _Opened | None) -> None:
             if opened is None:
-                self._journal.emit(events.StoreBlind(store=self._settings.store, reason="a call has not come back"))
                 self._inherits = bool(inherited)
                 run_id = secrets.token_hex(16) if fresh else inherited
                 opened = _Opened(None, self._made(floor, run_id), "the store has not answered")
@@ -674,6 +674,8 @@ class Origin:
     def _aside(self, name: str, within_s: float, work: Callable[[], _T], then: Callable[[_T | None], None]) -> None:
         """Run `work` in a thread, and `then` in the main thread with what it gave; with `None` after `within_s`.
 
+        After half of that the journal says that it is being waited for.
+
         A deadline ends no system call: on a hung NFS whoever makes one hangs with it.
         """
         waiting = [then]
@@ -695,8 +697,14 @@ class Origin:
             else:
                 self._post(partial(settle, found))
 
+        def note() -> None:
+            if waiting:
+                self._journal.emit(events.StoreBlind(store=self._settings.store, reason="it has not answered yet"))
+
         def give_up() -> None:
-            if not self._closed.wait(within_s):
+            if not self._closed.wait(within_s / 2):
+                self._post(note)
+            if not self._closed.wait(within_s / 2):
                 self._post(partial(settle, None))
 
         self._thread(name, ask)

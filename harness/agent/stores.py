@@ -15,7 +15,7 @@ from cloud.errors import CloudError
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
-from cloud.store import ObjectStore
+from cloud.store import ObjectStore, check_key
 from harness.config import Settings
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError
@@ -68,6 +68,19 @@ def open_store(
     return _open_directory(location, settings, sweep=True)
 
 
+def open_later(location: str, settings: Settings, say: Callable[[str], None]) -> ObjectStore:
+    """The same, without a call to a disk or a network: the first use of the store opens it, in whichever thread.
+
+    A file system that hangs (a network mount whose server is gone) then holds up that thread, and not the agent.
+
+    Raises:
+        ConfigError: no such kind of store. A directory that cannot be used is a CloudError of the first use.
+    """
+    if "://" in location:
+        return open_store(location, settings, say)
+    return RetryingStore(_Later(Path(location), shared=settings.shared))
+
+
 def _open_directory(location: str, settings: Settings | None, *, sweep: bool = False) -> ObjectStore:
     try:
         directory = DirectoryStore(Path(location), shared=settings is not None and settings.shared)
@@ -97,6 +110,34 @@ def open_bucket(location: str, settings: Settings | None = None) -> S3Store:
         return S3Store(location, options)
     except ValueError as err:
         raise ConfigError(f"the store {location} cannot be used: {err}") from err
+
+
+class _Later:
+    """A DirectoryStore that its first use opens, and sweeps of what killed writers left half-written."""
+
+    def __init__(self, root: Path, *, shared: bool) -> None:
+        self._root, self._shared = root.absolute(), shared
+        self.url = str(self._root)
+        self._lock = threading.Lock()
+        self._opened: DirectoryStore | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._open(), name)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._root / check_key(key)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    def _open(self) -> DirectoryStore:
+        with self._lock:
+            if self._opened is None:
+                opened = DirectoryStore(self._root, shared=self._shared)
+                opened.sweep()
+                self._opened = opened
+            return self._opened
 
 
 class _Guarded:

@@ -73,7 +73,34 @@ def test_a_start_that_waits_for_a_store_leaves_at_once_when_it_is_told_to(
     server.release()
 
 
-@pytest.mark.parametrize("when", ["at the first call", "later"])
+def test_a_start_whose_directory_hangs_hears_and_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network mount whose server is gone: `harness run` hung in its first mkdir, before it could hear anything."""
+    monkeypatch.setenv("HARNESS_TEST_DELAY", "open=1000")
+    process = world.run_rigged(*SLOW, "--first-answer-s", "0.2", command=world.tiny())
+    process.wait_for("StoreBlind")
+    asked = world.start(*world.harness("status", *world.named(), "--json"))
+    assert asked.wait() == 0, asked.stderr
+
+    process.signal(signal.SIGTERM)
+
+    assert process.wait() == 74, process.stderr
+    assert not world.store.exists()
+
+
+@pytest.mark.parametrize("which", ["--store", "--local"])
+def test_a_directory_that_cannot_be_used_starts_nothing(world: World, which: str) -> None:
+    (world.root / "file").touch()
+    process = world.run_harness(which, world.root / "file" / "store", command=world.tiny())
+
+    assert process.wait() == 64
+    assert "cannot be used: " in process.stderr
+    assert "Not a directory" in process.stderr
+    assert not world.curve.exists()
+
+
+@pytest.mark.parametrize(
+    "when", ["at the first call", pytest.param("later", marks=pytest.mark.long("a start waits 10 s for an answer"))]
+)
 def test_a_detached_start_that_waits_for_a_store_ends_with_its_program(
     bucket: World, server: S3Server, when: str
 ) -> None:
@@ -142,6 +169,7 @@ def test_an_agent_that_was_stopped_is_named_to_whoever_asks_for_its_run(world: W
         assert refused.wait() == 64, refused.stderr
         assert f"process {process.pid}" in refused.stderr
     assert "kill -CONT" in second.stderr
+    assert f"does not answer: process {process.pid}: waiting up to" in second.stderr
     process.signal(signal.SIGCONT)
     world.released.touch()
     assert process.wait() == 0, process.stderr

@@ -47,7 +47,7 @@ class Scene:
         settings = Settings(store="memory", run="run", runtime_dir=str(directory))
         self.loop, self.heard = Loop(), queue.SimpleQueue[str]()
         nobody: Any = None  # takes over no slots
-        self.door = Door(settings, self.loop, nobody, nobody, self._answer)
+        self.door = Door(settings, self.loop, nobody, nobody, self._answer, nobody)
 
     def _answer(self, channel: Channel, message: Message) -> None:
         self.heard.put(message.type)
