@@ -39,7 +39,7 @@ from harness.agent.origin import Finding, Origin
 from harness.agent.outcome import Outcome
 from harness.agent.restarts import Restarts
 from harness.agent.saves import Saves, Steps
-from harness.agent.stores import open_later
+from harness.agent.stores import open_soon
 from harness.agent.trainer import ATTACH_S, Trainer, TrainerEvents
 from harness.config import Settings
 from harness.core import events
@@ -103,9 +103,9 @@ class Agent:
             stores: opens a store by its location; `None` for what the settings say.
 
         Raises:
-            ConfigError: a store's location names none.
+            ConfigError: a store cannot be used.
         """
-        stores = stores or (lambda location: open_later(location, settings, _say))
+        stores = stores or (lambda location: open_soon(location, settings, _say))
         self.settings, self.command, self._environ = settings, command, environ
         self._outcome: Outcome | None = None
         self._refusal: ConfigError | None = None

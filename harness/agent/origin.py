@@ -151,7 +151,6 @@ class Origin:
         inherited = "" if fresh else self._saves.run_id  # slots of another agent tell it while the store has yet to
 
         def ask() -> _Opened:
-            self._saves.open_local()
             known = self._first_survey()
             run_id = secrets.token_hex(16) if fresh or (known is not None and not known.run_id) else inherited
             self._inherits = known is None and bool(inherited)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cloud.errors import CloudError, SourceUnreadable
+from cloud.errors import SourceUnreadable
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent import commit
@@ -27,7 +27,7 @@ from harness.config import Settings
 from harness.core.manifest import Manifest
 from harness.core.policy import Cadence
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.errors import ConfigError, SnapshotCorrupt
+from harness.errors import SnapshotCorrupt
 
 _MANIFESTS = 16  # of slots, for verifying a resume from memory
 
@@ -67,7 +67,7 @@ class Saves:
             stores: opens a store by its location.
 
         Raises:
-            ConfigError: a store's location names none.
+            ConfigError: a store cannot be used.
         """
         self._settings, self._keys, self._on_commit = settings, keys, on_commit
         self._began_at = time.monotonic()
@@ -161,14 +161,6 @@ class Saves:
         self._draining = True
         for tier in self.tiers:
             tier.drain(deadline)
-
-    def open_local(self) -> None:
-        """Open the local tier's store, if there is one. Blocks. Raises ConfigError: it cannot be used."""
-        if self.local is not None:
-            try:
-                self.local.store.free_bytes()
-            except CloudError as err:
-                raise ConfigError(f"the local tier {self.local.store.url} cannot be used: {err}") from err
 
     def close(self, wait_s: float) -> bool:
         """Stop after the calls in flight; wait at most `wait_s` for them. Whether nothing can be committed now."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloud.directory import DirectoryStore
-from cloud.errors import CloudError
+from cloud.errors import CloudError, Unavailable
 from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cloud.s3 import S3Store
 
 PROBE_S = 10.0
+OPEN_S = 2.0
 
 
 def open_existing_store(location: str, settings: Settings | None = None) -> ObjectStore:
@@ -68,17 +69,22 @@ def open_store(
     return _open_directory(location, settings, sweep=True)
 
 
-def open_later(location: str, settings: Settings, say: Callable[[str], None]) -> ObjectStore:
-    """The same, without a call to a disk or a network: the first use of the store opens it, in whichever thread.
+def open_soon(location: str, settings: Settings, say: Callable[[str], None]) -> ObjectStore:
+    """The same, for an agent: a file system that does not answer (a dead server's mount) blocks for `OPEN_S` at most.
 
-    A file system that hangs (a network mount whose server is gone) then holds up that thread, and not the agent.
+    After that the threads that use the store wait for it to be opened, and the agent hears whom it has to hear.
 
     Raises:
-        ConfigError: no such kind of store. A directory that cannot be used is a CloudError of the first use.
+        ConfigError: no such kind of store, or the directory cannot be used, as far as that is known by then.
     """
     if "://" in location:
         return open_store(location, settings, say)
-    return RetryingStore(_Later(Path(location), shared=settings.shared))
+    store = _Opening(Path(location), shared=settings.shared)
+    try:
+        store.wait(OPEN_S)
+    except CloudError as err:
+        raise ConfigError(f"the store {location} cannot be used: {err}") from err
+    return RetryingStore(store)
 
 
 def _open_directory(location: str, settings: Settings | None, *, sweep: bool = False) -> ObjectStore:
@@ -112,17 +118,19 @@ def open_bucket(location: str, settings: Settings | None = None) -> S3Store:
         raise ConfigError(f"the store {location} cannot be used: {err}") from err
 
 
-class _Later:
-    """A DirectoryStore that its first use opens, and sweeps of what killed writers left half-written."""
+class _Opening:
+    """A DirectoryStore that a thread opens, and sweeps of what killed writers left half-written."""
 
     def __init__(self, root: Path, *, shared: bool) -> None:
         self._root, self._shared = root.absolute(), shared
         self.url = str(self._root)
         self._lock = threading.Lock()
         self._opened: DirectoryStore | None = None
+        self._error: CloudError | None = None
+        self._thread = self._begin()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._open(), name)
+        return getattr(self.wait(), name)
 
     def local_path(self, key: str) -> Path | None:
         return self._root / check_key(key)
@@ -131,13 +139,31 @@ class _Later:
         if self._opened is not None:
             self._opened.close()
 
-    def _open(self) -> DirectoryStore:
+    def wait(self, within_s: float | None = None) -> DirectoryStore | None:
+        """The store; `None` if it is not open in time. Raises CloudError: it was not opened, and is tried again."""
+        self._thread.join(within_s)
         with self._lock:
-            if self._opened is None:
-                opened = DirectoryStore(self._root, shared=self._shared)
-                opened.sweep()
-                self._opened = opened
-            return self._opened
+            error, self._error = self._error, None
+            if error is not None:
+                self._thread = self._begin()
+        if error is not None:
+            raise error
+        return self._opened
+
+    def _begin(self) -> threading.Thread:
+        thread = threading.Thread(target=self._open, name="harness-open", daemon=True)
+        thread.start()
+        return thread
+
+    def _open(self) -> None:
+        try:
+            store = DirectoryStore(self._root, shared=self._shared)
+            store.sweep()
+            self._opened = store
+        except CloudError as err:
+            self._error = err
+        except OSError as err:
+            self._error = Unavailable(f"{self._root}: {err.strerror or err}")
 
 
 class _Guarded:

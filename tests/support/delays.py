@@ -34,7 +34,7 @@ AGENT: Mapping[str, tuple[str, float]] = MappingProxyType(
         "slots": ("harness.agent.memory:make_slots", LONG_S),
         "grant": ("harness.agent.asking:Asking.grant", SHORT_S),
         "ask": ("harness.agent.asking:Asking.ask", SHORT_S),
-        "open": ("harness.agent.stores:_Later._open", LONG_S),
+        "open": ("harness.agent.stores:_Opening._open", LONG_S),
         "claim": ("harness.agent.commit:claim", LONG_S),
         "survey": ("harness.agent.commit:survey", LONG_S),
         "publish": ("harness.agent.commit:publish", LONG_S),

@@ -58,7 +58,7 @@ from cloud.metadata import MetadataSession
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
 from harness.agent.main import Agent
-from harness.agent.stores import open_later
+from harness.agent.stores import open_soon
 from harness.config import Settings, resolve
 from harness.core import events
 from harness.core.policy import EndTimes, after_crash
@@ -205,7 +205,7 @@ def opener(fail: str | None, settings: Settings) -> Callable[[str], ObjectStore]
         os.write(2, f"harness: {text}\n".encode())
 
     def open_(wanted: str) -> ObjectStore:
-        store = open_later(wanted, settings, say)
+        store = open_soon(wanted, settings, say)
         if fail is None or wanted != settings.store:
             return store
         verb, calls = fail.split(":")

@@ -574,7 +574,6 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
         steps=SimpleNamespace(durable=None),
         memory_copies=lambda run_id: [],
         handed_over=list,
-        open_local=lambda: None,
     )
     journal = SimpleNamespace(emit=scene.events.append, generation=0, claimed=0)
     answered, said = threading.Event(), list[str]()
