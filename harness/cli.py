@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -179,7 +179,7 @@ def resume(
     if dry_run:
         with _patience(store):
             found = node.dry_run(flags, context.args, line, os.environ, Path.cwd())
-        _print_json(found.to_json()) if as_json else typer.echo("\n".join(found.lines()))
+        _print_json(found.to_json()) if as_json else _print_lines(found.lines())
         raise typer.Exit(found.code)
     if as_json:
         raise ConfigError("--json goes with --dry-run")
@@ -239,7 +239,7 @@ def doctor(
     for finding in Examination(settings, Host(os.environ), command=command, state_bytes=size).findings():
         findings.append(finding)
         if not as_json:
-            typer.echo("\n".join(finding.lines()))
+            _print_lines(finding.lines())
     if as_json:
         _print_json([finding.to_json() for finding in findings])
     if not all_well(findings):
@@ -503,6 +503,10 @@ def _patience(store: str | None) -> Generator[threading.Timer]:
         yield waiting
     finally:
         waiting.cancel()
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    typer.echo("\n".join(map(printable, lines)))
 
 
 def _print_json(value: object) -> None:

@@ -119,7 +119,8 @@ class Settings:
     @property
     def store_identity(self) -> str:
         """Tells stores apart on one host: a URL of S3 at another endpoint is another store."""
-        return self.store if self.s3_endpoint is None else f"{self.s3_endpoint} {self.store}"
+        elsewhere = self.s3_endpoint is not None and "://" in self.store
+        return f"{self.s3_endpoint} {self.store}" if elsewhere else self.store
 
     @property
     def local_tier(self) -> str | None:
@@ -157,14 +158,14 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, 
 
     Args:
         flags: options given on the command line; `None` values count as not given.
-        environ: the environment: HARNESS_STORE, HARNESS_RUN, ... and AWS's own variables for the metadata service.
+        environ: the environment: HARNESS_STORE, ... and AWS's own variables for the metadata service and S3.
         cwd: where harness.toml and relative directories are looked up.
         script: file name of the training script, which names the run when nobody else does; `None` if it has none.
 
     Raises:
         ConfigError: a value that cannot be, an unknown key in harness.toml, or no name for the run.
     """
-    values: dict[str, Any] = _metadata_from(environ)
+    values: dict[str, Any] = _metadata_from(environ) | _endpoint_from(environ)
     values |= _from_file(cwd / CONFIG_FILE)
     for name, kind in _kinds().items():
         text = environ.get(f"HARNESS_{name.upper()}")
@@ -260,6 +261,14 @@ def _metadata_from(environ: Mapping[str, str]) -> dict[str, Any]:
     if environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6":
         return {"metadata": "http://[fd00:ec2::254]"}
     return {}
+
+
+def _endpoint_from(environ: Mapping[str, str]) -> dict[str, Any]:
+    """S3's endpoint by AWS's own variables, so that one bucket name at two endpoints is two stores on this host."""
+    if environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return {}
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    return {"s3_endpoint": endpoint} if endpoint else {}
 
 
 def _default_local(environ: Mapping[str, str]) -> Path:

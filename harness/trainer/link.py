@@ -418,7 +418,7 @@ class Link:
         self.life = welcome["life"]
         self.restarts = int(welcome["restarts"])
         self.detached = bool(welcome["detached"])
-        self._script = welcome["command"]
+        self._script = without_secrets(welcome["command"])
         self._settings = Settings.from_json(welcome["settings"])
 
     @property
@@ -441,8 +441,8 @@ class Link:
 
 
 def _error_from(message: Message) -> HarnessError:
-    kind = getattr(harness.errors, message["error"], HarnessError)
-    return kind(message["message"]) if issubclass(kind, HarnessError) else HarnessError(message["message"])
+    kind, words = getattr(harness.errors, message["error"], HarnessError), printable(message["message"])
+    return kind(words) if issubclass(kind, HarnessError) else HarnessError(words)
 
 
 def _say(text: str) -> None:

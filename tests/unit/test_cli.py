@@ -310,7 +310,9 @@ def test_a_snapshot_is_one_line_in_a_pipe_and_in_eighty_columns(
     assert all(len(line) <= 80 for line in folded)
 
 
-def test_what_a_store_says_moves_no_cursor(harness: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_store_says_moves_no_cursor(
+    harness: Run, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reason, a host and a command are anybody's words who may write to the store; to rich they were markup too."""
     harmful, shown = "\x1b]0;mine\x07\x1b[2J[red]me[/red]", r"\x1b]0;mine\x07\x1b[2J[red]me[/red]"
     opened = open_store(str(store))
@@ -321,12 +323,15 @@ def test_what_a_store_says_moves_no_cursor(harness: Run, store: Path, monkeypatc
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich's word for a terminal
     monkeypatch.setenv("COLUMNS", "400")
 
-    for command in ("ls", "status", "verify"):
-        done = harness(command, "--run", "run")
+    (tmp_path / "train.py").write_text("")
+    program = ("--metadata", "off", "--", sys.executable, "train.py")
+    for command in (("ls",), ("status",), ("verify",), ("resume", "--dry-run"), ("doctor",), ("rm", "ALL", "--yes")):
+        done = harness(*command, "--run", "run", *(program if command[0] in ("resume", "doctor") else ()))
         assert "\x07" not in done.out + done.err
         assert "\x1b]" not in done.out + done.err
         assert "\x1b[2J" not in done.out + done.err
-    assert shown in harness("ls", "--run", "run").out
+        if command in (("ls",), ("resume", "--dry-run")):
+            assert shown in done.out
 
 
 def test_ls_of_nothing_says_so(harness: Run, store: Path) -> None:

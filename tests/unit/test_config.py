@@ -203,6 +203,24 @@ def test_each_store_has_a_local_tier_of_its_own(tmp_path: Path) -> None:
     assert Path(one.local_tier or "").name.startswith("s3-bucket-one-")
 
 
+@pytest.mark.parametrize(
+    ("environ", "endpoint"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://all"}, "http://all"),
+        ({"AWS_ENDPOINT_URL": "http://all", "AWS_ENDPOINT_URL_S3": "http://s3"}, "http://s3"),
+        ({"AWS_ENDPOINT_URL_S3": "http://s3", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}, None),
+        ({"AWS_ENDPOINT_URL_S3": "http://s3", "HARNESS_S3_ENDPOINT": "http://ours"}, "http://ours"),
+    ],
+)
+def test_an_endpoint_of_aws_s_own_variables_is_another_store_too(
+    tmp_path: Path, environ: dict[str, str], endpoint: str | None
+) -> None:
+    bucket, directory = (settle(tmp_path, {"store": store}, **environ) for store in ("s3://b/p", "/store"))
+
+    assert bucket.store_identity == ("s3://b/p" if endpoint is None else f"{endpoint} s3://b/p")
+    assert directory.store_identity == "/store"
+
+
 @pytest.mark.parametrize("store", ["s3://b/" + "long-" * 60, "/mnt/é/ü", "/", "s3://b/../x"])
 def test_a_local_tier_is_one_directory_whatever_its_store_is_called(tmp_path: Path, store: str) -> None:
     local = dataclasses.replace(settle(tmp_path), store=store, local=str(tmp_path)).local_tier

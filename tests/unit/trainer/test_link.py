@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness.config import SOCKET_VARIABLE, Settings
-from harness.errors import AgentGone, ConfigError
+from harness.errors import AgentGone, ConfigError, SnapshotCorrupt
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, Message
 from harness.ipc.slots import ControlPage, Slot, SlotRecord, Word
@@ -40,8 +40,8 @@ class Agents:
         channel = Channel(self._listener.accept()[0])
         self.hellos.append(channel.receive())
         fields: dict[str, Any] = {
-            "life": {"number": len(self.hellos)}, "restarts": 0, "detached": True, "command": ["train.py"],
-            "sequence": sequence, "settings": Settings(store="/store", run="run").to_json(),
+            "life": {"number": len(self.hellos)}, "restarts": 0, "detached": True, "sequence": sequence,
+            "command": ["train.py", "--api-key=abc"], "settings": Settings(store="/store", run="run").to_json(),
         }  # fmt: skip
         self.pages.append(ControlPage.create())
         self.greeted.append(channel)  # before the trainer, welcomed, can ask who greeted it
@@ -107,6 +107,33 @@ def test_whoever_listens_in_the_agent_s_place_and_is_none_is_an_error_that_says_
 
         with pytest.raises(ConfigError, match=f"{path} .*cannot be used"):
             Link(None, ["train.py"], {SOCKET_VARIABLE: str(path)})
+
+
+def test_an_agent_that_replaces_another_shows_no_secret_in_its_own_command_line(
+    monkeypatch: pytest.MonkeyPatch, agents: Agents, replaced: threading.Event
+) -> None:
+    told = list[list[str]]()
+
+    def start_agent(place: Any, arguments: list[str], *_: Any, wait_s: float) -> Channel:
+        told.append(arguments)
+        return agents.start(wait_s=wait_s)
+
+    monkeypatch.setattr(ipc, "start_agent", start_agent)
+    agents.connect()
+    agents.greeted[0].close()
+    replaced.wait(HANG_S)
+
+    assert "***" in told[0][1]
+    assert "abc" not in told[0][1]
+
+
+def test_what_a_store_says_in_an_error_moves_no_cursor(agents: Agents) -> None:
+    link = agents.connect()
+    agents.greeted[0].send("resume-failed", error="SnapshotCorrupt", message="its reason: \x1b[2J")
+
+    with pytest.raises(SnapshotCorrupt) as raised:
+        link.wait_head()
+    assert str(raised.value) == r"its reason: \x1b[2J"
 
 
 @pytest.mark.parametrize("begun", [False, True])
