@@ -2,7 +2,8 @@
 
 Owns the order and the segments, and what in them shows that a trainer lived; knows nothing else of what events mean.
 `emit` never blocks on the store: a thread puts a segment every 15 s (which is also the heartbeat) and whenever `flush`
-asks. A store that is down costs nothing but memory for the lines that wait.
+asks. A store that is down costs nothing but memory for the lines that wait. About once an hour the small segments of
+that hour are replaced by one that holds all their lines; otherwise a run of a year would leave two million objects.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import TextIO
 
 import msgspec
 
-from cloud.errors import AlreadyExists, CloudError
+from cloud.errors import AlreadyExists, CloudError, Denied
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.core import events
 from harness.core.snapshot import RunKeys
 
 SEGMENT_S = 15.0
+FOLDED, FOLDED_BYTES = 256, 4 * 1024 * 1024  # after so many segments, or bytes, they become one
 MAX_SEGMENT_BYTES = 64 * 1024 * 1024
 _PAGE = 1000  # keys that a store lists at once
 _PUT_S, _LIST_S = 10.0, 60.0
@@ -61,7 +63,7 @@ def segments(
 ) -> Iterator[tuple[list[str], list[str]]]:
     """The keys of a generation's first and last segments, for each host that wrote some. No key is told twice.
 
-    A run of a year has two million of them: their numbers are searched, and not listed.
+    Where an agent may not delete, a run of a year has two million of them: their numbers are searched, and not listed.
 
     Args:
         store: where they are.
@@ -159,6 +161,9 @@ class Journal:
         self._lock = threading.Lock()
         self._pending: list[events.Line] = []
         self._segment = 0
+        self._small: list[tuple[str, bytes]] = []
+        """Segments of this journal that are not folded yet: keys and contents."""
+        self._folds = True
         self._wake = threading.Event()
         self._stop = False
         self._thread: threading.Thread | None = None
@@ -231,3 +236,29 @@ class Journal:
             return  # the lines stay pending; the tiers report a store that is down
         with self._lock:
             del self._pending[: len(lines)]
+        self._small.append((key, data))
+        if len(self._small) >= FOLDED or sum(len(each) for _, each in self._small) >= FOLDED_BYTES:
+            self._fold(store)
+
+    def _fold(self, store: ObjectStore) -> None:
+        """Put the lines of the small segments again as one segment, and delete those.
+
+        What dies in between leaves lines twice, never none; and so does a store that does not let us delete (the role
+        of a fleet's instance does not), where it is not tried again.
+        """
+        folder = self._keys.journal(self.claimed, self._host, self._segment).rpartition("/")[0]
+        small = [(key, data) for key, data in self._small if key.rpartition("/")[0] == folder]
+        self._small.clear()
+        if not self._folds or len(small) < 2:
+            return
+        deadline = Deadline.after(_LIST_S)
+        key = self._keys.journal(self.claimed, self._host, self._segment)
+        self._segment += 1
+        try:
+            store.put_if_absent(key, b"".join(data for _, data in small), deadline=deadline)
+            for each, _ in small:
+                store.delete(each, deadline=deadline)
+        except Denied:
+            self._folds = False
+        except CloudError:
+            pass  # the small ones stay

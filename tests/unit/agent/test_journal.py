@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cloud.errors import Unavailable
+from cloud.errors import Denied, Unavailable
 from cloud.memory import MemoryStore
 from cloud.store import ObjectStore
 from harness.agent import journal as module
@@ -108,6 +108,64 @@ def test_segments_of_an_earlier_agent_are_skipped_and_kept() -> None:
 
     assert [line.body for line in lines(store)] == [due("mine")]
     assert store.read(KEYS.journal(7, "host", 3), limit_bytes=1000, deadline=FOREVER)
+
+
+def put_each(journal: Journal, store: ObjectStore, *reasons: str) -> None:
+    """A segment for each."""
+    for reason in reasons:
+        journal.emit(due(reason))
+        journal._put(store)
+
+
+def keys_of(store: ObjectStore) -> list[str]:
+    return [info.key for info in store.list(KEYS.events, deadline=FOREVER)]
+
+
+def test_small_segments_become_one_and_no_line_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLDED", 4)
+    store, journal = MemoryStore(), make()
+    foreign = KEYS.journal(7, "host", 2)
+    store.put_if_absent(foreign, events.encode_line(lines_of("theirs")), deadline=FOREVER)
+
+    put_each(journal, store, *"abcdefghij")
+
+    told = [line.body.reason for line in lines(store) if isinstance(line.body, events.Due)]
+    assert told == ["theirs", *"abcdefghij"], "in order, and each once"
+    assert len(keys_of(store)) == 1 + 2 + 2
+    assert foreign in keys_of(store)
+
+
+def lines_of(reason: str) -> events.Line:
+    return events.Line(at="", mono=0.0, generation=7, body=due(reason))
+
+
+@pytest.mark.parametrize("verb", ["put_if_absent", "delete"])
+def test_a_fold_that_fails_leaves_every_line(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setattr(module, "FOLDED", 4)
+    inner, journal = MemoryStore(), make()
+    put_each(journal, FaultyStore(inner, verb, fail_on=5 if verb == "put_if_absent" else 2), *"abcdef")
+
+    told = {line.body.reason for line in lines(inner) if isinstance(line.body, events.Due)}
+    assert told == set("abcdef")
+
+
+def test_where_nothing_may_be_deleted_lines_are_put_once_more_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet's role lets no instance delete what happened."""
+    monkeypatch.setattr(module, "FOLDED", 4)
+    inner, journal = MemoryStore(), make()
+    put_each(journal, FaultyStore(inner, "delete", fail_on=None, error=Denied), *"abcdefghijkl")
+
+    assert len(keys_of(inner)) == 12 + 1
+
+
+def test_segments_of_two_generations_are_not_folded_into_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLDED", 4)
+    store, journal = MemoryStore(), make()
+    put_each(journal, store, "a", "b")
+    journal.generation = journal.claimed = 8
+    put_each(journal, store, "c", "d", "e")
+
+    assert [key.split("/")[2] for key in keys_of(store)] == ["00000007-host"] * 2 + ["00000008-host"] * 2
 
 
 def test_a_quiet_journal_beats(monkeypatch: pytest.MonkeyPatch) -> None:
