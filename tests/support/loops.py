@@ -212,6 +212,20 @@ def validated_inside(job: Job) -> None:
         job.validate(ckpt, f"end-{epoch}")
 
 
+def saved_at_validations(job: Job) -> None:
+    """The same; snapshots are taken on the way into those at the end of an epoch, and nowhere else."""
+    ckpt = patient(Checkpointer(**job.states))
+    for epoch in ckpt.epochs(EPOCHS):
+        for (x,) in ckpt.batches(job.loader):
+            job.note(ckpt.step_count + 1, job.step(x))
+            if ckpt.step_count % 2 == 1:
+                job.validate(ckpt, f"in-{ckpt.step_count}")
+        for name in ("one", "two"):
+            ckpt.save(wait=True)
+            job.validate(ckpt, f"{name}-{epoch}")
+            job.step(torch.randn(4, 16))
+
+
 def steps_validated_inside(job: Job) -> None:
     """The same in a loop of ckpt.steps."""
     ckpt = patient(Checkpointer(**job.states))
@@ -273,6 +287,7 @@ VALIDATED: dict[str, Style] = {
     style.__name__: style
     for style in (
         validated_inside,
+        saved_at_validations,
         steps_validated_inside,
         by_hand_validated_inside,
         plain_loader_validated_inside,
