@@ -224,6 +224,42 @@ def test_a_resume_outlives_every_fault_of_reading(world: World, server: S3Server
         server.wait_struck(fault, timeout_s=0)
 
 
+ODD = {
+    "a page of HTML": {"kind": "page", "status": 200},
+    "a redirect": {"kind": "page", "status": 307},
+    "half an answer": {"kind": "short_reply"},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("when", ["at the start", "in the middle", "at the resume"])
+def test_an_answer_that_is_none_of_s3_s_is_waited_out(world: World, server: S3Server, odd: str, when: str) -> None:
+    """A gateway's page, a captive portal, a proxy that cuts answers: tracebacks, and 70, which ends a fleet."""
+    host, options = world, ("--every-s", "1000", "--attempts", "2", "--first-answer-s", "0.2", *SILENCE)
+    if when == "at the resume":
+        first = held(world)
+        world.lose_host()
+        assert first.wait() == -signal.SIGKILL
+        host = world.elsewhere()
+    if when == "in the middle":
+        process = held(world, "--attempts", "2")
+    struck = server.fault(times=None, **ODD[odd])
+    if when != "in the middle":
+        process = train(host, *options, trainer=HOLD)
+        process.wait_for(" StoreBlind ")
+    server.wait_struck(struck)
+    host.released.touch()
+    if when == "in the middle":
+        process.wait_for(" SaveFailed tier=remote ")
+    server.clear()
+
+    assert process.wait() == 0, process.stderr
+    assert "Traceback" not in process.stderr
+    if when == "at the resume":
+        assert steps_said(process.stderr, "Restored") == [10]
+    host.check_tiny(STEPS, *([world] if host is not world else []))
+
+
 # ---- a store that is away, or does not let us -----------------------------------------------------------------------
 
 
