@@ -62,6 +62,8 @@ def of_life(life: Life, drain: Drain | None, saves: Saves, origin: Origin) -> Ou
             f"the program ended without restoring snapshot {origin.point.id}: its loops are not those that "
             "made it, or none ran. What it printed or saved was not trained; --fresh starts at step 0",
         )
+    if life.exit_code == 0 and life.raised:
+        return Outcome("failed", 1, "an exception ended the thread that trained, and the program went on without it")
     if life.exit_code == 0:
         return Outcome("stopped", ExitCode.FINISHED)
     return Outcome("failed", life.exit_code if life.exit_code is not None else 1)

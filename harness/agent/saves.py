@@ -84,6 +84,7 @@ class Saves:
         self._made_by: dict[int, Generation] = {}
         self._unreadable: set[int] = set()  # steps whose file in the local tier cannot be read
         self._distrusts_files = False  # the newest of them that was to be uploaded was such a one
+        self._held: tuple[int, Generation] | None = None
         self._unclaimed: set[int] = set()  # slots of a generation that nobody is going to claim any more
         self._manifests: dict[tuple[int, int], Manifest] = {}
         tell = TierEvents(
@@ -215,6 +216,25 @@ class Saves:
         """Whether the remote tier's turn has come; until something is durable it always has."""
         due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
         return due or self.steps.durable is None
+
+    def hold_back(self, index: int, generation: Generation) -> None:
+        """A slot is sealed, and whether it counts is known once its process has ended: see `settle_held`."""
+        if self.pool[index].sequence > self._last_sequence:
+            self._last_sequence = self.pool[index].sequence
+            self.pool.hold(index, "held")
+            self._held = index, generation
+
+    def settle_held(self, *, counts: bool) -> None:
+        """Take what was held back, or make it void."""
+        if self._held is None:
+            return
+        (index, generation), self._held = self._held, None
+        if counts:
+            self._last_sequence -= 1
+            self.take(index, generation)
+        else:
+            self.pool[index].begin()
+        self.pool.release(index, "held")
 
     def take_left_over(self, generation: Generation) -> bool:
         """What `generation`'s trainer sealed and did not tell us about, if anything. Returns whether there was."""

@@ -168,6 +168,7 @@ class Trainer:
             superseded: called instead where a newer start has asked for the run.
         """
         self.begins = True
+        self._saves.settle_held(counts=True)  # its own parent starts another: it had ended well
         self._release_resume()  # found after its trainer had died
 
         def note(has_begun: bool) -> None:

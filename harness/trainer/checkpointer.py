@@ -18,13 +18,12 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from harness.config import SOCKET_VARIABLE, check_alone, is_off, resolve
+from harness.config import SOCKET_VARIABLE, check_alone, here, is_off, resolve
 from harness.core import tree
 from harness.core.words import printable
 from harness.errors import ExitCode, SnapshotCorrupt, StateError
@@ -162,6 +161,7 @@ class Checkpointer:
         os.environ["HARNESS_RUN_ID"] = self._link.life["run_id"]
         os.environ["HARNESS_RESTARTS"] = str(self._link.restarts)
         self._process = Process(self._takes_signal, self._become_inert, self._at_exit)
+        self._process.on_sys_exit = self._look_soon
         self._process.hook()
 
     # ---- loops ------------------------------------------------------------------------------------------------------
@@ -179,6 +179,7 @@ class Checkpointer:
             elif target.epoch is not None:
                 first = target.epoch
         self._early, asking = True, Asking.now()
+        worked = False
         for epoch in range(first, count):
             place = self._place
             place.enter_epoch(epoch)
@@ -186,13 +187,19 @@ class Checkpointer:
             try:
                 yield epoch
             except GeneratorExit:
-                self._early = asking != Asking.now()
+                self._early = asking.is_left(Asking.now())
                 raise
             finally:
                 self._in_epochs = False
             if self.interrupted:
                 return
             self._check_reached(f"epoch {epoch}")
+            worked |= bool(place.loop or place.evaluation or self._optimizer_stepped)
+        if first < count and not worked and not self._inert:
+            raise StateError(
+                f"ckpt.epochs({count}) is over, and nothing was done in any epoch: were they drawn before the "
+                "training, as list(ckpt.epochs(…)) does? Iterate over it while you train"
+            )
         self._place.epoch = None
         self._end_stage(max(first, count))
 
@@ -246,7 +253,8 @@ class Checkpointer:
                 try:
                     yield iteration
                 except GeneratorExit:
-                    self._early = self._early and not (outermost and asking == Asking.now())
+                    now = Asking.now()
+                    self._early = asking.is_left(now) if outermost else self._early
                     raise
                 self._place.iteration = iteration + 1
                 self._optimizer_stepped = False
@@ -367,17 +375,27 @@ class Checkpointer:
             )
         place.enter_stage()
         self._by_hand = False
-        if self._finished and not self._inert:
-            self._finished = False
-            self._link.forget("finished")
-            self._link.send("training")
+        self._go_on()
         return place.stage
 
     def _enter_loop(self) -> int:
         if not self._in_epochs:
             self._early = False  # whatever was left before: the program goes on
+        self._go_on()
+        self._optimizer_stepped = False  # between loops, that is: no sign for the first batch of this one
         self._place.loop += 1
         return self._place.loop
+
+    def _go_on(self) -> None:
+        """A loop begins: whatever was called the end was none."""
+        if self._inert:
+            return
+        self._process.go_on()
+        self._process.keep_hold()
+        if self._finished:
+            self._finished = False
+            self._link.forget("finished")
+            self._link.send("training")
 
     def _over(self, stage: int) -> bool:
         """Whether this outermost loop lies wholly before the place to resume."""
@@ -400,6 +418,12 @@ class Checkpointer:
                 )
             self._restore()
             return False
+        if not self._in_epochs and (target.stage, target.loop) < (self._place.stage, loop):
+            # A loop of the program's own has no end that would tell: it would run on, and train nothing.
+            raise StateError(
+                f"loop {loop} begins, and the place of the snapshot ({target.kind} {target.loop}) was not met: the "
+                "script's loops differ from those that made it. Use the script as it was, or --fresh"
+            )
         return True
 
     def _check_reached(self, where: str) -> None:
@@ -508,6 +532,8 @@ class Checkpointer:
         if self._inert:
             self._next_due = _NEVER
             return
+        self._process.go_on()
+        self._process.keep_hold()
         self._settle()
         self._place.kind = kind
         if self.step_count and not self._stepped_told:
@@ -567,7 +593,10 @@ class Checkpointer:
                 self._overdue, self._next_due = True, self.step_count + 1
 
     def _small_state(self, step: int, states: dict[str, Any]) -> dict[str, Any]:
-        extra = tree.dumps(self.extra)
+        try:
+            extra = tree.dumps(self.extra)
+        except StateError as err:
+            raise StateError(f"ckpt.extra: {err}") from err
         if len(extra) > EXTRA_WARN_BYTES:
             warnings.warn(
                 f"ckpt.extra is {len(extra) / 1e6:.1f} MB, and is written as JSON with every snapshot: "
@@ -626,9 +655,14 @@ class Checkpointer:
         self._link.send("leaving", repeat=True)
         self._wait_durable()
 
-    def _finish(self) -> None:
-        """The end of the last loop: a final snapshot, made durable before anything else happens."""
+    def _finish(self, *, hold: bool = False) -> None:
+        """The end of the last loop: a final snapshot, made durable before anything else happens.
+
+        With `hold`, the agent keeps it until it knows the exit code, and drops it where that is a failure: a program
+        that begins again could not come to an end that only the end of its process has told.
+        """
         self._overdue = False
+        self._stager.holds = hold
         self._take_while_leaving("end")
         if self._stager.sealed_step != self.step_count:
             if not self._link.gone:
@@ -636,7 +670,8 @@ class Checkpointer:
             return
         self._finished = True
         self._link.send("finished", repeat=True, step=self.step_count)
-        self._wait_durable()
+        if not hold:
+            self._wait_durable()
 
     def _wait_durable(self) -> None:
         """Block until the newest sealed snapshot is durable, the deadline has passed, or nobody can do it."""
@@ -738,7 +773,7 @@ class Checkpointer:
                 "fresh": fresh or None,
                 "continue_": continue_ or None,
             }
-            settings = resolve(flags, os.environ, Path.cwd(), script=script())
+            settings = resolve(flags, os.environ, here(), script=script())
         link = Link(settings, [sys.executable, *sys.argv], os.environ)
         if link.detached:
             _say(
@@ -765,7 +800,7 @@ class Checkpointer:
         if self._inert or self._link.gone or (signum == signal.SIGINT and not self._looping):
             return False
         self._link.poke(signum)
-        self._signalled |= signum == signal.SIGTERM
+        self._signalled |= signum != signal.SIGINT
         self._seen = _NEVER
         return True
 
@@ -787,11 +822,24 @@ class Checkpointer:
         if trained and not failed and not self._link.gone:
             if self._told_to_leave():
                 self._leave_at_exit()
-            elif self._early:
+            elif self._left_early:
                 early = True
             else:
-                self._finish()
+                self._finish(hold=not self._link.detached)
         self._link.part(exception=failed, early=early, hopeless=self._process.hopeless)
+
+    @property
+    def _left_early(self) -> bool:
+        """Whether the program has left its outermost loop before its end.
+
+        An iterator of epochs that nobody has closed between two epochs was kept by something that is through.
+        """
+        kept = self._in_epochs and not self._handing_out and not self._process.exiting
+        return self._early and not kept
+
+    def _look_soon(self) -> None:
+        """The program calls sys.exit: should it make another step, it has caught that."""
+        self._next_due = self.step_count + 1
 
     def _word_step(self, word: Word) -> int | None:
         value = self._words[word]

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from harness.trainer.loader_generators import generators_in, halves, reseed, word_of
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Workers:
@@ -125,7 +125,9 @@ def _outlive_first_sigterm() -> None:
     gone notices that by itself within 5 s (torch's ManagerWatchdog).
     """
     signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which a program that is executed inherits
-    signal.signal(signal.SIGTERM, lambda signum, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:
+            signal.signal(ending, lambda signum, frame: signal.signal(signum, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 

@@ -7,12 +7,15 @@ Decides nothing; knows neither snapshots nor the agent. Everything here is calle
 from __future__ import annotations
 
 import atexit
+import builtins
+import contextlib
 import os
 import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
+from _sitebuiltins import Quitter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -35,120 +38,242 @@ class Process:
             on_exit: called when the interpreter ends, while everything is there still.
         """
         self._takes_signal, self._on_fork, self._on_exit = takes_signal, on_fork, on_exit
+        self.on_sys_exit: Callable[[], None] = lambda: None
+        """Called when the program calls sys.exit, which it may catch."""
         self.ctrl_c = False
         """Whether it was pressed."""
         self.exiting = False
-        """Whether the program has called sys.exit."""
-        self._exit_failed = False
-        self._handlers: dict[int, list[Handler]] = {}
-        self._calling: dict[int, int] = {}
-        self._install = signal.signal
+        """Whether the program has called sys.exit, and has not gone on training."""
+        self.trains_in: int | None = None
+        """The thread that trains, by its identifier; `None` until one does."""
+        self._exit_failed = self._thread_failed = False
+        self._exit_error: BaseException | None = None
+        self._chains: dict[int, _Chain] = {}
         self._forked = False
+        self._real_install, self._real_ask = signal.signal, signal.getsignal
 
     @property
     def failed(self) -> bool:
         """Whether the process ends by an exception, or by an exit code that says so."""
-        return self._exit_failed or self._error is not None
+        return self._exit_failed or self._thread_failed or getattr(sys, "last_value", None) is not None
 
     @property
     def hopeless(self) -> bool:
         """Whether it ends by one of our own errors that the same program would meet again."""
-        error = self._error
-        while error is not None and not isinstance(error, ConfigError | StateError):
-            error = error.__cause__ or error.__context__  # a framework may have wrapped it
-        return error is not None
+        # A framework may have wrapped it, or have caught it and left by sys.exit(1).
+        return any(_is_hopeless(error) for error in (getattr(sys, "last_value", None), self._exit_error))
 
-    @property
-    def _error(self) -> BaseException | None:
-        return getattr(sys, "last_value", None)
+    def go_on(self) -> None:
+        """The program trains: if it has called sys.exit, that was caught."""
+        self.exiting = self._exit_failed = False
+        self._exit_error = None
+        self.trains_in = threading.get_ident()
 
     def hook(self) -> None:
         """From now on it tells."""
+        self._hook_exit()
+        self._hook_threads()
+        self._hook_forks()
+        atexit.register(self._on_exit)
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGTERM:
+                    self._chains[signum] = _Chain(signal.signal(signum, self._on_signal))
+            signal.signal, signal.getsignal = self._install, self._ask  # type: ignore[assignment]
+
+    def has_handler(self, signum: int) -> bool:
+        """Whether the program has one of its own: what it does next need not be another boundary."""
+        chain = self._chains.get(signum)
+        return chain is not None and callable(chain.newest) and not _only_interrupts(chain.newest)
+
+    def keep_hold(self) -> None:
+        """See that our handlers are in place still: whoever imported `signal.signal` before us goes past it."""
+        if threading.current_thread() is not threading.main_thread() or self._forked:
+            return
+        for signum, chain in self._chains.items():
+            found = self._real_ask(signum)
+            if found != self._on_signal:
+                chain.add(signal.default_int_handler if found == self._interrupt else found)
+                self._real_install(signum, self._on_signal)
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _hook_exit(self) -> None:
+        """The interpreter tells nobody at exit whether a SystemExit was a failure."""
         python_exit = sys.exit
 
         def exit_(code: Any = None, /) -> NoReturn:
             self.exiting, self._exit_failed = True, code not in (None, 0)
+            self._exit_error = sys.exc_info()[1]
+            self.on_sys_exit()
             python_exit(code)
 
-        sys.exit = exit_  # the interpreter tells nobody at exit whether a SystemExit was a failure
-        os.register_at_fork(after_in_child=self._in_child)
-        atexit.register(self._on_exit)
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[signum] = [signal.signal(signum, self._on_signal)]
-            self._hook_signal()
+        sys.exit = exit_
+        for name in ("exit", "quit"):  # site's, for whoever types them; scripts use them as well
+            if isinstance(getattr(builtins, name, None), Quitter):
+                setattr(builtins, name, exit_)
 
-    def has_handler(self, signum: int) -> bool:
-        """Whether the program has one of its own: what it does next need not be another boundary."""
-        handler = self._handlers.get(signum, [None])[-1]
-        return callable(handler) and handler is not signal.default_int_handler
+    def _hook_threads(self) -> None:
+        """An exception in the thread that trains ends that thread alone, and the process with code 0."""
+        report = threading.excepthook
+
+        def hook(args: threading.ExceptHookArgs, /) -> Any:
+            if args.thread is not None and args.thread.ident == self.trains_in:
+                self._thread_failed = not isinstance(args.exc_value, SystemExit)
+            return report(args)
+
+        threading.excepthook = hook
+
+    # ---- forks ------------------------------------------------------------------------------------------------------
+
+    def _hook_forks(self) -> None:
+        """A child has the program's own handlers from its first moment on; a signal is kept until it does."""
+        before: dict[int, set[Any]] = {}  # by thread: several may fork
+
+        def block() -> None:
+            before[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, self._chains)
+
+        def unblock() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before.pop(threading.get_ident(), set()))
+
+        def in_child() -> None:
+            self._forked = True
+            for signum, chain in self._chains.items():
+                self._real_install(signum, _swallow_once if _only_interrupts(chain.newest) else chain.newest)
+            self._on_fork()
+            unblock()
+
+        os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
 
     # ---- signals ----------------------------------------------------------------------------------------------------
 
-    def _hook_signal(self) -> None:
-        """A handler that the program installs from now on comes after ours, instead of taking its place."""
-        real = self._install = signal.signal
-
-        def install(signalnum: Any, handler: Any, /) -> Any:
-            before = real(signalnum, handler)  # raises what it always did
-            handlers = self._handlers.get(int(signalnum))
-            if handlers is None or self._forked:
-                return before
-            real(signalnum, self._on_signal)
-            before = handlers[-1]
-            if handler == self._on_signal:  # it puts back what it had found
-                del handlers[1:]
-            elif handler in handlers:
-                del handlers[handlers.index(handler) + 1 :]
-            else:
-                handlers.append(handler)
+    def _install(self, signalnum: Any, handler: Any, /) -> Any:
+        """`signal.signal`: a handler that the program installs comes after ours, instead of taking its place."""
+        chain = self._chains.get(int(signalnum))
+        before = self._real_install(signalnum, handler)  # raises what it always did
+        if chain is None or self._forked:
             return before
+        self._real_install(signalnum, self._on_signal)
+        shown = self._shown(chain)
+        if handler == self._on_signal:  # it puts back what it had found before it knew of this
+            chain.cut()
+        else:
+            chain.add(signal.default_int_handler if handler == self._interrupt else handler)
+        return shown
 
-        signal.signal = install  # type: ignore[assignment]
+    def _ask(self, signalnum: Any, /) -> Any:
+        """`signal.getsignal`: what the program has installed, so that it finds its own there."""
+        chain = self._chains.get(int(signalnum))
+        return self._real_ask(signalnum) if chain is None or self._forked else self._shown(chain)
 
-    def _in_child(self) -> None:
-        self._forked = True
-        self._on_fork()
+    def _shown(self, chain: _Chain) -> Handler:
+        """What the program may have for a handler that it found: it may call that by itself, and put it back."""
+        return self._interrupt if chain.newest is signal.default_int_handler else chain.newest
+
+    def _interrupt(self, signum: int, frame: types.FrameType | None) -> None:
+        """Python's own handler of Ctrl-C, but for the first one, which we have taken: that leaves at a boundary."""
+        if not self._chains[signal.SIGINT].taken:
+            signal.default_int_handler(signum, frame)
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
         """Ours first, then the program's. A second Ctrl-C is Python's own."""
-        nested = self._calling.get(signum, 0)  # the program's handler may call the one that was there before: us
-        taken = nested > 0
-        if not nested:
+        chain = self._chains[signum]
+        if not chain.depth:  # else the program's handler calls the one that was there before: us
             again = self.ctrl_c
             self.ctrl_c |= signum == signal.SIGINT
-            taken = not (again and signum == signal.SIGINT) and self._takes_signal(signum)
-        handlers = self._handlers[signum]
-        if nested >= len(handlers):
-            return
-        handler = handlers[-1 - nested]
-        self._calling[signum] = nested + 1
-        try:
-            if callable(handler) and not (taken and handler is signal.default_int_handler):
+            chain.taken = not (again and signum == signal.SIGINT) and self._takes_signal(signum)
+        with chain.next() as handler:
+            if callable(handler) and not (chain.taken and _only_interrupts(handler)):
                 handler(signum, frame)
-            elif not taken and handler == signal.SIG_DFL:
-                self._install(signum, signal.SIG_DFL)
+            elif not chain.taken and handler == signal.SIG_DFL:
+                self._real_install(signum, signal.SIG_DFL)
                 signal.raise_signal(signum)
+
+
+class _Chain:
+    """The program's handlers of one signal, oldest first."""
+
+    def __init__(self, first: Handler) -> None:
+        self._handlers = [first]
+        self.depth = 0
+        """How many of them are being called, one by the other."""
+        self.taken = False
+        """Whether the newest signal is answered at the next boundary."""
+
+    @property
+    def newest(self) -> Handler:
+        return self._handlers[-1]
+
+    def add(self, handler: Handler) -> None:
+        """Install one; or put back an older one, which takes the newer ones away."""
+        if handler in self._handlers:
+            del self._handlers[self._handlers.index(handler) + 1 :]
+        else:
+            self._handlers.append(handler)
+
+    def cut(self) -> None:
+        """Back to the first."""
+        del self._handlers[1:]
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[Handler]:
+        """The newest, or inside of its call the one before it; `None` where there is no other."""
+        handler = self._handlers[-1 - self.depth] if self.depth < len(self._handlers) else None
+        self.depth += 1
+        try:
+            yield handler
         finally:
-            self._calling[signum] = nested
+            self.depth -= 1
+
+
+def _only_interrupts(handler: Handler) -> bool:
+    """Whether a handler of SIGINT is Python's, or asyncio's in its stead: it raises KeyboardInterrupt somewhere."""
+    called = getattr(handler, "func", handler)
+    return handler is signal.default_int_handler or getattr(called, "__qualname__", "") == "Runner._on_sigint"
+
+
+def _swallow_once(signum: int, frame: types.FrameType | None) -> None:
+    """In a forked child: the first Ctrl-C is the trainer's business, which needs its workers until it leaves."""
+    signal.signal(signum, signal.default_int_handler)
+
+
+def _is_hopeless(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, ConfigError | StateError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @dataclass(frozen=True)
 class Asking:
-    """Where in the program somebody asks our iterator for more: a `for`, or whatever stands between it and us.
+    """Where in the program somebody asks our iterator for more: a `for`, and whatever stands between it and us.
 
-    When an iterator of ours is given up before its end, that tells a `break`, a `return` or an exception, which happen
-    elsewhere, from `zip` or `islice` that are through: they give it up where they are asked for more themselves.
+    Attributes:
+        frames: code and line of each function that is being executed, the innermost first.
     """
 
-    code: types.CodeType | None
-    line: int | None
+    frames: tuple[tuple[types.CodeType, int | None], ...]
 
     @classmethod
     def now(cls) -> Asking:
-        """Of the generator that calls this: who has called it."""
-        frame = sys._getframe(1).f_back
-        return cls(None, None) if frame is None else cls(frame.f_code, frame.f_lineno)
+        """Of the generator that calls this."""
+        frames, frame = [], sys._getframe(1).f_back
+        while frame is not None:
+            frames.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        return cls(tuple(frames))
+
+    def is_left(self, now: Asking) -> bool:
+        """Whether an iterator that was first asked for here, and is closed `now`, was broken off.
+
+        A `break`, a `return` and an exception close it from another line than the one that asks; `zip` and `islice`
+        that are through close it from the same line. What is kept in a variable is closed when its function is over,
+        whatever the reason: then the program is taken to be through.
+        """
+        if not now.frames:
+            return False  # the interpreter ends
+        code, line = now.frames[0]
+        lines = [asked for asking, asked in self.frames if asking is code]
+        return bool(lines) and line not in lines
 
 
 def script() -> str | None:

@@ -97,6 +97,8 @@ class Stager:
         self._sequence = 0
         self._used_grant = 0
         self.sealed_step: int | None = None
+        self.holds = False
+        """Whether the agent is to keep what is sealed from now on, until it knows how the process ended."""
 
     def begin(self) -> None:
         """Training begins: seals are numbered on from those that the agent knows of."""
@@ -242,6 +244,7 @@ class Stager:
             bytes=sum(span.size for span in record.shards),
             stall_s=stall_s,
             copy_s=stall_s if copy_s is None else copy_s,
+            held=self.holds,
         )
         return True
 

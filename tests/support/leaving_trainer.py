@@ -5,6 +5,8 @@ python -m tests.support.leaving_trainer WAY --curve FILE [--at STEP]
 exit     sys.exit(0) in the middle of ckpt.steps, at STEP
 flag     a SIGTERM handler of its own, installed after the Checkpointer: sets a flag, at which a loop by hand breaks
 handler  the same, but it leaves by itself, with exit code 0, and was installed before
+imported the same, by a `signal.signal` that was imported before the Checkpointer was made
+failing  exit code 1, by SystemExit, after the end of a loop that has no end of its own; --at 0 does not fail
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from signal import signal as install
 from typing import Any
 
 import torch
@@ -61,7 +64,7 @@ def leave(*_: Any) -> None:
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=["exit", "flag", "handler"])
+    parser.add_argument("way", choices=["exit", "flag", "handler", "imported", "failing"])
     parser.add_argument("--curve", type=Path, required=True)
     parser.add_argument("--at", type=int)
     options = parser.parse_args()
@@ -79,6 +82,15 @@ def main() -> None:
             ckpt.step()
             if job.stop.is_set():
                 break
+        return
+    if options.way == "imported":
+        install(signal.SIGTERM, leave)
+    if options.way == "failing":
+        for _epoch in range(3):
+            for _batch in ckpt.batches(list(range(STEPS // 3))):
+                job.train(ckpt.step_count)
+        if options.at != 0:
+            raise SystemExit(1)  # what sys.exit does; nobody hears of it
         return
     for step in ckpt.steps(STEPS):
         job.train(step)

@@ -58,14 +58,33 @@ def test_a_flag_of_the_programs_own_handler_loses_no_step(world: World) -> None:
     assert world.survey().finished_at == STEPS
 
 
-def test_a_handler_that_leaves_with_0_is_an_interruption(world: World) -> None:
-    process = start(world, "handler", "--at", "6")
+@pytest.mark.parametrize("way", ["handler", "imported"])
+def test_a_handler_that_leaves_with_0_is_an_interruption(world: World, way: str) -> None:
+    process = start(world, way, "--at", "6")
     world.wait_until(lambda: world.curve.exists() and len(world.steps_of_curve()) == 6, "step 6")
     os.kill(int(process.wait_for(r"TrainerStarted pid=(\d+)")[1]), signal.SIGTERM)
 
     assert process.wait() == 75, process.stderr
     assert "own handler" in process.stderr
-    again = start(world, "handler")
+    again = start(world, way)
     assert again.wait() == 0, again.stderr
     assert steps_said(again.stderr, "Restored") == [4]
     assert world.survey().finished_at == STEPS
+
+
+def test_an_end_that_fails_is_none_and_the_run_goes_on_from_before_it(world: World) -> None:
+    """Its final snapshot fitted no loop: every later life skipped them all, and ended with weights as they began."""
+    failed = start(world, "failing", options=("--max-crashes", "0", "--every-steps", "5"))
+    assert failed.wait() == 1, failed.stderr
+    known = world.survey()
+    assert known.done is not None
+    assert (known.done.outcome, known.commits[-1].step) == ("failed", 10), "and not the end's own"
+
+    again = start(world, "failing", "--at", "0", options=("--every-steps", "5"))
+
+    assert again.wait() == 0, again.stderr
+    assert steps_said(again.stderr, "Restored") == [10]
+    assert world.survey().finished_at == STEPS
+    lines = world.curve.read_text().splitlines()
+    assert world.steps_of_curve() == [*range(1, STEPS + 1), *range(11, STEPS + 1)]
+    assert lines[10:STEPS] == lines[STEPS:], "bit for bit"

@@ -40,6 +40,7 @@ class PlayedLink:
         self.told: list[str] = []
         self.signals: list[int] = []
         self.parted: dict[str, bool] = {}
+        self.held = False
 
     def wait_head(self) -> None: ...
 
@@ -69,6 +70,7 @@ class PlayedLink:
         self.told.append(type)
         if type == "sealed":
             self.seals += 1
+            self.held = fields["held"]
             self.page.words[Word.DURABLE_STEP] = fields["step"] + 1
 
     def ask(self, ask: Ask) -> None:
@@ -175,6 +177,59 @@ def epochs_through_something_of_the_programs(program: Program) -> None:
             program.train()
 
 
+RATES = (0.1, 0.2)
+
+
+def a_zip_in_a_variable(program: Program) -> None:
+    pairs = zip(RATES, program.ckpt.epochs(100), strict=False)
+    for _ in pairs:
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+
+
+class Bar:
+    """Hands on what it keeps, as tqdm does."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = self.numbers
+        for number in numbers:  # noqa: UP028
+            yield number
+
+
+def a_zip_below_a_bar(program: Program) -> None:
+    for _ in Bar(zip(RATES, program.ckpt.epochs(100), strict=False)):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+
+
+KEPT: list[Any] = []
+
+
+def a_zip_that_nobody_lets_go(program: Program) -> None:
+    KEPT[:] = [zip(RATES, program.ckpt.epochs(100), strict=False)]
+    for _ in KEPT[0]:
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+
+
+def an_exit_that_is_caught(program: Program) -> None:
+    for number in range(program.ckpt.resume(), 4):
+        program.train()
+        if number == 1:
+            with contextlib.suppress(SystemExit):
+                _exit(program)
+        program.ckpt.step()
+
+
+def epochs_and_then_batches(program: Program) -> None:
+    all_epochs(program)
+    for _ in program.ckpt.batches(BATCHES):
+        program.train()
+
+
 def by_hand(program: Program) -> None:
     for _ in range(program.ckpt.resume(), 4):
         program.train()
@@ -210,7 +265,8 @@ def an_early_stop_and_a_loop_of_batches(program: Program) -> None:
     [
         all_steps, all_epochs, inner_loop_broken_off, batches_broken_off_in_a_range, some_of_the_batches,
         some_of_the_steps, as_many_steps_as_there_are_batches, epochs_through_something_of_the_programs, by_hand,
-        broken_off_by_hand, an_early_stop_and_another_stage, an_early_stop_and_a_loop_of_batches,
+        broken_off_by_hand, an_early_stop_and_another_stage, an_early_stop_and_a_loop_of_batches, a_zip_in_a_variable,
+        a_zip_below_a_bar, a_zip_that_nobody_lets_go, an_exit_that_is_caught, epochs_and_then_batches,
     ],
 )  # fmt: skip
 def test_a_training_that_came_to_its_end_is_finished(program: Program, train: Callable[[Program], None]) -> None:
@@ -263,6 +319,13 @@ def batches_exited_from_in_a_range(program: Program) -> None:
                 _exit(program)
 
 
+def epochs_broken_off_through_a_bar(program: Program) -> None:
+    for _ in Bar(program.ckpt.epochs(5)):
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+        break
+
+
 def epochs_broken_off_through_something_of_the_programs(program: Program) -> None:
     for _ in shown(program.ckpt.epochs(5)):
         for _ in program.ckpt.batches(BATCHES):
@@ -281,12 +344,14 @@ def a_second_stage_broken_off(program: Program) -> None:
 def _exit(program: Program) -> None:
     """`sys.exit()`, as our hook sees it."""
     program.ckpt._process.exiting = True
+    program.ckpt._process.on_sys_exit()
     sys.exit(0)
 
 
 EARLY = [
     epochs_broken_off, steps_broken_off, steps_returned_from, steps_exited_from, inner_loop_exited_from,
-    batches_exited_from_in_a_range, epochs_broken_off_through_something_of_the_programs, a_second_stage_broken_off,
+    batches_exited_from_in_a_range, epochs_broken_off_through_a_bar,
+    epochs_broken_off_through_something_of_the_programs, a_second_stage_broken_off,
 ]  # fmt: skip
 
 
@@ -319,6 +384,29 @@ def test_with_a_notice_in_force_no_way_out_is_an_end(program: Program, train: Ca
 
     assert ends(program, train) == "left"
     assert "leaving" in program.link.told
+
+
+def test_epochs_that_are_drawn_before_the_training_are_refused(program: Program) -> None:
+    """The run was finished at step 0 before anything was trained; the next start trained nothing at all."""
+    with pytest.raises(StateError, match=r"drawn before the training"):
+        list(program.ckpt.epochs(5))
+    assert "finished" not in program.link.told
+
+
+@pytest.mark.parametrize(("train", "held"), [(by_hand, True), (all_steps, False), (all_epochs, False)])
+def test_an_end_that_only_the_process_tells_is_held_until_its_exit_code_is_known(
+    program: Program, train: Callable[[Program], None], held: bool
+) -> None:
+    train(program)
+    assert program.end() == "finished"
+    assert program.link.held is held
+
+
+def test_without_an_agent_that_is_its_parent_nobody_knows_the_exit_code(program: Program) -> None:
+    program.link.detached = True
+    by_hand(program)
+    assert program.end() == "finished"
+    assert program.link.held is False
 
 
 def test_an_exit_before_any_step_is_not_the_end_of_a_training(program: Program) -> None:

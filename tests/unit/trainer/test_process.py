@@ -40,6 +40,10 @@ def send(signum=signal.SIGTERM):
     os.kill(os.getpid(), signum)
 
 
+def wait(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def run(own, between):
     if own is not None:
         signal.signal(signal.SIGTERM, own)
@@ -114,3 +118,188 @@ def test_a_handler_of_the_program_s_own_is_called_after_ours(case: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == heard
+
+
+OTHERS = {
+    "a handler installed past us is found and chained": (
+        """
+from signal import signal as install
+process = Process(takes, lambda: None, lambda: None)
+process.hook()
+install(signal.SIGTERM, handler("a"))
+process.keep_hold()
+send()
+print(json.dumps(heard))
+""",
+        ["ours", "a"],
+    ),
+    "what the program asks for is its own": (
+        """
+mine = handler("a")
+hook()
+signal.signal(signal.SIGTERM, mine)
+print(json.dumps([signal.getsignal(signal.SIGTERM) is mine, signal.signal(signal.SIGTERM, signal.SIG_DFL) is mine]))
+""",
+        [True, True],
+    ),
+    "a first Ctrl-C that was delayed by the program interrupts nothing": (
+        """
+hook()
+late = []
+before = signal.signal(signal.SIGINT, lambda *got: late.append(got))
+send(signal.SIGINT)
+signal.signal(signal.SIGINT, before)
+before(*late[0])
+print(json.dumps(heard))
+""",
+        ["ours"],
+    ),
+    "a second one does": (
+        """
+hook()
+send(signal.SIGINT)
+try:
+    send(signal.SIGINT)
+except KeyboardInterrupt:
+    heard.append("interrupted")
+print(json.dumps(heard))
+""",
+        ["ours", "interrupted"],
+    ),
+    "asyncio's handler interrupts nothing either": (
+        """
+import asyncio
+
+async def main():
+    hook()
+    send(signal.SIGINT)
+    await asyncio.sleep(0)
+    heard.append("went on")
+
+asyncio.run(main())
+print(json.dumps(heard))
+""",
+        ["ours", "went on"],
+    ),
+    "SIGHUP that is ignored stays ignored": (
+        """
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+hook()
+send(signal.SIGHUP)
+print(json.dumps(heard))
+""",
+        [],
+    ),
+    "SIGHUP is ours": (
+        """
+hook()
+send(signal.SIGHUP)
+print(json.dumps(heard))
+""",
+        ["ours"],
+    ),
+    "a child that is ended at once ends": (
+        """
+hook()
+codes = []
+for _ in range(20):
+    if not (child := os.fork()):
+        signal.pause()
+    os.kill(child, signal.SIGTERM)
+    codes.append(wait(child))
+print(json.dumps(sorted(set(codes))))
+""",
+        [-15],
+    ),
+    "a child has the program's own handler": (
+        """
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+hook()
+if not (child := os.fork()):
+    signal.pause()
+os.kill(child, signal.SIGTERM)
+print(json.dumps([wait(child), heard]))
+""",
+        [7, []],
+    ),
+    "a child outlives the first Ctrl-C, and not the second": (
+        """
+hook()
+ready, tell = os.pipe()
+if not (child := os.fork()):
+    send(signal.SIGINT)
+    try:
+        os.write(tell, b"x")
+        signal.pause()
+    except KeyboardInterrupt:
+        os._exit(9)
+os.read(ready, 1)
+os.kill(child, signal.SIGINT)
+print(json.dumps(wait(child)))
+""",
+        9,
+    ),
+    "exit and quit are sys.exit": (
+        """
+process = Process(takes, lambda: None, lambda: None)
+process.hook()
+told = []
+for leave in (sys.exit, exit, quit):
+    process.go_on()
+    try:
+        leave(3)
+    except SystemExit as err:
+        told.append([err.code, process.exiting, process.failed])
+process.go_on()
+print(json.dumps([told, process.exiting, process.failed]))
+""",
+        [[[3, True, True]] * 3, False, False],
+    ),
+    "one of our errors that a framework turns into an exit code is hopeless": (
+        """
+from harness.errors import StateError
+process = Process(takes, lambda: None, lambda: None)
+process.hook()
+try:
+    raise StateError("other loops")
+except StateError:
+    try:
+        sys.exit(1)
+    except SystemExit:
+        pass
+print(json.dumps(process.hopeless))
+""",
+        True,
+    ),
+    "an exception in the thread that trains is a failure, and in another it is none": (
+        """
+import threading
+threading.excepthook = lambda args: heard.append(str(args.exc_value))
+process = Process(takes, lambda: None, lambda: None)
+process.hook()
+
+def fail(trains):
+    if trains:
+        process.go_on()
+    raise RuntimeError("x")
+
+for trains in (False, True):
+    thread = threading.Thread(target=fail, args=(trains,))
+    thread.start()
+    thread.join()
+    heard.append(process.failed)
+print(json.dumps(heard))
+""",
+        ["x", False, "x", True],
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_that(rule: str) -> None:
+    program, said = OTHERS[rule]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM + program], env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == said
