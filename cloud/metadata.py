@@ -6,9 +6,13 @@ whoever does hands `AWS_EC2_METADATA_*` to `endpoint_from`.
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import re
+import socket
+import threading
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +21,8 @@ from cloud.errors import TooLarge, Unavailable
 from cloud.notice import Clock, Deadline
 
 if TYPE_CHECKING:
-    from requests import Response, Session  # imported where it is used: it costs 100 ms, and a laptop may never ask
+    from requests import Response, Session
+    from requests.adapters import HTTPAdapter  # imported where it is used: it costs 100 ms, and a laptop may never ask
 
 IPV4_ENDPOINT = "http://169.254.169.254"
 IPV6_ENDPOINT = "http://[fd00:ec2::254]"
@@ -83,7 +88,7 @@ class MetadataSession:
 
     Args:
         endpoint: what `endpoint_from` gave.
-        timeout_s: for connecting, and for each wait for bytes.
+        timeout_s: for one request, from its beginning to the last byte of its answer.
         clock: what the token's age is read on.
     """
 
@@ -94,6 +99,7 @@ class MetadataSession:
         self._session: Session | None = None
         self._token = ""
         self._refresh_at = 0.0
+        self._sockets: list[socket.socket] = []
 
     def get(self, path: str, *, deadline: Deadline) -> Answer | None:
         """The answer at `path` below /latest/, or `None` where there is nothing (404).
@@ -151,15 +157,21 @@ class MetadataSession:
         if timeout_s <= 0:
             raise Unavailable(f"{url}: no time left to ask")
         try:
-            with self._opened().request(
-                method, url, headers=headers, timeout=timeout_s, stream=True, allow_redirects=False
-            ) as response:
-                return _Reply(response.status_code, _body(response, url, deadline), _served_at(response))
+            with (
+                self._bounded(1.2 * timeout_s) as cut,
+                self._opened().request(
+                    method, url, headers=headers, timeout=timeout_s, stream=True, allow_redirects=False
+                ) as response,
+            ):
+                reply = _Reply(response.status_code, _body(response, url, deadline), _served_at(response))
         except (requests.Timeout, urllib3.exceptions.TimeoutError) as err:
             hint = "; in a container this is what a hop limit of 1 looks like" if method == "PUT" else ""
             raise Unavailable(f"{method} {url}: no answer within {timeout_s:.3g} s{hint}") from err
         except (requests.RequestException, urllib3.exceptions.HTTPError, TooLarge, OSError) as err:
-            raise Unavailable(f"{method} {url}: {err}") from err
+            raise Unavailable(f"{method} {url}: {'the answer comes too slowly' if cut.is_set() else err}") from err
+        if cut.is_set():  # what there was of it may look like a whole one
+            raise Unavailable(f"{method} {url}: the answer comes too slowly")
+        return reply
 
     def _opened(self) -> Session:
         if self._session is None:
@@ -168,7 +180,50 @@ class MetadataSession:
             self._session = requests.Session()
             self._session.trust_env = False  # HTTP_PROXY would swallow the call, NO_PROXY or not
             self._session.headers.update({"Accept-Encoding": "identity", "User-Agent": "harness"})
+            self._session.mount("http://", _remembering(self._sockets))
         return self._session
+
+    @contextlib.contextmanager
+    def _bounded(self, seconds: float) -> Generator[threading.Event]:
+        """Shut the connection down after `seconds`: the library counts from each byte on, and headers may drip.
+
+        Yields:
+            What is set once that has happened.
+        """
+        cut = threading.Event()
+
+        def shut() -> None:
+            cut.set()
+            for opened in self._sockets:
+                with contextlib.suppress(OSError):
+                    opened.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, shut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield cut
+        finally:
+            timer.cancel()
+
+
+def _remembering(sockets: list[socket.socket]) -> HTTPAdapter:
+    """What connects for a session, and keeps the newest connection's socket in `sockets`."""
+    from requests.adapters import HTTPAdapter
+    from urllib3.connection import HTTPConnection
+    from urllib3.connectionpool import HTTPConnectionPool
+
+    class Connection(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            sockets[:] = [self.sock]
+
+    class Pool(HTTPConnectionPool):
+        ConnectionCls = Connection
+
+    adapter = HTTPAdapter()
+    adapter.poolmanager.pool_classes_by_scheme = {"http": Pool}
+    return adapter
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from harness.agent.log import open_missing_descriptors
 from harness.agent.main import Agent
 from harness.config import Settings
 from harness.core.words import printable
@@ -14,6 +15,7 @@ from harness.errors import HarnessError
 
 def main(arguments: list[str]) -> int:
     """Run a detached agent until its trainer is gone and everything is saved. Returns the exit code."""
+    open_missing_descriptors()
     settings = Settings.from_json(arguments[0])
     try:
         script, starter = tuple(json.loads(arguments[1])), int(arguments[2])

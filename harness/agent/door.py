@@ -31,6 +31,7 @@ from harness.ipc.slots import Slot
 _TAKE_OVER_S = 30.0  # an agent that ends has let go of the lock by then
 _ANSWER_S = 2.0
 _LOOK_S = 0.05
+_HALF_A_MESSAGE_S = 2.0  # for the rest of a message that has begun
 
 
 class CalledOff(Exception):
@@ -133,10 +134,17 @@ class Door:
             channel.close()
 
     def _on_readable(self, channel: Channel) -> None:
+        channel.socket.settimeout(_HALF_A_MESSAGE_S)
         try:
-            self._on_message(channel, channel.receive())
+            message = channel.receive()
+        except (ChannelClosed, TimeoutError):  # somebody who was stopped in the middle of a message must not stop us
+            return self.hang_up(channel)
+        channel.socket.settimeout(None)
+        try:
+            self._on_message(channel, message)
         except ChannelClosed:
             self.hang_up(channel)
+        return None
 
     # ---- from one agent to the next ---------------------------------------------------------------------------------
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TextIO
 
 import msgspec
 
 from cloud.errors import AlreadyExists, CloudError, Denied
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
+from harness.agent.log import Log
 from harness.core import events
 from harness.core.snapshot import RunKeys
 
@@ -135,7 +134,7 @@ class Journal:
         host: str,
         *,
         listeners: Sequence[Listener] = (),
-        log: TextIO | None = None,
+        log: Callable[[str], None] | None = None,
         heartbeat: Callable[[], events.Heartbeat],
     ) -> None:
         """Lines wait in memory until `start` names a store.
@@ -144,14 +143,14 @@ class Journal:
             keys: of the run.
             host: part of the segments' keys.
             listeners: called with every line.
-            log: where people read, stderr by default; one line for each event that is news to them.
+            log: takes a line for each event that is news to people; `None` for stderr.
             heartbeat: makes the event that keeps a quiet journal alive.
         """
         self._keys, self._host, self._listeners, self._log, self._heartbeat = (
             keys,
             host,
             listeners,
-            log or sys.stderr,
+            log or Log().line,
             heartbeat,
         )
         self.generation = 0
@@ -180,9 +179,7 @@ class Journal:
         with self._lock:
             self._pending.append(line)
         if not isinstance(event, _QUIET):
-            with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
-                self._log.write(f"harness: {self._keys.run} g{self.generation} {events.describe(event)}\n")
-                self._log.flush()
+            self._log(f"harness: {self._keys.run} g{self.generation} {events.describe(event)}")
         for listener in self._listeners:
             listener(line)
 

@@ -13,7 +13,6 @@ them knows this file: what a start begins with is `origin.py`, who trains is `tr
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import math
 import os
@@ -33,6 +32,7 @@ from harness.agent.door import CalledOff, Door
 from harness.agent.drain import Speeds
 from harness.agent.journal import Journal, Listener
 from harness.agent.leaving import Leaving
+from harness.agent.log import Log
 from harness.agent.loop import Loop
 from harness.agent.notices import Notices
 from harness.agent.origin import Finding, Origin
@@ -46,15 +46,15 @@ from harness.core import events
 from harness.core.manifest import Claim
 from harness.core.policy import Cadence, Choice, EndTimes
 from harness.core.snapshot import RunKeys
-from harness.core.words import printable
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, Superseded
-from harness.ipc.channel import Channel, Message
+from harness.ipc.channel import Channel, Message, check_kernel, is_ignored
 from harness.ipc.slots import Ask
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
 _IN_TIME = EndTimes()
 _AT_ONCE = EndTimes(calls_s=1.0, journal_s=2.0)
 _PATIENT = EndTimes(calls_s=60.0)  # nothing urges: a finished run should be known as such, or it is resumed once more
+_LOG_S = 1.0  # for lines that nobody reads, at the end
 _CLOSE_S = 2.0  # a hung disk gives up no reservation; a later sweep does
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -105,7 +105,10 @@ class Agent:
         Raises:
             ConfigError: a store cannot be used.
         """
-        stores = stores or (lambda location: open_soon(location, settings, _say))
+        check_kernel()
+        self._log = Log()
+        self._say = self._log.say
+        stores = stores or (lambda location: open_soon(location, settings, self._say))
         self.settings, self.command, self._environ = settings, command, environ
         self._outcome: Outcome | None = None
         self._refusal: ConfigError | None = None
@@ -120,14 +123,14 @@ class Agent:
         keys, remembered = RunKeys(settings.run), tuple(command or script)
         self._loop = Loop()
         post = self._loop.post
-        self._journal = Journal(keys, self._host, listeners=listeners, heartbeat=self._heartbeat)
+        self._journal = Journal(keys, self._host, listeners=listeners, log=self._log.line, heartbeat=self._heartbeat)
         emit = self._journal.emit
         self._saves = Saves(settings, keys, self._host, emit, post, self._on_commit, self._on_bug, stores)
         self._asking = Asking(self._saves.pool)
         self._speeds = Speeds(self._saves)
-        self._leaving = Leaving(self._saves, self._speeds, self._asking, emit, _say)
-        self._restarts = Restarts(settings.max_crashes, self._saves, emit, _say)
-        self._door = Door(settings, self._loop, self._saves, emit, self._on_message, _say)
+        self._leaving = Leaving(self._saves, self._speeds, self._asking, emit, self._say)
+        self._restarts = Restarts(settings.max_crashes, self._saves, emit, self._say)
+        self._door = Door(settings, self._loop, self._saves, emit, self._on_message, self._say)
         self._origin = Origin(
             settings,
             keys,
@@ -140,7 +143,7 @@ class Agent:
             self._refuse,
             self._on_superseded,
             self._on_bug,
-            _say,
+            self._say,
         )
         self.trainer = Trainer(
             settings,
@@ -155,7 +158,7 @@ class Agent:
             self._restarts,
             emit,
             TrainerEvents(self._on_trainer_message, self._on_trainer_lost, self._on_trainer_left),
-            _say,
+            self._say,
         )
         self._notices = Notices(settings, sources, post, emit, self._on_notice, self._on_bug)
 
@@ -190,6 +193,7 @@ class Agent:
         finally:
             self._shut()
             self._ignore_signals()
+            self._log.close(_LOG_S)
         return int(self._outcome.exit_code)
 
     def status(self) -> dict[str, object]:
@@ -267,11 +271,12 @@ class Agent:
         if self._outcome is not None:
             return
         if self._bug is not None:
-            _say("".join(traceback.format_exception(self._bug)))
+            self._say("".join(traceback.format_exception(self._bug)))
             self._end(Outcome("failed", ExitCode.BUG))
             return
         self._watch_step()
         self._saves.tell_silence()
+        self._notices.tell_silence()
         self.trainer.take_what_was_not_told()
         self._leaving.save_what_there_is_in_time()
         self._leaving.conclude_drill()
@@ -309,9 +314,9 @@ class Agent:
             try:
                 self._origin.end(end.name, Deadline.after(in_s))
             except CloudError as err:
-                _say(f"the outcome could not be recorded in the store: {err}")
+                self._say(f"the outcome could not be recorded in the store: {err}")
         else:
-            _say("the outcome is not recorded in the store: a call to a store has not ended yet")
+            self._say("the outcome is not recorded in the store: a call to a store has not ended yet")
         steps = self._saves.steps
         self._journal.emit(
             events.Ended(
@@ -407,7 +412,10 @@ class Agent:
         self._asking.answered()
         self._journal.emit(events.Sealed(step=message["step"], bytes=message["bytes"], stall_s=message["stall_s"]))
         self._leaving.sealed(message["step"])
-        self._saves.take(message["index"], self._origin.generation)
+        if message.fields.get("held"):
+            self._saves.hold_back(message["index"], self._origin.generation)
+        else:
+            self._saves.take(message["index"], self._origin.generation)
         self._asking.acknowledge(self._saves.sequence)
 
     def _on_commit(self, steps: Steps) -> None:
@@ -437,7 +445,8 @@ class Agent:
 
     def _install_signals(self) -> None:
         for signum in _ENDING:
-            signal.signal(signum, lambda number, _frame: self._loop.post(lambda: self._on_signal(number)))
+            if not is_ignored(signum):
+                signal.signal(signum, lambda number, _frame: self._loop.post(lambda: self._on_signal(number)))
         for signum in _PASSED_ON:
             signal.signal(signum, lambda number, _frame: self._loop.post(lambda: self.trainer.signal(number)))
 
@@ -451,7 +460,7 @@ class Agent:
             return
         self._interrupts += signum == signal.SIGINT
         if self._interrupts > 1:
-            _say("second Ctrl-C: leaving now")
+            self._say("second Ctrl-C: leaving now")
             self._at_once = True
             self.trainer.stop()
             drain = self._leaving.drain
@@ -516,12 +525,13 @@ class Agent:
     def _on_trainer_left(self, code: int | None) -> None:
         """The trainer's process has ended: `code` as a shell shows it, `None` for a crash of one that is no child."""
         life = self.trainer.life
+        self._saves.settle_held(counts=code == 0)
         self._watch_step()  # how far it came decides whether it is worth starting again
         life.over, life.exit_code = True, code
         life.ended_at = life.ended_at or time.monotonic()
         self._journal.emit(events.TrainerLeft(code=code, step=self._asking.trainer_step))
         if code == 0 and not life.connected:
-            _say("the program ended without ever creating a Checkpointer: nothing was saved")
+            self._say("the program ended without ever creating a Checkpointer: nothing was saved")
         if self._leaving.drain is not None:
             life.stopped_early = False  # it was told to leave, and has left in its own way
         elif self._told_to_leave:
@@ -547,7 +557,7 @@ class Agent:
         waits = self.trainer.child is not None and not life.connected and self._restarts.count == 0
         if waits and not self._told_silent and time.monotonic() - (life.spawned_at or life.began_at) > HELLO_S:
             self._told_silent = True
-            _say(f"the program has not created a Checkpointer in {HELLO_S:g} s: nothing is being saved")
+            self._say(f"the program has not created a Checkpointer in {HELLO_S:g} s: nothing is being saved")
 
     def _finish_if_done(self) -> None:
         """Decide the outcome once nobody trains and everything sealed is where it has to be, or time is up."""
@@ -572,7 +582,7 @@ class Agent:
             return
         end = outcome.of_life(life, drain, self._saves, self._origin)
         if end.why is not None:
-            _say(end.why)
+            self._say(end.why)
         self._end(end)
 
     @property
@@ -607,7 +617,7 @@ class Agent:
         if not self._origin.generation.number:
             self._refusal = err
             return
-        _say(f"error: {err}")
+        self._say(f"error: {err}")
         self.trainer.stop()
         self._end(Outcome("failed", err.exit_code))
 
@@ -621,9 +631,3 @@ class Agent:
 
     def _heartbeat(self) -> events.Heartbeat:
         return events.Heartbeat(step=self._asking.trainer_step, durable_step=self._saves.steps.durable)
-
-
-def _say(text: str) -> None:
-    """A word to the user that is no event."""
-    with contextlib.suppress(OSError):  # the terminal is gone: that is when saving matters most
-        os.write(2, f"harness: {printable(text)}\n".encode())

@@ -1,6 +1,7 @@
 """What can say that this host is to be left: signals, a file, the instance. One stream of notices for one agent.
 
-Owns which sources a run has, and the poller that asks them; decides nothing about what they say.
+Owns which sources a run has, and the poller that asks them; decides nothing about what they say. A signal is told at
+once, by the main thread: no source that hangs can hide it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Notices:
             post: runs something in the main thread.
             emit: the journal.
             on_notice: called in the main thread with each notice, once.
-            fatal: called from the poller's thread when it met a bug.
+            fatal: called from a thread of the poller's that met a bug.
         """
-        self._grace_s = settings.grace_s
+        self._grace_s, self._on_notice = settings.grace_s, on_notice
         self._signals = SignalSource(settings.grace_s)
-        heard: list[NoticeSource] = [self._signals]
+        heard: list[NoticeSource] = []
         if settings.drain_file:
             heard.append(DrainFileSource(Path(settings.drain_file), settings.grace_s))
         heard += _metadata_sources(settings.metadata) if sources is None else sources
@@ -60,12 +61,18 @@ class Notices:
 
     def close(self) -> None:
         """Stop asking."""
-        self._poller.close()
+        self._poller.close(0.5)
 
     def received(self, signum: int) -> None:
-        """A signal that is a notice: it is told like any other, at once. Main thread."""
+        """A signal that is a notice: it is told like any other, once, before this returns. Main thread."""
+        before = self._signals.poll()
         self._signals.received(signum)
-        self._poller.wake()
+        for notice in self._signals.poll()[len(before) :]:
+            self._on_notice(notice)
+
+    def tell_silence(self) -> None:
+        """Say it, once each time, when a source does not answer."""
+        self._poller.tell_silence()
 
     @property
     def blind(self) -> list[str]:

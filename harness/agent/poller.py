@@ -1,7 +1,7 @@
 """NoticeSources → one stream of new and withdrawn notices. Never gives up, and says when it is blind.
 
-Owns one thread that asks every source about once a second. Edge-triggered: a notice is told once, however often it is
-seen. A source that fails does not hide the others.
+Owns a thread for each source, which asks it about once a second. Edge-triggered: a notice is told once, however often
+it is seen. A source that fails, or that hangs in a call, does not hide the others.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ class _Watched:
     answered: bool = False
     failures: int = 0
     next_at: float = 0.0
+    asked_at: float | None = None
+    """While it is being asked: since when."""
 
 
 class Poller:
-    """Calls `on_notice` and `on_withdrawn` from its own thread."""
+    """Calls `on_notice` and `on_withdrawn` from its own threads."""
 
     def __init__(
         self,
@@ -48,26 +50,40 @@ class Poller:
         self._watched = [_Watched(source) for source in sources]
         self._emit, self._on_notice, self._on_withdrawn, self._fatal = emit, on_notice, on_withdrawn, fatal
         self._clock = clock
-        self._wake = threading.Event()
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, name="harness-poller", daemon=True)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(watched,), name=f"harness-poller-{watched.source.name}", daemon=True
+            )
+            for watched in self._watched
+        ]
 
     def start(self) -> None:
         """Start asking."""
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Ask again at once (a signal has arrived)."""
-        self._wake.set()
+        for thread in self._threads:
+            thread.start()
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Stop, and close every source."""
-        self._stop = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(wait_s)
-        for watched in self._watched:
+        """Stop, and close every source. A source that hangs is left alone after `wait_s`."""
+        self._stop.set()
+        give_up_at = time.monotonic() + wait_s
+        for watched, thread in zip(self._watched, self._threads, strict=True):
+            if thread.is_alive():
+                thread.join(max(0.0, give_up_at - time.monotonic()))
             watched.source.close()
+
+    def tell_silence(self) -> None:
+        """Say that a source has not answered for a while, once until it does: it cannot say so itself. Any thread."""
+        now = self._clock()
+        for watched in self._watched:
+            with self._lock:
+                asked_at = watched.asked_at
+                if watched.blind or asked_at is None or now - asked_at < BLIND_AFTER_S:
+                    continue
+                watched.blind = True
+            reason = f"no answer for {now - asked_at:.0f} s"
+            self._emit(events.SourceBlind(source=watched.source.name, reason=reason))
 
     @property
     def blind(self) -> list[str]:
@@ -79,33 +95,37 @@ class Poller:
         return any(each.source.name == name and each.answered and not each.blind for each in self._watched)
 
     def tick(self) -> None:
-        """Ask every source whose turn it is, once; all of them after a `wake`."""
-        woken = self._wake.is_set()
-        self._wake.clear()  # before asking: a wake that comes meanwhile is for the next turn
+        """Ask every source whose turn it is, once, in this thread."""
         for watched in self._watched:
-            if woken or self._clock() >= watched.next_at:
-                self._ask(watched)
+            self._ask_if_due(watched)
 
-    def _run(self) -> None:
+    def _run(self, watched: _Watched) -> None:
         try:
-            while not self._stop:
+            while not self._stop.is_set():
                 started = self._clock()
-                self.tick()
-                self._wake.wait(max(0.05, POLL_S - (self._clock() - started)))
+                self._ask_if_due(watched)
+                self._stop.wait(max(0.05, POLL_S - (self._clock() - started)))
         except Exception as err:  # noqa: BLE001  the thread's root: an agent that cannot hear a notice must not go on
             self._fatal(err)
 
+    def _ask_if_due(self, watched: _Watched) -> None:
+        if self._clock() >= watched.next_at:
+            self._ask(watched)
+
     def _ask(self, watched: _Watched) -> None:
+        watched.asked_at = self._clock()
         try:
             notices = {notice.id: notice for notice in watched.source.poll()}
         except CloudError as err:
             self._failed(watched, err)
             return
-        if watched.blind:
+        finally:
+            watched.asked_at = None
+        with self._lock:
+            was_blind, watched.blind = watched.blind, False
+        if was_blind:
             self._emit(events.SourceBack(source=watched.source.name))
-        watched.answered = True
-        watched.blind, watched.failing_since, watched.failures = False, None, 0
-        watched.next_at = 0.0
+        watched.answered, watched.failing_since, watched.failures, watched.next_at = True, None, 0, 0.0
         for gone in set(watched.in_force) - set(notices):
             self._on_withdrawn(watched.in_force.pop(gone))
         for id_, notice in notices.items():
@@ -118,8 +138,10 @@ class Poller:
         watched.failures += 1
         if watched.failing_since is None:
             watched.failing_since = now
-        if not watched.blind and now - watched.failing_since >= BLIND_AFTER_S:
-            watched.blind = True
+        with self._lock:
+            tell = not watched.blind and now - watched.failing_since >= BLIND_AFTER_S
+            watched.blind |= tell
+        if tell:
             self._emit(events.SourceBlind(source=watched.source.name, reason=str(err)))
         if watched.blind:  # somewhere without the service, such as a laptop, it is not asked every second for ever
             watched.next_at = now + min(BACKOFF_CAP_S, watched.failures * POLL_S)

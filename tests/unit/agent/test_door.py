@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness.agent import door
 from harness.agent.door import Door
 from harness.agent.loop import Loop
 from harness.agent.outcome import Outcome
@@ -116,4 +117,20 @@ def test_another_user_is_hung_up_on_and_this_one_is_heard(scene: Scene) -> None:
 
         assert stranger.stdout == "hung up on\n"
         assert scene.heard.get(timeout=HANG_S) == "drill"
+        ours.close()
+
+
+def test_half_a_message_holds_nobody_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that was stopped in the middle of one stopped the agent as well: it saved nothing, and heard nothing."""
+    monkeypatch.setattr(door, "_HALF_A_MESSAGE_S", 0.01)
+    with scene.running():
+        frozen, ours = connect(scene.door.address), connect(scene.door.address)
+        assert frozen is not None
+        assert ours is not None
+        frozen.socket.send(b"x")
+        ours.send("drill")
+
+        assert scene.heard.get(timeout=HANG_S) == "drill"
+        assert frozen.socket.recv(1) == b"", "hung up on"
+        frozen.close()
         ours.close()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -22,7 +23,11 @@ KEYS = RunKeys("run")
 
 def make(log: io.StringIO | None = None, listeners: tuple[Callable[[events.Line], None], ...] = ()) -> Journal:
     journal = Journal(
-        KEYS, "host", log=log or io.StringIO(), listeners=listeners, heartbeat=lambda: events.Heartbeat(step=3)
+        KEYS,
+        "host",
+        log=partial(print, file=log or io.StringIO()),
+        listeners=listeners,
+        heartbeat=lambda: events.Heartbeat(step=3),
     )
     journal.generation = journal.claimed = 7
     return journal

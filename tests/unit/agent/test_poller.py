@@ -171,7 +171,7 @@ def test_closing_closes_every_source_and_ends_the_thread() -> None:
     scene.poller.close()
 
     assert (one.closed, other.closed) == (1, 1)
-    assert "harness-poller" not in [thread.name for thread in threading.enumerate()]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("harness-poller")]
 
 
 def test_a_bug_in_a_source_ends_the_agent_loudly() -> None:
@@ -183,19 +183,54 @@ def test_a_bug_in_a_source_ends_the_agent_loudly() -> None:
     assert running(scene, lambda: ended.wait(HANG_S))
 
 
-def test_a_signal_that_comes_during_a_turn_is_asked_about_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`wake` is not lost because a turn, which has asked the signals already, is not over yet."""
-    monkeypatch.setattr(module, "POLL_S", 3600.0)
-    again = threading.Event()
+class Hanging(Source):
+    """Does not come back from a question until it is let go: a mount whose server is gone, a service that drips."""
 
-    class Woken(Source):
-        def poll(self) -> Sequence[Notice]:
-            if self.polls == 0:
-                scene.poller.wake()
-            else:
-                again.set()
-            return super().poll()
+    def __init__(self) -> None:
+        super().__init__("hanging")
+        self.asked, self.let_go = threading.Event(), threading.Event()
 
-    scene = Scene(Woken())
+    def poll(self) -> Sequence[Notice]:
+        self.asked.set()
+        self.let_go.wait()
+        return super().poll()
 
-    assert running(scene, lambda: again.wait(HANG_S))
+
+def test_a_source_that_hangs_hides_no_other_and_is_said_to_be_blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notice, and SIGTERM too, waited for it: the training went on until somebody killed it."""
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    hanging, good, heard, back = Hanging(), Source("good"), threading.Event(), threading.Event()
+    scene = Scene(hanging, good)
+    scene.poller._on_notice = lambda notice: heard.set()
+    told, scene.poller._emit = scene.told, lambda event: (scene.told.append(event), back.set())[0]
+    scene.poller.start()
+    try:
+        assert hanging.asked.wait(HANG_S)
+        good.now = [SPOT]
+        assert heard.wait(HANG_S)
+        scene.poller.tell_silence()
+        assert scene.poller.blind == []
+        scene.clock.advance(module.BLIND_AFTER_S)
+        scene.poller.tell_silence()
+        scene.poller.tell_silence()
+        assert told == [events.SourceBlind(source="hanging", reason="no answer for 5 s")]
+        assert scene.poller.blind == ["hanging"]
+        back.clear()
+        hanging.let_go.set()
+        assert back.wait(HANG_S)
+        assert told[1:] == [events.SourceBack(source="hanging")]
+    finally:
+        hanging.let_go.set()
+        scene.poller.close()
+
+
+def test_closing_waits_for_no_source_that_hangs() -> None:
+    hanging = Hanging()
+    scene = Scene(hanging)
+    scene.poller.start()
+    assert hanging.asked.wait(HANG_S)
+
+    scene.poller.close(0.0)
+
+    assert hanging.closed == 1
+    hanging.let_go.set()

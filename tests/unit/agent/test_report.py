@@ -278,11 +278,48 @@ def test_rm_all_leaves_nothing_of_the_run(settings: Settings, store: Path) -> No
     assert report.runs(settings) == []
 
 
+def test_rm_all_of_a_directory_that_is_no_run_deletes_nothing(settings: Settings) -> None:
+    """`--run src --store .` took a program's sources for a run."""
+    file = Path(settings.store) / "run" / "sub" / "precious.py"
+    file.parent.mkdir(parents=True)
+    file.touch()
+
+    with pytest.raises(ConfigError, match="no such snapshot"):
+        list(report.remove(settings, "ALL"))
+    assert file.exists()
+
+
+def test_rm_all_deletes_nothing_of_somebody_else_s(settings: Settings, store: Path) -> None:
+    file = store / "run" / "snapshots" / "notes.md"
+    file.touch()
+
+    *_, last = list(report.remove(settings, "ALL"))
+
+    assert last.endswith("since they are not the harness's: snapshots/notes.md")
+    assert [path for path in (store / "run").rglob("*") if path.is_file()] == [file]
+
+
+def test_what_is_retired_while_it_is_verified_is_no_difference(
+    settings: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = commit.verify
+
+    def verify(opened: ObjectStore, keys: Any, manifest: Any, *rest: Any) -> bool:
+        if manifest.id == FIRST:
+            commit.remove(opened, keys, FIRST, FOREVER)
+        return real(opened, keys, manifest, *rest)
+
+    monkeypatch.setattr(commit, "verify", verify)
+
+    rows = [row for row in report.verify(settings) if row["tier"] == "remote"]
+    assert [(row["snapshot"], row["verdict"]) for row in rows] == [(str(SECOND), "ok")]
+
+
 def test_rm_all_names_what_it_leaves(settings: Settings, store: Path) -> None:
     os.mkfifo(store / "run" / "snapshots" / "pipe")
     *_, last = list(report.remove(settings, "ALL"))
 
-    assert last == f"left in {store / 'run'} (remote), since they are no files of the harness: snapshots/pipe"
+    assert last == f"left in {store / 'run'} (remote), since they are not the harness's: snapshots/pipe"
 
 
 @pytest.mark.parametrize("which", [str(SECOND), "ALL"])

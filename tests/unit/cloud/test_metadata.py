@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -224,3 +227,43 @@ def test_importing_a_source_loads_no_http_client() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
 
     assert not set(done.stdout.split()) & {"requests", "urllib3", "tenacity", "awscrt", "asyncio"}
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_service_that_drips_is_given_up_in_time(kept: bool) -> None:
+    """Each byte came in time, so the library waited for the next one: an agent heard no notice meanwhile."""
+    over = threading.Event()
+
+    class Dripping(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_PUT(self) -> None:
+            if kept:  # the token comes at once, and the connection is kept
+                self.send_response(200)
+                self.send_header("Content-Length", "1")
+                self.end_headers()
+                self.wfile.write(b"t")
+            else:
+                self.do_GET()
+
+        def do_GET(self) -> None:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            with contextlib.suppress(OSError):
+                while not over.wait(0.01):
+                    self.wfile.write(b"a ")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        session = MetadataSession(f"http://127.0.0.1:{server.server_address[1]}", timeout_s=0.2)
+        try:
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    session.get(INSTANCE_ID, deadline=NEVER)
+        finally:
+            over.set()
+            session.close()
+            server.shutdown()
+            serving.join()
