@@ -42,7 +42,7 @@ class Tree:
         self.root, self.fs = root, fs
         self.file_mode, self.directory_mode = (0o666, 0o777) if shared else (0o600, 0o700)
         with self.errors("open the store"):
-            self._make_root()
+            self._identity = self._make_root()
 
     @contextlib.contextmanager
     def descent(self, parents: Sequence[str], *, make: bool = False) -> Generator[Descriptors]:
@@ -64,9 +64,26 @@ class Tree:
     def open_root(self) -> int:
         """The root's descriptor, the caller's to close. Raises OSError, Unavailable."""
         try:  # the root itself may be a symbolic link: that is its owner's choice
-            return self.fs.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = self.fs.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError as err:
             raise Unavailable(f"{self.root} is gone: removed or unmounted since the store was opened") from err
+        try:
+            if not self._is_root(self.fs.stat(fd)):
+                raise Unavailable(f"another directory is at {self.root} now: was a disk unmounted, or mounted over it?")
+        except BaseException:
+            self.fs.close(fd)
+            raise
+        return fd
+
+    def _is_root(self, found: os.stat_result) -> bool:
+        """Whether it is the directory that was opened first. One that was mounted again may have another device."""
+        device, inode, file_system = self._identity
+        if found.st_ino != inode:
+            return False
+        if found.st_dev != device and self.fs.statvfs(self.root).f_fsid != file_system:
+            return False
+        self._identity = found.st_dev, inode, file_system
+        return True
 
     def prune(self, parents: Sequence[str], directories: Sequence[int]) -> int:
         """Remove the open directories that are empty, deepest first; the index of the one that stopped it."""
@@ -87,7 +104,8 @@ class Tree:
         except OSError as err:
             raise OutcomeUnknown(f"{key} is in {self.root}, but its name may not be durable: {err.strerror}") from err
 
-    def _make_root(self) -> None:
+    def _make_root(self) -> tuple[int, int, int]:
+        """Make it if it is not there; its device, inode, and its file system's own identifier."""
         missing = []
         path = self.root
         while not path.exists():
@@ -101,7 +119,12 @@ class Tree:
                 self.fs.fsync(fd)
             finally:
                 self.fs.close(fd)
-        self.fs.close(self.open_root())
+        fd = self.fs.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = self.fs.stat(fd)
+        finally:
+            self.fs.close(fd)
+        return found.st_dev, found.st_ino, self.fs.statvfs(self.root).f_fsid
 
     def _open_below(self, name: str, directory: int, *, make: bool) -> int:
         try:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cloud.digest import crc64nvme
 from cloud.errors import CannotCopy, CloudError, CopyDiffers, Denied, NotFound, TooLarge, Unavailable, call_with_retry
@@ -64,6 +65,10 @@ class S3Options:
             raise ValueError('a KMS key needs server-side encryption "aws:kms"')
         if self.endpoint is not None and not re.match(r"https?://[^/]", self.endpoint):
             raise ValueError(f"not the URL of an endpoint: {self.endpoint!r}")
+        if self.endpoint is not None and "@" in urlsplit(self.endpoint).netloc:
+            raise ValueError(
+                "the endpoint's URL holds a user or a password: set AWS_ACCESS_KEY_ID and its like instead"
+            )
         if self.streams < 1:
             raise ValueError(f"at least one stream, not {self.streams}")
 

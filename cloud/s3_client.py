@@ -261,8 +261,10 @@ def new_session() -> Any:
     core = botocore.session.Session()
     attempts = max(METADATA_ATTEMPTS, core.get_config_variable("metadata_service_num_attempts"))
     core.set_config_variable("metadata_service_num_attempts", attempts)
-    if region := os.environ.get("AWS_REGION"):  # as the aws command has it; botocore knows AWS_DEFAULT_REGION only
-        core.set_config_variable("region", region)
+    # As the aws command has it; botocore knows AWS_DEFAULT_REGION only, and takes an empty one for a region.
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region or "AWS_DEFAULT_REGION" in os.environ:
+        core.set_config_variable("region", region or core.get_scoped_config().get("region"))
     _keep_metadata_off_proxies(core)
     return boto3.session.Session(botocore_session=core)
 
@@ -272,7 +274,7 @@ def library_errors() -> tuple[type[Exception], ...]:
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
-    return BotoCoreError, ClientError, ResponseParserError, RuntimeError
+    return BotoCoreError, ClientError, ResponseParserError, RuntimeError, OSError
 
 
 def call_errors() -> tuple[type[Exception], ...]:
@@ -312,6 +314,12 @@ def no_answer(err: Exception, what: str, *, takes_effect: bool) -> CloudError:
         return Unavailable(f"{words}; where the credentials come from did not answer")
     if isinstance(err, RuntimeError) and "expired" in str(err):
         return CredentialsExpired(words)  # refreshed, and expired all the same: botocore has no type for it
+    if isinstance(err, RuntimeError) and "AWS_AUTH_SIGNING_INVALID_CONFIGURATION" in str(err):
+        return Denied(f"{words}; check the region (AWS_REGION)")
+    if isinstance(err, FileNotFoundError | PermissionError):
+        return Unavailable(f"{words}; is it a file that the credentials come from (AWS_WEB_IDENTITY_TOKEN_FILE)?")
+    if isinstance(err, OSError):
+        return OutcomeUnknown(words) if takes_effect else Unavailable(words)
     if isinstance(err, boto.ParamValidationError) or not isinstance(err, boto.BotoCoreError):
         raise err
     return Denied(f"{words}; check profile, region and endpoint")

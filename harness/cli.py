@@ -20,7 +20,8 @@ import typer
 from typer.exceptions import TyperException
 
 from cloud.errors import CloudError, Denied
-from harness.config import Settings, check_alone, resolve
+from harness.agent.log import open_missing_descriptors
+from harness.config import Settings, check_alone, here, resolve
 from harness.core.words import printable
 from harness.errors import ConfigError, ExitCode, HarnessError
 
@@ -116,7 +117,7 @@ def run(
     check_command(command)
     check_alone(os.environ)
     flags = context.params | {"fresh": fresh or None, "continue_": continue_ or None}
-    settings = resolve(flags, os.environ, Path.cwd(), script=script_of(command))
+    settings = resolve(flags, os.environ, here(), script=script_of(command))
     _say_settings(settings)
     from harness.agent.main import Agent
 
@@ -178,12 +179,12 @@ def resume(
     flags |= {"fresh": fresh or None, "continue_": continue_ or None}
     if dry_run:
         with _patience(store):
-            found = node.dry_run(flags, context.args, line, os.environ, Path.cwd())
+            found = node.dry_run(flags, context.args, line, os.environ, here())
         _print_json(found.to_json()) if as_json else _print_lines(found.lines())
         raise typer.Exit(found.code)
     if as_json:
         raise ConfigError("--json goes with --dry-run")
-    raise typer.Exit(node.resume(flags, context.args, line, self_test, os.environ, Path.cwd()))
+    raise typer.Exit(node.resume(flags, context.args, line, self_test, os.environ, here()))
 
 
 @app.command(
@@ -232,7 +233,7 @@ def doctor(
     command = tuple(context.args)
     script = (script_of(command) if command else None) or "doctor"
     flags = {name: value for name, value in context.params.items() if name not in ("state_gb", "as_json")}
-    settings = resolve(flags, os.environ, Path.cwd(), script=script)
+    settings = resolve(flags, os.environ, here(), script=script)
     _say_settings(settings)
     size = None if state_gb is None else int(state_gb * 1e9)
     findings = []
@@ -388,7 +389,11 @@ def start(port: Port = 1338) -> None:
     """Serve until Ctrl-C. Point the harness at it: harness run --metadata http://127.0.0.1:1338 -- ..."""
     from cloud.metadata_sim import MetadataSimulator
 
-    with MetadataSimulator(port=port) as serving:
+    with contextlib.ExitStack() as stack:
+        try:
+            serving = stack.enter_context(MetadataSimulator(port=port))
+        except (OSError, OverflowError) as err:
+            raise ConfigError(f"port {port} cannot be listened on: {err}") from err
         typer.echo(serving.url)
         try:
             serving.wait()
@@ -437,6 +442,7 @@ def fault(
 
 def main() -> None:
     """The `harness` command."""
+    open_missing_descriptors()
     try:
         sys.exit(app(standalone_mode=False))
     except typer.Abort:
@@ -451,7 +457,8 @@ def main() -> None:
         _say(f"error: {err}")
         sys.exit(ExitCode.USAGE if isinstance(err, Denied) else ExitCode.BUG)
     except Exception:  # noqa: BLE001  the process's root: a bug has an exit code of its own
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         sys.exit(ExitCode.BUG)
 
 
@@ -462,13 +469,13 @@ def _settings(store: str | None, run: str | None, local: str | None, s3_endpoint
         from harness.agent import report
 
         try:
-            names = report.runs(resolve({**flags, "run": "_"}, os.environ, Path.cwd(), script=None))
+            names = report.runs(resolve({**flags, "run": "_"}, os.environ, here(), script=None))
         except Denied as err:  # a role may list below its own run only
             raise ConfigError(f"name a run with --run; which ones the store holds cannot be seen: {err}") from err
         if len(names) != 1:
             raise ConfigError(f"name a run with --run; the store holds {', '.join(names) or 'none'}")
         run = names[0]
-    return resolve({**flags, "run": run}, os.environ, Path.cwd(), script=None)
+    return resolve({**flags, "run": run}, os.environ, here(), script=None)
 
 
 def _steer(port: int, verb: str, **fields: object) -> None:
@@ -490,7 +497,8 @@ def _say_settings(settings: Settings) -> None:
 
 
 def _say(text: str) -> None:
-    typer.echo(f"harness: {printable(text)}", err=True)
+    with contextlib.suppress(OSError):  # nobody reads it, or the disk that it goes to is full
+        os.write(2, f"harness: {printable(text)}\n".encode(errors="backslashreplace"))
 
 
 @contextlib.contextmanager
@@ -505,12 +513,27 @@ def _patience(store: str | None) -> Generator[threading.Timer]:
         waiting.cancel()
 
 
+@contextlib.contextmanager
+def _output() -> Generator[None]:
+    """Around what is written to stdout. Raises ConfigError: it takes nothing (a full disk)."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read it has enough
+    except OSError as err:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more when it ends
+        raise ConfigError(f"the output could not be written: {err.strerror}") from err
+
+
 def _print_lines(lines: Iterable[str]) -> None:
-    typer.echo("\n".join(map(printable, lines)))
+    with _output():
+        typer.echo("\n".join(map(printable, lines)))
 
 
 def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2))
+    with _output():
+        typer.echo(json.dumps(value, indent=2))
 
 
 def _print_fields(fields: dict[str, Any]) -> None:
@@ -520,7 +543,8 @@ def _print_fields(fields: dict[str, Any]) -> None:
     table = Table.grid(padding=(0, 2))
     for name, value in fields.items():
         table.add_row(name.replace("_", " "), _cell(value))
-    Console().print(table)
+    with _output():
+        Console().print(table)
 
 
 def _cell(value: object) -> Text:
@@ -548,7 +572,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     unfolded = console.options.update(max_width=_IN_A_PIPE)
     narrowest = console.measure(table, options=unfolded).minimum
     console.width = max(console.width, narrowest) if console.is_terminal else _IN_A_PIPE
-    console.print(table)
+    with _output():
+        console.print(table)
 
 
 def _to_the_second(at: str | None) -> str | None:

@@ -128,7 +128,7 @@ class Settings:
         if self.local is None:
             return None
         words = re.sub(r"[^A-Za-z0-9]+", "-", self.store_identity).strip("-")[-40:].strip("-")
-        told_apart = hashlib.blake2b(self.store_identity.encode(), digest_size=4).hexdigest()
+        told_apart = hashlib.blake2b(os.fsencode(self.store_identity), digest_size=4).hexdigest()
         return str(Path(self.local) / f"{words}-{told_apart}")
 
     @property
@@ -182,8 +182,17 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, 
         values["local"] = _absolute(values["local"], cwd)
     elif "://" in values["store"]:
         values["local"] = str(_default_local(environ))
-    values.setdefault("runtime_dir", str(_runtime_dir(environ)))
+    if "runtime_dir" not in values:
+        values["runtime_dir"] = str(_runtime_dir(environ))
     return Settings(**values)
+
+
+def here() -> Path:
+    """The current directory. Raises ConfigError: it is not there any more."""
+    try:
+        return Path.cwd()
+    except OSError as err:
+        raise ConfigError(f"the current directory cannot be used: {err.strerror}; change to another one") from err
 
 
 def is_off(environ: Mapping[str, str]) -> bool:
@@ -207,6 +216,8 @@ def _name_from(script: str | None) -> str:
 
 
 def _absolute(location: str, cwd: Path) -> str:
+    if not location:
+        raise ConfigError("a store or a local tier has an empty name: is a variable unset?")
     if re.match(r"[\w+.-]+://[^/]", location):
         return location.rstrip("/")
     if re.match(r"[\w+.-]+:/", location):  # a slip of the pen; as a directory it would be durable nowhere
@@ -219,9 +230,11 @@ def _absolute(location: str, cwd: Path) -> str:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
+        if not path.exists():
+            return {}
+        if not path.is_file():  # a pipe would be waited for
+            raise ConfigError(f"{path} is not a file")
+        table = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path}: {err}") from err
     kinds = {name: kind for name, kind in _kinds().items() if name not in _ONLY_FLAGS}
@@ -302,4 +315,7 @@ def _runtime_dir(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_RUNTIME_DIR")
     if base and len(base) < 60 and Path(base).is_dir():  # the socket's path must stay below 108 bytes
         return Path(base) / "harness"
-    return Path(tempfile.gettempdir()) / f"harness-{os.getuid()}"
+    try:
+        return Path(tempfile.gettempdir()) / f"harness-{os.getuid()}"
+    except FileNotFoundError as err:
+        raise ConfigError(f"{err.strerror}: name one for sockets and locks with HARNESS_RUNTIME_DIR") from err

@@ -7,6 +7,7 @@ window size and job control reach it as if it had been started by the shell.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -55,11 +56,20 @@ class Child:
 def check_command(command: Sequence[str]) -> None:
     """Refuse what can be seen to be wrong before anything is started.
 
+    A start that is bound to fail must not ask for a run that another host is training.
+
     Raises:
-        ConfigError: nothing to run, or a Python script that does not exist.
+        ConfigError: nothing to run, a program that cannot be executed, or a Python script that does not exist.
     """
     if not command:
         raise ConfigError("nothing to run: harness run -- python train.py")
+    program = command[0]
+    if shutil.which(program) is None:
+        if os.sep not in program:
+            raise ConfigError(f"{program}: command not found")
+        if not os.path.exists(program):  # noqa: PTH110
+            raise ConfigError(f"{program}: command not found (looked in {os.getcwd()})")  # noqa: PTH109
+        raise ConfigError(f"{program} cannot be executed: it is a directory, or not executable (chmod +x)")
     script = script_of(command)
     if script is not None and not os.path.exists(script):  # noqa: PTH110  a user's word, shown as it was given
         raise ConfigError(f"{script}: no such script (looked in {os.getcwd()})")  # noqa: PTH109

@@ -18,7 +18,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from harness.core.manifest import Manifest, ShardEntry
 from harness.core.shard import Placed, ShardLayout, header_bytes, parse_header
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
+from harness.ipc.channel import safe_python
 
 _CALL_S = 120.0
 _LOOKS = 5
@@ -349,7 +349,7 @@ def _put(fd: int, data: memoryview, at: int) -> None:
 
 def _convert(image: Path, draft: Path, torch_document: bytes) -> None:
     """Make a torch file of a safetensors file, in a process that may have torch."""
-    command = [sys.executable, "-m", "harness.trainer.export", str(image), str(draft)]
+    command = [*safe_python("harness.trainer.export"), str(image), str(draft)]
     done = subprocess.run(command, input=torch_document, capture_output=True, check=False)
     if done.returncode != 0:
         told = done.stderr.decode(errors="replace").strip().splitlines()

@@ -32,6 +32,7 @@ _JOURNAL_S = 20.0
 _FIRST_SEGMENTS, _LAST_SEGMENTS = 48, 16  # what a start took is told once, figures every 15 s
 _READS = 16  # at once
 _VERIFY_S = 24 * 3600.0
+_NAMED = 10  # of what is left
 
 
 def status(settings: Settings) -> dict[str, Any]:
@@ -139,6 +140,8 @@ def snapshots(settings: Settings) -> list[dict[str, Any]]:
                 manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
                 row |= {"bytes": manifest.payload_bytes, "sealed_at": manifest.parts[0].sealed_at}
             except (SnapshotCorrupt, CloudError) as err:
+                if not _stands(store, keys, snapshot):
+                    continue
                 row |= {"bytes": None, "sealed_at": None}
                 reason = reason or str(err)
             rows.append({**row, "unusable": reason})
@@ -163,6 +166,8 @@ def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
                     manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
                     commit.verify(store, keys, manifest, Deadline.after(_VERIFY_S))
                 except (SnapshotCorrupt, CloudError) as err:
+                    if not _stands(store, keys, snapshot):
+                        continue  # retired while it was read, by an agent that trains
                     verdict = f"{verdict}; and now: {err}" if quarantined else str(err)
                 else:
                     if quarantined:
@@ -172,6 +177,17 @@ def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigError(f"run {settings.run!r} has no snapshot in {settings.store}")
     return rows
+
+
+def _stands(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId) -> bool:
+    """Whether a snapshot is committed still."""
+    try:
+        store.stat(keys.commit(snapshot), deadline=Deadline.after(_CALL_S))
+    except NotFound:
+        return False
+    except CloudError:
+        return True  # whoever asked reports it
+    return True
 
 
 def remove(settings: Settings, snapshot: str) -> Iterator[str]:
@@ -191,12 +207,15 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
                 found = True
                 yield f"deleted {known} from {tier}"
         if snapshot == "ALL":
+            if not _is_run(store, keys):
+                continue
             begun: Sequence[str] = ()
             with contextlib.suppress(Denied):  # who may not ask has a lifecycle rule for them
                 begun = store.unfinished(f"{settings.run}/", deadline=Deadline.after(_CALL_S))
             for key in begun:
                 store.abandon(key, deadline=Deadline.after(_CALL_S))
-            leftover = [info.key for info in store.list(f"{settings.run}/", deadline=Deadline.after(_CALL_S))]
+            below = [info.key for info in store.list(f"{settings.run}/", deadline=Deadline.after(_CALL_S))]
+            leftover = [key for key in below if keys.is_ours(key)]
             for key in leftover:
                 store.delete(key, deadline=Deadline.after(_CALL_S))
             if begun:
@@ -204,17 +223,31 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
             if leftover:
                 yield f"deleted {len(leftover)} records of {settings.run} from {tier}"
             found |= bool(begun or leftover)
-            yield from _left_alone(store, settings.run, tier)
+            yield from _left_alone(store, settings.run, tier, [key for key in below if key not in leftover])
     if not found:
         raise ConfigError(f"{snapshot}: no such snapshot of run {settings.run!r}; see harness ls --run {settings.run}")
 
 
-def _left_alone(store: ObjectStore, run: str, tier: str) -> Iterator[str]:
-    """A line on what is still below the run's directory: pipes, links and hidden files, which are no objects."""
+def _is_run(store: ObjectStore, keys: RunKeys) -> bool:
+    """Whether there is anything of a run: a directory of that name may hold somebody's work."""
+    prefixes = (keys.generations, keys.commits, keys.quarantine, keys.snapshots, keys.events)
+    listed = (info.key for prefix in prefixes for info in store.list(prefix, deadline=Deadline.after(_CALL_S)))
+    if any(keys.is_ours(key) for key in listed):
+        return True
+    with contextlib.suppress(Denied):
+        return bool(store.unfinished(keys.snapshots, deadline=Deadline.after(_CALL_S)))
+    return False
+
+
+def _left_alone(store: ObjectStore, run: str, tier: str, keys: Sequence[str]) -> Iterator[str]:
+    """A line on what is still below the run's name: objects of somebody else's, and in a directory pipes and links."""
+    where, left = f"{store.url}/{run}", sorted(key.removeprefix(f"{run}/") for key in keys)
     if (root := store.local_path(run)) is not None:
+        where = str(root)
         left = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
-        if left:
-            yield f"left in {root} ({tier}), since they are no files of the harness: {', '.join(left)}"
+    if left:
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        yield f"left in {where} ({tier}), since they are not the harness's: {', '.join(left[:_NAMED])}{more}"
 
 
 def _tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:

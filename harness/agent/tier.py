@@ -689,7 +689,7 @@ class Tier:
             left_s = pace_at - time.monotonic()
             if left_s <= 0:
                 break
-            self._condition.wait(left_s)
+            self._condition.wait(min(left_s, 3600.0))
         self._meter.paused_s += time.monotonic() - began
 
     def _left(self, job: Job) -> int:

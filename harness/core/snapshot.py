@@ -134,6 +134,18 @@ class RunKeys:
         """Prefix of one generation's segments, whatever host wrote them."""
         return f"{self.events}{generation:08d}-"
 
+    def is_ours(self, key: str) -> bool:
+        """Whether the harness makes keys of this form: whatever else lies below the run's name is somebody else's."""
+        parsers = (
+            self.parse_commit,
+            self.parse_claim,
+            self.parse_done,
+            self.parse_quarantined,
+            self.parse_segment,
+            self.parse_directory,
+        )
+        return any(parse(key) is not None for parse in parsers)
+
     def parse_segment(self, key: str) -> int | None:
         """The number of a segment of the journal, or `None` for a foreign object."""
         match = _SEGMENT.search(key) if key.startswith(self.events) else None

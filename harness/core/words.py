@@ -39,7 +39,12 @@ def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
 
     So are passwords in URLs, and tokens of a form that is known. What else is secret nobody can see.
     """
-    return tuple(_hidden(command))
+    return tuple(_text(word) for word in _hidden(command))
+
+
+def _text(word: str) -> str:
+    """Without what stands for bytes that are no UTF-8: a record is text."""
+    return word.encode(errors="backslashreplace").decode()
 
 
 def _hidden(command: Sequence[str]) -> Iterator[str]:

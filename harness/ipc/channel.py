@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import select
+import signal
 import socket
 import stat
 import struct
@@ -24,6 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from harness.errors import ConfigError
 
 PROTOCOL = 2
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -142,7 +145,7 @@ class RunPlace:
     @classmethod
     def of(cls, runtime_dir: Path, store_url: str, run: str) -> RunPlace:
         """The place of `run` in `store_url`; two stores may hold runs of one name."""
-        name = hashlib.blake2b(f"{store_url}\0{run}".encode(), digest_size=6).hexdigest()
+        name = hashlib.blake2b(os.fsencode(f"{store_url}\0{run}"), digest_size=6).hexdigest()
         return cls(runtime_dir / name)
 
     @property
@@ -299,6 +302,26 @@ def open_pidfd(pid: int) -> int | None:
         return None
 
 
+def check_kernel() -> None:
+    """Raises ConfigError: the kernel, or a seccomp profile, lets us have no memfd or no pidfd."""
+    try:
+        os.close(os.memfd_create("harness-check", os.MFD_CLOEXEC))
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as err:
+        raise ConfigError(
+            f"{err.strerror}: memfd_create and pidfd_open are needed: Linux 5.3 or newer, and a seccomp profile that "
+            "allows them"
+        ) from err
+
+
+def is_ignored(signum: int) -> bool:
+    """Whether whoever started this process wants it to ignore a signal, as nohup does. Before a handler is installed.
+
+    Nobody ignores SIGTERM for others.
+    """
+    return signum in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(signum) is signal.SIG_IGN
+
+
 def pidfd_dead(pidfd: int) -> bool:
     """Whether the process behind `pidfd` has ended."""
     poll = select.poll()
@@ -317,6 +340,15 @@ def began_at(pid: int) -> float:
     return min(now, now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
 
 
+def safe_python(module: str) -> list[str]:
+    """The command line that runs a module of the harness as this process has it.
+
+    IMPORTANT: without -P the current directory comes first, and a file there that happens to be called harness.py or
+    queue.py, or that another user has put there, would be run instead.
+    """
+    return [sys.executable, "-P", "-m", module]
+
+
 def start_agent(
     place: RunPlace, arguments: Sequence[str], environment: Mapping[str, str], *, wait_s: float = 10.0
 ) -> Channel:
@@ -326,7 +358,7 @@ def start_agent(
 
     Args:
         place: where it shall listen.
-        arguments: passed to `python -m harness.agent`, and our pid after them.
+        arguments: passed to `python -P -m harness.agent`, and our pid after them.
         environment: the agent's whole environment.
         wait_s: how long it may take to listen.
 
@@ -336,7 +368,7 @@ def start_agent(
     place.prepare()
     with open(place.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "harness.agent", *arguments, str(os.getpid())],
+            [*safe_python("harness.agent"), *arguments, str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import time
@@ -54,10 +55,25 @@ def allocating(fd: int, size: int) -> Generator[int]:
             end = min(start + HUGE, size)
             if end - start == HUGE:
                 ask.for_huge_page(start)
-            os.posix_fallocate(fd, start, end - start)  # what is there already stays as it is
+            reserve(fd, start, end - start)  # what is there already stays as it is
             yield end
     finally:
         ask.close()
+
+
+def reserve(fd: int, start: int, length: int) -> None:
+    """Allocate a range of a file or memfd that holds zeros or nothing yet. Raises OSError (ENOMEM, ENOSPC).
+
+    Where a sandbox's kernel has no such call, zeros are written.
+    """
+    try:
+        os.posix_fallocate(fd, start, length)
+    except OSError as err:
+        if err.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        end = start + length
+        while start < end:
+            start += os.pwrite(fd, bytes(min(HUGE, end - start)), start)
 
 
 def mapped(fd: int, size: int) -> tuple[mmap.mmap, int]:
@@ -95,7 +111,7 @@ class _Asking:
         if self._mapping is None:
             return
         began = time.monotonic()
-        os.posix_fallocate(self._fd, start, mmap.PAGESIZE)
+        reserve(self._fd, start, mmap.PAGESIZE)
         address, length = ctypes.c_void_p(self._address + start), ctypes.c_size_t(HUGE)
         self._failures += self._madvise(address, length, _MADV_COLLAPSE) != 0
         self._left_s += _PAGE_S - (time.monotonic() - began)

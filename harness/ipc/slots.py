@@ -128,7 +128,7 @@ class Slot:
         self.on_disk = not _is_memory(fd)
         self._map, start = (mmap.mmap(fd, self.size), 0) if self.on_disk else pages.mapped(fd, self.size)
         # A forked DataLoader worker must neither see the slot nor pay for copying its page tables.
-        self._map.madvise(mmap.MADV_DONTFORK)
+        _keep_from_children(self._map)
         self.buffer = memoryview(self._map)[start : start + self.size]
         self._at_close: list[Callable[[], object]] = []
 
@@ -145,7 +145,7 @@ class Slot:
         """
         fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC) if directory is None else _unnamed_file(directory)
         try:
-            pages.allocate(fd, size) if directory is None else os.posix_fallocate(fd, 0, size)
+            pages.allocate(fd, size) if directory is None else pages.reserve(fd, 0, size)
             return cls._empty(fd)
         except BaseException:
             os.close(fd)
@@ -167,7 +167,7 @@ class Slot:
         fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, size)
-            os.posix_fallocate(fd, 0, min(PAGE, size))  # the header's: where there is none, a write to it would kill us
+            pages.reserve(fd, 0, min(PAGE, size))  # the header's: where there is none, a write to it would kill us
             return cls._empty(fd), pages.allocating(fd, size)
         except BaseException:
             os.close(fd)
@@ -328,7 +328,7 @@ class ControlPage:
         """Map the memfd `fd`, which the page owns from now on."""
         self.fd = fd
         self._map = mmap.mmap(fd, PAGE)
-        self._map.madvise(mmap.MADV_DONTFORK)
+        _keep_from_children(self._map)
         self.words = memoryview(self._map).cast("Q")
 
     @classmethod
@@ -362,6 +362,11 @@ def _unnamed_file(directory: Path) -> int:
     """A file that vanishes with its last descriptor. Raises OSError."""
     with tempfile.TemporaryFile(dir=directory) as file:  # O_TMPFILE, or made and unlinked at once
         return os.dup(file.fileno())
+
+
+def _keep_from_children(mapping: mmap.mmap) -> None:
+    with contextlib.suppress(OSError):  # a sandbox may not know it; then a fork costs more
+        mapping.madvise(mmap.MADV_DONTFORK)
 
 
 def _is_memory(fd: int) -> bool:

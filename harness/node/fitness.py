@@ -6,13 +6,17 @@ Owns which command that is, and what it came to. What follows is `acts.py`.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
+from harness.ipc.channel import open_pidfd
+from harness.node.signals import Signals
 
 VARIABLE = "HARNESS_SELF_TEST"
 TIMEOUT_S = 60.0  # nvidia-smi hangs where a GPU has fallen off the bus
@@ -35,22 +39,30 @@ def choose_test(given: str | None, environ: Mapping[str, str], gpu: Path = _GPU)
         raise ConfigError(f"the self-test cannot be read ({err}): {line}") from err
 
 
-def run_test(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str | None:
-    """Run it; what is wrong, or `None`."""
+def run_test(command: Sequence[str], signals: Signals, timeout_s: float = TIMEOUT_S) -> str | None:
+    """Run it; what is wrong, or `None`. Killed, and wrong, as soon as a signal asks us to leave."""
     shown = " ".join(command)
-    try:
-        test = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-    except OSError as err:
-        return f"{shown}: {err.strerror}"
-    try:
-        said = test.communicate(timeout=timeout_s)[0].decode(errors="replace").strip()[-1000:]
-    except subprocess.TimeoutExpired:
-        test.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # what hangs in a driver cannot be killed
-            test.wait(KILLED_S)
-        if test.stdout is not None:
-            test.stdout.close()
-        return f"{shown} has not ended in {timeout_s:g} s"
+    with os.fdopen(os.memfd_create("self-test", os.MFD_CLOEXEC), "w+b") as output:
+        try:
+            test = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        except OSError as err:
+            return f"{shown}: {err.strerror}"
+        if not _has_ended(test, signals, timeout_s):
+            test.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # what hangs in a driver cannot be killed
+                test.wait(KILLED_S)
+            return f"{shown} has not ended in {timeout_s:g} s"
+        output.seek(0)
+        said = output.read().decode(errors="replace").strip()[-1000:]
     return f"{shown} ended with {test.returncode}{f': {said}' if said else ''}" if test.returncode else None
+
+
+def _has_ended(test: subprocess.Popen[bytes], signals: Signals, timeout_s: float) -> bool:
+    """Wait for its end, for so long at most, or until a signal asks us to leave."""
+    give_up_at = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as held:
+        if (pidfd := open_pidfd(test.pid)) is not None:
+            held.callback(os.close, pidfd)
+        while test.poll() is None and signals.asked is None and (left_s := give_up_at - time.monotonic()) > 0:
+            signals.pause(left_s, pidfd)
+        return test.poll() is not None

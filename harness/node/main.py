@@ -6,9 +6,8 @@ Owns which parts there are and how they are put together; where a run cannot eve
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from cloud.metadata import MetadataSession
 from cloud.notice import Deadline, NoticeSource
 from cloud.signals import DrainFileSource
 from harness.agent import preview
+from harness.agent.log import Log
 from harness.config import Settings
 from harness.core.policy import count
-from harness.core.words import printable
 from harness.errors import ConfigError, ExitCode
 from harness.node.acts import Acts
 from harness.node.announcements import Announcements
@@ -61,6 +60,23 @@ def resume(
     Raises:
         ConfigError: nothing could be started; a fleet is stopped before.
     """
+    log = Log()
+    try:
+        return _resume(flags, words, line, self_test, environ, cwd, limits, log.say)
+    finally:
+        log.close(1.0)
+
+
+def _resume(
+    flags: Mapping[str, Any],
+    words: Sequence[str],
+    line: str | None,
+    self_test: str | None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    limits: Limits,
+    say: Callable[[str], None],
+) -> int:
     signals = Signals()
     signals.install()
     metadata = open_metadata(metadata_url(flags, environ, cwd))
@@ -70,21 +86,21 @@ def resume(
         test = choose_test(self_test, environ)
     except ConfigError as err:
         run = str(flags.get("run") or environ.get("HARNESS_RUN") or "")
-        with _opened(_patiently(metadata, instance, environ, run, signals)) as place:
-            watch = Watch(place.fleet, Announcements(()), lambda: None, _say)
-            _cannot_start(err, place.where, watch, Acts(run, place, signals, _say, limits.let_go_s))
+        with _opened(_patiently(metadata, instance, environ, run, signals, say)) as place:
+            watch = Watch(place.fleet, Announcements(()), lambda: None, say)
+            _cannot_start(err, place.where, watch, Acts(run, place, signals, say, limits.let_go_s))
         raise
     run = orders.settings.run
-    with _opened(_patiently(metadata, instance, orders.environ, run, signals)) as place:
-        _say(f"{place.where.value}: {place.words}")
+    with _opened(_patiently(metadata, instance, orders.environ, run, signals, say)) as place:
+        say(f"{place.where.value}: {place.words}")
         announcements = Announcements(_sources(orders.settings, metadata))
         runs = RunsHere(orders, lambda: watch.generation)
-        watch = Watch(place.fleet, announcements, runs.ask, _say)
-        acts = Acts(run, place, signals, _say, limits.let_go_s)
+        watch = Watch(place.fleet, announcements, runs.ask, say)
+        acts = Acts(run, place, signals, say, limits.let_go_s)
         signals.heard = lambda: (runs.ask() or {}).get("state") in ("draining", "done")
         # A terminal's Ctrl-C ends the test as well, and says nothing about the machine.
-        if test and (why := run_test(test)) is not None and signals.asked is None:
-            _say(f"the self-test failed: {why}")
+        if test and (why := run_test(test, signals)) is not None and signals.asked is None:
+            say(f"the self-test failed: {why}")
             watch.ended(failed=True)
             acts.replace(f"the self-test failed: {why}")
             return int(ExitCode.BUG)
@@ -97,7 +113,7 @@ def resume(
             announcements,
             watch,
             signals,
-            _say,
+            say,
             max_crashes=orders.settings.max_crashes,
             anew=orders.anew,
             limits=limits,
@@ -193,6 +209,7 @@ def _patiently(
     environ: Mapping[str, str],
     run: str,
     signals: Signals,
+    say: Callable[[str], None],
 ) -> Place:
     """The place. Where a group is named, it is asked for again: an instance that does not know its group never ends.
 
@@ -202,7 +219,7 @@ def _patiently(
     for _ in range(_LOOKS if environ.get(GROUP_VARIABLE) and metadata is not None else 0):
         if place.where is not Where.ELSEWHERE or signals.asked is not None:
             break
-        _say(f"{place.words}: asking again in {_LOOK_AGAIN_S:g} s")
+        say(f"{place.words}: asking again in {_LOOK_AGAIN_S:g} s")
         signals.pause(_LOOK_AGAIN_S)
         instance = instance or find_instance(metadata, environ)
         place = find_place(metadata, instance, environ, run)
@@ -216,9 +233,3 @@ def _opened(place: Place) -> Generator[Place]:
     finally:
         if place.fleet is not None:
             place.fleet.close()
-
-
-def _say(text: str) -> None:
-    """A word to the user."""
-    with contextlib.suppress(OSError):  # the terminal is gone
-        os.write(2, f"harness: {printable(text)}\n".encode())

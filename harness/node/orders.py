@@ -7,7 +7,6 @@ tags stand where a variable was missing. It then resolves the very same, whateve
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from harness.agent.child import script_of
 from harness.config import Settings, resolve
 from harness.errors import ConfigError
+from harness.ipc.channel import safe_python
 
 COMMAND_VARIABLE = "HARNESS_COMMAND"
 _FIRST = ("fresh", "continue_")
@@ -50,11 +50,9 @@ class Orders:
             anew: whether with --fresh or --continue, if they were given: for a first start only, since they would count
                 for each one.
         """
-        # As we were started ourselves: with -P a folder that happens to be called harness is none of ours.
-        safe = ["-P"] if sys.flags.safe_path else []
         given = {"--fresh": self.settings.fresh, "--continue": self.settings.continue_}
         first = [option for option, is_given in given.items() if anew and is_given]
-        return [sys.executable, *safe, "-m", "harness", "run", *self.options, *first, "--", *self.command]
+        return [*safe_python("harness"), "run", *self.options, *first, "--", *self.command]
 
 
 def give_orders(

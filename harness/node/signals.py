@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from cloud.notice import Clock
+from harness.ipc.channel import is_ignored
 from harness.node.lives import Life
 
 LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -42,7 +43,8 @@ class Signals:
     def install(self) -> None:
         """Take the handlers over; a child has the default ones again."""
         for signum in PASSED_ON:
-            signal.signal(signum, self._note)
+            if not is_ignored(signum):
+                signal.signal(signum, self._note)
 
     def forget(self) -> None:
         """Another run begins: what was meant for the last program is not for this one, but for leaving."""

@@ -8,7 +8,7 @@ from tests.support.world import World
 
 def start(world: World, steps: int) -> Process:
     """A whole life of the run."""
-    process = world.run_harness(command=world.tiny(steps=steps))
+    process = world.run_rigged("--reread-s", "0.01", command=world.tiny(steps=steps))
     process.wait()
     return process
 

@@ -51,6 +51,7 @@ import harness.agent.memory
 import harness.agent.origin
 import harness.agent.poller
 import harness.agent.restarts
+import harness.agent.resume
 import harness.agent.tier
 import harness.agent.trainer
 from cloud.errors import Unavailable, call_with_retry
@@ -169,6 +170,8 @@ def rig(options: dict[str, str]) -> None:
             setattr(module, constant, float(seconds))
     if seconds := options.pop("answer-s", None):
         _default(MetadataSession.__init__, timeout_s=float(seconds))
+    if seconds := options.pop("reread-s", None):
+        harness.agent.resume.PAUSES_S = (float(seconds),) * len(harness.agent.resume.PAUSES_S)  # type: ignore[assignment]
     if count := options.pop("attempts", None):
         _default(call_with_retry, attempts=int(count))
     if count := options.pop("part-bytes", None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -40,7 +41,7 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def harness(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """`harness ARGUMENTS` in an empty directory."""
     monkeypatch.chdir(tmp_path)
 
@@ -51,7 +52,7 @@ def harness(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
             code = 0
         except SystemExit as leave:
             code = int(leave.code or 0)
-        return Done(code, *capsys.readouterr())
+        return Done(code, *capfd.readouterr())
 
     return run
 
@@ -161,6 +162,50 @@ def test_a_bad_configuration_file(harness: Run, tmp_path: Path) -> None:
     (tmp_path / "harness.toml").write_text('shop = "x"\n')
 
     is_one_line_of_usage(harness("status", "--run", "run"), "shop")
+
+
+def test_an_empty_name_of_a_store_is_no_store(harness: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`--store "$UNSET"` was the current directory, and `rm ALL` deleted there."""
+    is_one_line_of_usage(harness("rm", "ALL", "--run", "run", "--store", "", "--yes"), "is a variable unset?")
+    monkeypatch.setenv("HARNESS_STORE", "")
+    is_one_line_of_usage(harness("ls", "--run", "run"), "is a variable unset?")
+
+
+@pytest.mark.parametrize("program", ["./no-such-program", "no-such-program", ".", "./train.py"])
+def test_a_program_that_cannot_be_executed_asks_for_no_run(harness: Run, tmp_path: Path, program: str) -> None:
+    """A host with a slip of the pen ended the training of another host, and trained nothing itself."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "folder").mkdir()
+
+    is_one_line_of_usage(harness("run", "--run", "run", "--metadata", "off", "--", program), program)
+    assert not (tmp_path / ".harness").exists()
+
+
+def test_a_directory_that_is_gone_is_told(harness: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    is_one_line_of_usage(harness("ls", "--run", "run", "--store", str(tmp_path)), "the current directory")
+
+
+def test_output_that_nobody_takes_is_told(store: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "harness", "ls", "--run", "run"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert done.returncode == 64
+    assert done.stderr == "harness: error: the output could not be written: No space left on device\n"
+
+
+def test_a_port_that_is_taken_is_told(harness: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        is_one_line_of_usage(harness("metadata-sim", "start", "--port", str(server.getsockname()[1])), "port")
+    is_one_line_of_usage(harness("metadata-sim", "start", "--port", "99999"), "port")
 
 
 @pytest.mark.parametrize(

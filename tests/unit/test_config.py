@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +281,32 @@ def test_what_a_later_start_is_compared_with_is_text() -> None:
 def test_harness_off_is_off(value: str, off: bool) -> None:
     assert is_off({"HARNESS": value}) is off
     assert is_off({}) is False
+
+
+def test_a_file_of_settings_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "harness.toml").write_bytes(b"\xef\xbb\xbfevery_s = 7.0\n")
+    assert settle(tmp_path).every_s == 7.0
+
+
+def test_a_pipe_is_no_file_of_settings(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "harness.toml")
+    with pytest.raises(ConfigError, match="is not a file"):
+        settle(tmp_path)
+
+
+def test_where_nothing_can_be_written_a_runtime_directory_that_is_named_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+
+    assert settle(tmp_path, HARNESS_RUNTIME_DIR="/run/mine").runtime_dir == "/run/mine"
+    with pytest.raises(ConfigError, match="HARNESS_RUNTIME_DIR"):
+        settle(tmp_path)
+
+
+def test_a_store_whose_name_is_no_utf_8_is_told_apart_like_any_other(tmp_path: Path) -> None:
+    one, other = (settle(tmp_path, {"store": f"/store-{byte}", "local": "/local"}) for byte in ("\udcff", "\udcfe"))
+    assert one.local_tier != other.local_tier

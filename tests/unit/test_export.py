@@ -715,7 +715,7 @@ def test_the_exit_code_says_whose_fault_it_was(
     store: DirectoryStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     code: int,
     prepare: Callable[[DirectoryStore, SnapshotId], object],
 ) -> None:
@@ -727,7 +727,7 @@ def test_the_exit_code_says_whose_fault_it_was(
     with pytest.raises(SystemExit) as left:
         cli.main()
 
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert left.value.code == code
     assert said.out == ""
     assert "harness: error: " in said.err

@@ -50,6 +50,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("unit/agent/test_trainer.py", "wait"): A_POLL,
     ("unit/node/test_lives.py", "wait"): A_POLL,
     ("unit/agent/test_origin.py", "limit"): A_POLL,
+    ("unit/cloud/test_metadata.py", "wait"): "a service that drips, for as long as a test wants",
     ("unit/agent/test_doctor_host.py", "limit"): PRODUCT,
     ("unit/cloud/test_ec2.py", "limit"): IN_WORDS,
     ("unit/cloud/test_instance.py", "limit"): IN_WORDS,

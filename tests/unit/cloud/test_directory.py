@@ -718,3 +718,36 @@ def test_a_directory_that_a_delete_takes_before_the_copy_has_its_name_is_made_ag
     store.copy("run/a/1", "run/b/1", receipt, deadline=NEVER)
 
     assert keys(store) == ["run/a/1", "run/b/1"]
+
+
+def test_another_directory_in_the_store_s_place_is_no_store(tmp_path: Path) -> None:
+    """A disk that was unmounted leaves an empty directory: what was written there, and called durable, was not."""
+    store = DirectoryStore(tmp_path / "store")
+    store.put_if_absent("a", b"b", deadline=NEVER)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    (tmp_path / "store").mkdir()
+
+    with pytest.raises(Unavailable, match="another directory is at"):
+        store.put_if_absent("b", b"b", deadline=NEVER)
+    with pytest.raises(Unavailable, match="another directory is at"):
+        list(store.list("", deadline=NEVER))
+    assert list((tmp_path / "store").iterdir()) == []
+    (tmp_path / "store").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    assert store.read("a", limit_bytes=1, deadline=NEVER) == b"b"
+
+
+def test_a_file_system_that_was_mounted_again_is_the_same_store(tmp_path: Path) -> None:
+    class Mounted(FileSystem):
+        device = 7
+
+        def stat(self, fd: int, **options: Any) -> os.stat_result:
+            found = list(os.stat(fd, **options))
+            found[2] = self.device  # st_dev
+            return os.stat_result(found)
+
+    fs = Mounted()
+    store = DirectoryStore(tmp_path, fs=fs)
+    fs.device = 8
+    store.put_if_absent("a", b"b", deadline=NEVER)
+    assert store.read("a", limit_bytes=1, deadline=NEVER) == b"b"

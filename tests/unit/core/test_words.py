@@ -70,3 +70,9 @@ def test_what_looks_secret_is_hidden(command: str, hidden: str) -> None:
 def test_what_does_not_is_kept(command: str) -> None:
     assert list(without_secrets(shlex.split(command))) == shlex.split(command)
     assert HIDDEN not in command
+
+
+def test_a_command_of_bytes_that_are_no_utf_8_can_be_written_down() -> None:
+    (word,) = without_secrets(["x\udce9"])
+    assert word == "x\\udce9"
+    word.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from harness.errors import ConfigError
 from harness.node import fitness
 from harness.node.fitness import choose_test, run_test
 from harness.node.orders import Orders, give_orders, metadata_url
+from harness.node.signals import Signals
 
 TAGS = {"harness-run": "tagged", "harness-store": "s3://tagged/prefix", "harness-command": "python tagged.py"}
 
@@ -143,7 +145,7 @@ def test_the_child_is_this_interpreter_and_begins_anew_only_if_told(tmp_path: Pa
     given = orders(tmp_path, {}, "x", fresh=True)
 
     assert given.arguments(anew=False) == [
-        sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "harness", "run", "--", "x"
+        sys.executable, "-P", "-m", "harness", "run", "--", "x"
     ]  # fmt: skip
     assert "--fresh" in given.arguments(anew=True)
 
@@ -191,13 +193,20 @@ def test_a_gpu_without_the_tool_is_not_tried(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_a_self_test_says_what_is_wrong(command: list[str], why: str | None) -> None:
-    found = run_test(command)
+    found = run_test(command, Signals())
 
     assert (found is None) if why is None else (why in str(found))
 
 
 def test_a_self_test_that_hangs_has_failed() -> None:
-    assert "has not ended in 0.05 s" in str(run_test(["sleep", "60"], 0.05))
+    assert "has not ended in 0.05 s" in str(run_test(["sleep", "60"], Signals(), 0.05))
+
+
+def test_a_self_test_is_not_waited_for_once_a_signal_asks_to_leave() -> None:
+    signals = Signals()
+    signals.asked = signal.SIGTERM
+
+    assert "has not ended" in str(run_test(["sleep", "60"], signals))
 
 
 def test_a_self_test_that_cannot_even_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +215,7 @@ def test_a_self_test_that_cannot_even_be_killed_is_not_waited_for(monkeypatch: p
     monkeypatch.setattr(fitness, "KILLED_S", 0.01)
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "kill", lambda test: alive.append(test))
-        assert "has not ended" in str(run_test(["sleep", "60"], 0.01))
+        assert "has not ended" in str(run_test(["sleep", "60"], Signals(), 0.01))
 
     assert alive[0].poll() is None
     alive[0].kill()

@@ -128,7 +128,7 @@ def look(monkeypatch: pytest.MonkeyPatch, places: list[Place], environ: dict[str
     monkeypatch.setattr(main, "find_place", lambda *given: places.pop(0))
     metadata = MetadataSession("http://nobody.invalid")
     began = clock()
-    return main._patiently(metadata, INSTANCE, environ, "a", signals), clock() - began
+    return main._patiently(metadata, INSTANCE, environ, "a", signals, print), clock() - began
 
 
 def test_a_named_fleet_is_looked_for_again_and_then_trained_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,4 +152,4 @@ def test_a_metadata_service_that_hangs_at_the_boot_makes_no_laptop_of_a_fleet_s_
     )
     metadata = MetadataSession("http://nobody.invalid")
 
-    assert main._patiently(metadata, None, {"HARNESS_GROUP": "g"}, "a", signals).where is Where.FLEET
+    assert main._patiently(metadata, None, {"HARNESS_GROUP": "g"}, "a", signals, print).where is Where.FLEET
