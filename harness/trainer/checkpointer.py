@@ -819,13 +819,15 @@ class Checkpointer:
         self._settle()
         failed, early = self._process.failed, False
         trained = self._restored and self.step_count > 0 and not self.interrupted and not self._finished
-        if trained and not failed and not self._link.gone:
+        held = not self._link.detached  # by the agent, which will know the exit code
+        if trained and not self._link.gone and not (self._process.crashed if held else failed):
             if self._told_to_leave():
-                self._leave_at_exit()
+                if not failed:
+                    self._leave_at_exit()
             elif self._left_early:
                 early = True
             else:
-                self._finish(hold=not self._link.detached)
+                self._finish(hold=held)
         self._link.part(exception=failed, early=early, hopeless=self._process.hopeless)
 
     @property

@@ -53,9 +53,14 @@ class Process:
         self._real_install, self._real_ask = signal.signal, signal.getsignal
 
     @property
+    def crashed(self) -> bool:
+        """Whether an exception ends the process, or has ended the thread that trains."""
+        return self._thread_failed or getattr(sys, "last_value", None) is not None
+
+    @property
     def failed(self) -> bool:
-        """Whether the process ends by an exception, or by an exit code that says so."""
-        return self._exit_failed or self._thread_failed or getattr(sys, "last_value", None) is not None
+        """Whether it crashed, or has called sys.exit with a code that says so: if that was caught, it goes on."""
+        return self._exit_failed or self.crashed
 
     @property
     def hopeless(self) -> bool:

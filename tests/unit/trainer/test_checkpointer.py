@@ -224,6 +224,11 @@ def an_exit_that_is_caught(program: Program) -> None:
         program.ckpt.step()
 
 
+def an_exit_that_is_caught_at_the_end(program: Program) -> None:
+    by_hand(program)
+    program.ckpt._process._exit_failed = program.ckpt._process.exiting = True
+
+
 def epochs_and_then_batches(program: Program) -> None:
     all_epochs(program)
     for _ in program.ckpt.batches(BATCHES):
@@ -267,6 +272,7 @@ def an_early_stop_and_a_loop_of_batches(program: Program) -> None:
         some_of_the_steps, as_many_steps_as_there_are_batches, epochs_through_something_of_the_programs, by_hand,
         broken_off_by_hand, an_early_stop_and_another_stage, an_early_stop_and_a_loop_of_batches, a_zip_in_a_variable,
         a_zip_below_a_bar, a_zip_that_nobody_lets_go, an_exit_that_is_caught, epochs_and_then_batches,
+        an_exit_that_is_caught_at_the_end,
     ],
 )  # fmt: skip
 def test_a_training_that_came_to_its_end_is_finished(program: Program, train: Callable[[Program], None]) -> None:
