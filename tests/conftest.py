@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support.environment import hide_callers, move_home
+from tests.support.environment import heed_signals, hide_callers, move_home
 from tests.support.patience import limit_s
 
 pytest_plugins = ["tests.support.failed_tests", "tests.support.summary", "tests.support.tiers"]
@@ -19,6 +19,11 @@ settings.register_profile("nightly", deadline=None, max_examples=5000, print_blo
 settings.load_profile("default")
 
 HERE = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    """Start, and have processes start, with signals as ever."""
+    heed_signals()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -126,7 +126,7 @@ def _outlive_first_sigterm() -> None:
     """
     signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which a program that is executed inherits
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) is not signal.SIG_IGN:
+        if ending == signal.SIGTERM or signal.getsignal(ending) is not signal.SIG_IGN:
             signal.signal(ending, lambda signum, frame: signal.signal(signum, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 

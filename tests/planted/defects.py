@@ -102,11 +102,18 @@ DEFECTS = (
         TRAINER,
     ),
     one(
-        "a program that fails has finished the run",
+        "an end that only the process tells counts before its exit code is known",
         "harness/trainer/checkpointer.py",
-        "        if trained and not failed and not self._link.gone:\n",
-        "        if trained and not self._link.gone:\n",
-        PROCESS,
+        "                self._finish(hold=held)\n",
+        "                self._finish()\n",
+        TRAINER,
+    ),
+    one(
+        "a final snapshot that was held back counts whatever came of it",
+        "harness/agent/saves.py",
+        "        if counts:\n            self._last_sequence -= 1\n",
+        "        if True:\n            self._last_sequence -= 1\n",
+        AGENT,
     ),
     one(
         "the end of the run does not wait until its snapshot is durable",

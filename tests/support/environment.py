@@ -7,6 +7,7 @@ developer's own job, GIT_INDEX_FILE of a hook would let it write the developer's
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -45,3 +46,14 @@ def show_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in CALLERS.items():
         if name.startswith(INDEX_PREFIXES) or name.lower().endswith("_proxy"):
             monkeypatch.setenv(name, value)
+
+
+def heed_signals() -> None:
+    """Take signals that the caller ignores as if it did not: a job in the background ignores SIGINT, nohup SIGHUP."""
+    for signum, as_ever in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, as_ever)

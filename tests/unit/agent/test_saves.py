@@ -246,3 +246,22 @@ def test_what_is_durable_is_counted_from_the_resume_point_on(scene: Scene, step:
 
     scene.seal(step + 50, 1)
     assert not scene.saves.everything_durable
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_snapshot_that_is_held_back_counts_once_it_is_known_to(scene: Scene, counts: bool) -> None:
+    scene.seal(10, 1)
+    content, slot = Content(SnapshotId(1, 20)), Slot.create(SLOT_BYTES)
+    content.fill(slot)
+    slot.seal(content.record(), 2)
+    held = scene.saves.pool.add(slot)
+    scene.saves.hold_back(held, scene.generation)
+
+    assert scene.saves.sealed_step == 10
+    assert not scene.saves.take_left_over(scene.generation), "it is not one that nobody has told us of"
+    assert scene.saves.pool.grant() != held
+    scene.saves.settle_held(counts=counts)
+
+    assert scene.saves.sealed_step == (20 if counts else 10)
+    assert [copy.id.step for copy in scene.saves.memory_copies(RUN_ID)] == ([10, 20] if counts else [10])
+    scene.saves.settle_held(counts=counts)

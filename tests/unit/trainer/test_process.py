@@ -18,7 +18,6 @@ from harness.trainer.process import Process
 
 heard = []
 
-
 def handler(name, calls=None):
     def handle(signum, frame):
         heard.append(name)
