@@ -21,11 +21,6 @@ settings.load_profile("default")
 HERE = Path(__file__).parent
 
 
-def pytest_configure() -> None:
-    """Start, and have processes start, with signals as ever."""
-    heed_signals()
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each test its folder's limit, and mark those that start processes."""
     many = config.getoption("--hypothesis-profile") in ("explore", "nightly")
@@ -47,5 +42,6 @@ def _hidden_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(autouse=True)
 def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give each test an empty home of its own."""
+    """Give each test an empty home of its own, and signals that do what they always do."""
     move_home(monkeypatch, tmp_path_factory.mktemp("home"))
+    heed_signals()

@@ -49,7 +49,10 @@ def show_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heed_signals() -> None:
-    """Take signals that the caller ignores as if it did not: a job in the background ignores SIGINT, nohup SIGHUP."""
+    """Ignore no signal that the caller ignores, or that an agent in this process has ignored at its end.
+
+    Processes inherit it. A job in the background ignores SIGINT, and nohup SIGHUP.
+    """
     for signum, as_ever in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGTERM, signal.SIG_DFL),
