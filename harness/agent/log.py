@@ -82,7 +82,7 @@ class Log:
                 self._waiting.clear()
                 self._writing, self._dropped = True, 0
             if dropped:
-                lines.append(f"harness: {dropped} lines were dropped: nobody read them")
+                lines.append(f"harness: {dropped} lines were dropped because stderr was blocked")
             self._write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
             with self._condition:
                 self._writing = self._hangs = False

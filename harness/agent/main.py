@@ -54,7 +54,7 @@ _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: id
 _IN_TIME = EndTimes()
 _AT_ONCE = EndTimes(calls_s=1.0, journal_s=2.0)
 _PATIENT = EndTimes(calls_s=60.0)  # nothing urges: a finished run should be known as such, or it is resumed once more
-_LOG_S = 1.0  # for lines that nobody reads, at the end
+_LOG_S = 1.0  # at the end, for lines that a blocked stderr still holds
 _CLOSE_S = 2.0  # a hung disk gives up no reservation; a later sweep does
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)

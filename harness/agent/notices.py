@@ -1,7 +1,7 @@
 """What can say that this host is to be left: signals, a file, the instance. One stream of notices for one agent.
 
-Owns which sources a run has, and the poller that asks them; decides nothing about what they say. A signal is told at
-once, by the main thread: no source that hangs can hide it.
+Owns which sources a run has, and the poller that asks them; decides nothing about what they say. The main thread
+reports a signal at once, so that a source that hangs cannot hide it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Notices:
         self._poller.close(0.5)
 
     def received(self, signum: int) -> None:
-        """A signal that is a notice: it is told like any other, once, before this returns. Main thread."""
+        """Report a signal as a notice, once for each kind, before this returns. Main thread."""
         before = self._signals.poll()
         self._signals.received(signum)
         for notice in self._signals.poll()[len(before) :]:
