@@ -1,7 +1,7 @@
 """NoticeSources → one stream of new and withdrawn notices. Never gives up, and says when it is blind.
 
-Owns a thread for each source, which asks it about once a second. Edge-triggered: a notice is reported once, however often
-it is seen. A source that fails, or that hangs in a call, does not hide the others.
+Owns a thread for each source, which asks it about once a second. Edge-triggered: a notice is reported once, however
+often it is seen. A source that fails, or that hangs in a call, does not hide the others.
 """
 
 from __future__ import annotations
