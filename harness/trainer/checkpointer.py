@@ -545,7 +545,7 @@ class Checkpointer:
         ask = Request.decode(word).value
         if ask in _LEAVING:
             if ask == Ask.SNAPSHOT_AND_LEAVE:
-                self._take_while_leaving(kind)
+                self._take_waiting(kind)
             self._leave()
             return
         if self._every_steps is not None and self.step_count % self._every_steps == 0:
@@ -556,6 +556,8 @@ class Checkpointer:
         # Not on the way into a validation, which may swap weights and lasts long: the snapshot is to be sealed first.
         overlap = self._overlaps and not self._wait_after and kind != "evaluating"
         asked = ask == Ask.SNAPSHOT and word != self._seen  # what is asked still was taken up before
+        if self._wait_after:
+            self._take_waiting(kind)
         if (asked or self._overdue) and self._take(kind, overlap=overlap):
             # The agent asks again only after a new seal: what this step has already is taken at the next one.
             self._overdue = asked and sealed_before
@@ -612,8 +614,8 @@ class Checkpointer:
             "extra": self.extra,
         }
 
-    def _take_while_leaving(self, kind: str) -> None:
-        """Take the last snapshot, waiting for a slot: the loop is over anyway."""
+    def _take_waiting(self, kind: str) -> None:
+        """Take a snapshot and wait for its slot: the loop is over, or the program waits for this snapshot anyway."""
         if not self._stager.planned:
             self._stager.plan(self.step_count)
         while not self._take(kind):
@@ -651,7 +653,7 @@ class Checkpointer:
         """The program ends by itself while a notice is in force: save what is at a boundary, and wait for it."""
         at_boundary = self._by_hand and self._loader is None and self._sees_optimizers and not self._optimizer_stepped
         if at_boundary and Request.decode(self._words[Word.ASK]).value == Ask.SNAPSHOT_AND_LEAVE:
-            self._take_while_leaving("step")
+            self._take_waiting("step")
         self._link.send("leaving", repeat=True)
         self._wait_durable()
 
@@ -663,7 +665,7 @@ class Checkpointer:
         """
         self._overdue = False
         self._stager.holds = hold
-        self._take_while_leaving("end")
+        self._take_waiting("end")
         if self._stager.sealed_step != self.step_count:
             if not self._link.gone:
                 self._leave()  # time was up, or the agent wants us out with what there is

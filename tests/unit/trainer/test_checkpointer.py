@@ -451,6 +451,37 @@ def test_a_signal_that_nobody_has_answered_yet_is_a_notice(program: Program, mon
     assert program.end() == "left"
 
 
+# ---- snapshots that the program waits for ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_save_and_wait_waits_for_a_slot_too(program: Program, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """As it is in the first seconds of a training, and while earlier snapshots are on their way."""
+    ready = program.link.granted
+    looks: list[int] = []
+
+    def granted_late(used: int, sealed: int) -> tuple[int, Slot] | None:
+        looks.append(sealed)
+        return ready(used, sealed) if len(looks) > 3 else None
+
+    monkeypatch.setattr(program.link, "granted", granted_late)
+    for _ in program.ckpt.epochs(1):
+        for _ in islice(program.ckpt.batches(BATCHES), steps):
+            program.train()
+        program.ckpt.save(wait=True)
+        with program.ckpt.evaluating():
+            assert program.ckpt.durable_step == steps
+
+
+def test_save_and_wait_ends_where_the_agent_is_gone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program.link, "granted", lambda used, sealed: None)
+    monkeypatch.setattr(program.link, "gone", True)
+    for _ in program.ckpt.steps(2):
+        program.train()
+        program.ckpt.save(wait=True)
+    assert program.ckpt.durable_step is None
+
+
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 
