@@ -34,7 +34,7 @@ from processes import Quiet, cpu_s, own_mb
 
 sys.path.insert(0, str(ROOT))
 
-from cloud.metadata_sim import MetadataSimulator
+from cloud.testing.metadata_sim import MetadataSimulator
 from tests.support.s3_server import serving
 
 BAR_ANSWER_S, BAR_OWN_MB, BAR_OWN_MB_S3, BAR_OWN_MB_LARGE, BAR_CPU_PERCENT = 0.5, 90.0, 120.0, 200.0, 1.0
@@ -173,7 +173,7 @@ def agent(directory: Path, metadata: str, *, mb: int, s3: str = "") -> Iterator[
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "harness.cli", "run", *tiers, "--run", "bench"),
+                *(sys.executable, "-m", "harness", "run", *tiers, "--run", "bench"),
                 *("--metadata", metadata, "--every-s", "1000", "--keep-last", "1"),
                 *("--", sys.executable, __file__, "--trainer", str(mb)),
             ],

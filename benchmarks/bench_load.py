@@ -144,7 +144,7 @@ def harness_run(
     with (directory / "log").open("wb") as log, (directory / "told").open("wb") as told:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "harness.cli", "run", "--store", str(store), "--run", "bench-load"),
+                *(sys.executable, "-m", "harness", "run", "--store", str(store), "--run", "bench-load"),
                 *("--metadata", "off", "--every-s", "100000", "--"),
                 *(sys.executable, "-W", "ignore", str(SCRIPT), *arguments),
             ],

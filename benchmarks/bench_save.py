@@ -101,7 +101,7 @@ def session(base: Path | None, size: Size, rounds: int, peers: Sequence[str]) ->
                 *(
                     sys.executable,
                     "-m",
-                    "harness.cli",
+                    "harness",
                     "run",
                     "--store",
                     str(directory / "store"),

@@ -32,10 +32,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 sys.path.insert(0, str(ROOT))
 
 from harness.ipc.slots import PAGE, Slot
-from harness.trainer import state
-from harness.trainer.overlap import PROOFS, Overlap
-from harness.trainer.rng import capture_rng
-from harness.trainer.stager import Stager
+from harness.trainer.staging.overlap import PROOFS, Overlap
+from harness.trainer.staging.stager import Stager
+from harness.trainer.state import capture
+from harness.trainer.state.rng import capture_rng
 
 BAR = 1.35
 LAYERS, VOCABULARY = 24, 512
@@ -149,7 +149,7 @@ class Snapshots:
         self.step = 0
         self.stager.begin()
         self.stager.plan(self.step)
-        captured = state.capture(self.states).tensors
+        captured = capture.capture(self.states).tensors
         size = sum(tensor.nbytes for tensor in captured.values())
         self.tensors, self.gb = len(captured), size / 1e9
         self._flat = torch.ones(size, dtype=torch.uint8)
@@ -182,7 +182,7 @@ class Snapshots:
     def torch_copy_s(self) -> float:
         """What the stall would be, were the copy left to torch, and nothing else done."""
         assert self.link.slot is not None
-        live = state.capture(self.states).tensors
+        live = capture.capture(self.states).tensors
         _, views = self.stager._views[self.link.slot]
         into = [views[name] for name in live]
         began = time.perf_counter()
@@ -201,7 +201,7 @@ class Snapshots:
         layout = self.stager._layout
         assert layout is not None
         began = time.perf_counter()
-        captured = state.capture(self.states)
+        captured = capture.capture(self.states)
         taken_apart = time.perf_counter()
         assert tuple(captured.specs()) == layout.specs
         compared = time.perf_counter()

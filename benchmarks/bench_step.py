@@ -43,7 +43,7 @@ def main() -> int:
                 *(
                     sys.executable,
                     "-m",
-                    "harness.cli",
+                    "harness",
                     "run",
                     "--store",
                     str(directory / "store"),

@@ -36,11 +36,11 @@ from circumstances import ROOT, Row, at_most, circumstances, environment, show
 sys.path.insert(0, str(ROOT))
 
 from cloud.digest import crc64nvme
-from cloud.directory import DirectoryStore
+from cloud.directory.store import DirectoryStore
 from cloud.notice import Deadline
-from harness.agent import commit
-from harness.agent.unchanged import Unchanged, Wanted
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
+from harness.snapshots import commit
+from harness.snapshots.dedup import Deduplicator, Wanted
 from tests.support.s3_server import serving, steer
 
 BAR_UPLOADED_PERCENT, BAR_LOOKING_PERCENT = 6.0, 2.0
@@ -145,7 +145,7 @@ def running(directory: Path, url: str, mb: int) -> Iterator[Path]:
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "harness.cli", "run", "--store", "s3://bucket/runs", "--s3-endpoint", url),
+                *(sys.executable, "-m", "harness", "run", "--store", "s3://bucket/runs", "--s3-endpoint", url),
                 *("--run", "bench", "--local", str(directory / "local"), "--durable-every-s", "0.01"),
                 *("--metadata", "off", "--every-steps", "20", "--every-s", "1000", "--handover-s", "0.5"),
                 *("--", sys.executable, __file__, "--trainer", str(mb)),
@@ -214,8 +214,8 @@ class OnDisk:
 def on_disk(directory: Path, data: memoryview, number: int) -> OnDisk:
     """Publish, publish the same again, read what the first wrote, and look for it where every shard has changed."""
     store = DirectoryStore(directory)
-    write_s, base = timed(lambda: publish(store, data, 2 * number + 1, Unchanged()))
-    unchanged = Unchanged()
+    write_s, base = timed(lambda: publish(store, data, 2 * number + 1, Deduplicator()))
+    unchanged = Deduplicator()
     unchanged.committed(base)
     link_s, _ = timed(lambda: publish(store, data, 2 * number + 2, unchanged))
     paths = [store.local_path(KEYS.payload(base.directory, shard.name)) for shard in base.parts[0].shards]
@@ -230,7 +230,7 @@ def on_disk(directory: Path, data: memoryview, number: int) -> OnDisk:
     return OnDisk(write_s, link_s, read_s, vain_s)
 
 
-def publish(store: DirectoryStore, data: memoryview, step: int, unchanged: Unchanged) -> commit.Manifest:
+def publish(store: DirectoryStore, data: memoryview, step: int, unchanged: Deduplicator) -> commit.Manifest:
     staged = commit.Staged(
         id=SnapshotId(1, step), run_id="0" * 32, parent=None, rank=0, world_size=1, state=b"{}", environment={},
         sealed_at="", shards=shards(data),

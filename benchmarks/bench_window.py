@@ -71,7 +71,7 @@ def measure(size: int, rounds: int, directory: Path) -> dict[str, list[float]]:
     from harness.core.shard import TensorSpec, plan_shards
     from harness.ipc.slots import Slot, place_shards, slot_bytes
     from harness.ipc.window import Window
-    from harness.trainer.copy import copy_through
+    from harness.trainer.copy.to_slot import copy_through
 
     torch.set_num_threads(2)
     tensors = {f"{number}": torch.rand(size // 4 // 100) for number in range(100)}

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from cloud.digest import crc64nvme
 from cloud.notice import Deadline
-from cloud.s3_transfer import encode_crc
+from cloud.s3.transfer import encode_crc
 
 PART_BYTES = 16 << 20
 STREAMS = 4
@@ -52,10 +52,10 @@ class Peer(Protocol):
 
 
 class Ours:
-    """cloud.s3.S3Store, as the agent uses it."""
+    """cloud.s3.store.S3Store, as the agent uses it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        from cloud.s3 import S3Options, S3Store
+        from cloud.s3.store import S3Options, S3Store
 
         self._store = S3Store(f"s3://{BUCKET}", S3Options(endpoint=endpoint.url, streams=STREAMS))
 

@@ -13,9 +13,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Protocol
 
-from cloud import direct
+from cloud.directory import direct
+from cloud.directory.filesystem import FileSystem
 from cloud.errors import SourceUnreadable
-from cloud.filesystem import FileSystem
 from cloud.store import CHUNK_BYTES, Source
 
 

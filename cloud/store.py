@@ -1,7 +1,7 @@
 """ObjectStore: the one interface between the harness and durable bytes.
 
-Owns the interface, its obligations in prose, and what a key may look like. Implementations are `directory.py`,
-`memory.py` and `s3.py`; every one passes `tests/contract`. Cross-cutting concerns (retry, faults) wrap an ObjectStore
+Owns the interface, its obligations in prose, and what a key may look like. Implementations are `directory/`, `s3/` and
+`testing/memory.py`; every one passes `tests/contract`. Cross-cutting concerns (retry, faults) wrap an ObjectStore
 with an ObjectStore.
 
 Obligations of every implementation:

@@ -40,12 +40,12 @@ from rich.table import Column, Table
 from rich.text import Text
 from safetensors.numpy import load_file
 
-from cloud.metadata_sim import MetadataSimulator
 from cloud.notice import Deadline
-from harness.agent.report import read_journal
-from harness.agent.stores import open_store
+from cloud.testing.metadata_sim import MetadataSimulator
 from harness.core import events
 from harness.core.snapshot import RunKeys
+from harness.inspect.report import read_journal
+from harness.snapshots.open import open_store
 
 LEAD_S = 120.0  # EC2 announces a spot interruption two minutes ahead
 LIFE_S = 300.0  # a life that takes longer than this hangs
@@ -231,7 +231,7 @@ class Demo:
         train += ["--curve", f"{name}.curve", "--final", f"{name}.safetensors"]
         train += ["--pause-s", f"{self.pause_s:g}"] if self.pause_s else []
         self.console.print(Text(f"$ {shlex.join(['harness', *harness, '--', 'python', *train])}"), soft_wrap=True)
-        return Run(name, self.directory, [sys.executable, "-m", "harness.cli", *harness, "--", sys.executable, *train])
+        return Run(name, self.directory, [sys.executable, "-m", "harness", *harness, "--", sys.executable, *train])
 
     def live(
         self, run: Run, is_time: Callable[[], bool] = lambda: False, strike: Callable[[int], None] | None = None

@@ -445,7 +445,7 @@ base_interpreter() {
     refuse "python: there is no ${HARNESS_PYTHON:-python3} here: choose another AMI, or name another interpreter"
 }
 
-has_harness() { "$1" -P -c 'import harness.cli' 2>"$work/error"; } # -P: as resume.sh does
+has_harness() { "$1" -P -c 'import harness.__main__' 2>"$work/error"; } # -P: as resume.sh does
 
 refuse_without_harness() {
     refuse "harness_package: $python cannot import the harness ($(tail -n 1 "$work/error")). Put its wheel into the" \
@@ -494,7 +494,7 @@ fill_environment() {
 prepare_image() {
     local image="$HARNESS_IMAGE"
     # shellcheck disable=SC2016
-    local probe='for p in "$0" python3 python; do "$p" -P -c "import harness.cli" && echo "$p" && exit; done; exit 1'
+    local probe='for p in "$0" python3 python; do "$p" -P -c "import harness.__main__" && echo "$p" && exit; done; exit 1'
     have docker || refuse "container_image: this AMI has no docker"
     [[ "$image" =~ ^[A-Za-z0-9][A-Za-z0-9._:/@-]*$ ]] || refuse "container_image: '$image' names no image"
     [[ -z "${HARNESS_SETUP:-}${HARNESS_PACKAGE:-}" ]] || refuse "container_image: the image is the environment;" \

@@ -44,7 +44,7 @@ for python in "${HARNESS_PYTHON:-}" "${HARNESS_VENV:+$HARNESS_VENV/bin/python}" 
         continue
     fi
     # -P: a folder of the program's that is called harness is not ours.
-    if said="$("$python" -P -c 'import harness.cli' 2>&1)"; then
+    if said="$("$python" -P -c 'import harness.__main__' 2>&1)"; then
         [[ "$python" != */* ]] || export PATH="${python%/*}:$PATH"  # the command's `python` is the same one
         exec "$python" -P -m harness resume "$@"
     fi

@@ -2,12 +2,12 @@
 
 Owns the main loop, every thread's start and end, and the place where what happened becomes what is done next.
 All state is changed by the main thread only; other threads `post` to it. Each kind of work has an owner, and none of
-them knows this file: what a start begins with is `origin.py`, who trains is `trainer.py`, what is asked of it
-`asking.py`, what becomes of sealed slots `saves.py`, how a notice is answered `leaving.py`.
+them knows this file: what a start begins with is `resume/`, who trains is `trainers/`, what is asked of it
+`trainers/control.py`, what becomes of sealed slots `save/`, how a notice is answered `drain/`.
 
-    poller ──notice──▶ ┌──────────────┐ ◀──messages── trainer (ipc.channel, by way of the door)
-    saves ──commit───▶ │  Agent.run   │ ──ask, grant─▶ control page
-    origin ──resume──▶ │  (main loop) │ ──slots─────▶ saves
+    poller ──notice──▶ ┌──────────────┐ ◀──messages── trainer (ipc.channel, by way of the server)
+    tiers ──commit───▶ │  Agent.run   │ ──ask, grant─▶ control page
+    startup ──resume─▶ │  (main loop) │ ──slots─────▶ tiers
     child ──exit─────▶ └──────────────┘ ──events────▶ journal
 """
 
@@ -27,28 +27,28 @@ from cloud.errors import CloudError
 from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
 from cloud.store import ObjectStore
 from harness.agent import outcome
-from harness.agent.asking import Asking
-from harness.agent.door import CalledOff, Door
-from harness.agent.drain import Speeds
+from harness.agent.drain.controller import DrainController
+from harness.agent.drain.speeds import Speeds
 from harness.agent.journal import Journal, Listener
-from harness.agent.leaving import Leaving
 from harness.agent.log import Log
 from harness.agent.loop import Loop
-from harness.agent.notices import Notices
-from harness.agent.origin import Finding, Origin
+from harness.agent.notices.registry import Notices
 from harness.agent.outcome import Outcome
-from harness.agent.restarts import Restarts
-from harness.agent.saves import Saves, Steps
-from harness.agent.stores import open_soon
-from harness.agent.trainer import ATTACH_S, Trainer, TrainerEvents
-from harness.config import Settings
+from harness.agent.resume.startup import Finding, Startup
+from harness.agent.save.pipeline import SavePipeline, Steps
+from harness.agent.server import CalledOff, Server
+from harness.agent.trainers.control import TrainerControl
+from harness.agent.trainers.restarts import Restarts
+from harness.agent.trainers.session import ATTACH_S, Trainer, TrainerEvents
+from harness.config.settings import Settings
 from harness.core import events
 from harness.core.manifest import Claim
 from harness.core.policy import Cadence, Choice, EndTimes
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, Superseded
 from harness.ipc.channel import Channel, Message, check_kernel, is_ignored
-from harness.ipc.slots import Ask
+from harness.ipc.slots import Command
+from harness.snapshots.open import open_soon
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
 _IN_TIME = EndTimes()
@@ -125,18 +125,18 @@ class Agent:
         post = self._loop.post
         self._journal = Journal(keys, self._host, listeners=listeners, log=self._log.line, heartbeat=self._heartbeat)
         emit = self._journal.emit
-        self._saves = Saves(settings, keys, self._host, emit, post, self._on_commit, self._on_bug, stores)
-        self._asking = Asking(self._saves.pool)
-        self._speeds = Speeds(self._saves)
-        self._leaving = Leaving(self._saves, self._speeds, self._asking, emit, self._say)
-        self._restarts = Restarts(settings.max_crashes, self._saves, emit, self._say)
-        self._door = Door(settings, self._loop, self._saves, emit, self._on_message, self._say)
-        self._origin = Origin(
+        self._pipeline = SavePipeline(settings, keys, self._host, emit, post, self._on_commit, self._on_bug, stores)
+        self._control = TrainerControl(self._pipeline.pool)
+        self._speeds = Speeds(self._pipeline)
+        self._leaving = DrainController(self._pipeline, self._speeds, self._control, emit, self._say)
+        self._restarts = Restarts(settings.max_crashes, self._pipeline, emit, self._say)
+        self._server = Server(settings, self._loop, self._pipeline, emit, self._on_message, self._say)
+        self._startup = Startup(
             settings,
             keys,
             self._host,
             remembered,
-            self._saves,
+            self._pipeline,
             self._journal,
             post,
             lambda: self.trainer.tell_resume(),
@@ -151,10 +151,10 @@ class Agent:
             remembered,
             environ,
             self._loop,
-            self._door,
-            self._asking,
-            self._saves,
-            self._origin,
+            self._server,
+            self._control,
+            self._pipeline,
+            self._startup,
             self._restarts,
             emit,
             TrainerEvents(self._on_trainer_message, self._on_trainer_lost, self._on_trainer_left),
@@ -169,7 +169,7 @@ class Agent:
             return State.DONE
         if self._leaving.drain is not None:
             return State.DRAINING
-        return State.RUNNING if self.trainer.life.connected else State.STARTING
+        return State.RUNNING if self.trainer.attempt.connected else State.STARTING
 
     # ---- life of the agent ------------------------------------------------------------------------------------------
 
@@ -198,18 +198,18 @@ class Agent:
 
     def status(self) -> dict[str, object]:
         """What `harness status` shows of a live run. Main thread."""
-        remote, steps = self._saves.remote, self._saves.steps
+        remote, steps = self._pipeline.remote, self._pipeline.steps
         left, rate = remote.bytes_left, remote.bytes_s
-        durable_at, restarted = self._saves.durable_at, self.trainer.restarted
+        durable_at, restarted = self._pipeline.durable_at, self.trainer.restarted
         return {
             "run": self.settings.run,
             "store": self.settings.store,
             "local": self.settings.local,
             "state": self.state.value,
-            "generation": self._origin.generation.number,
-            "run_id": self._origin.generation.run_id,
-            "claimed": self._origin.generation.claimed.is_set(),
-            "step": self._asking.trainer_step,
+            "generation": self._startup.generation.number,
+            "run_id": self._startup.generation.run_id,
+            "claimed": self._startup.generation.claimed.is_set(),
+            "step": self._control.trainer_step,
             "local_step": steps.local,
             "durable_step": steps.durable,
             "durable_age_s": None if durable_at is None else round(time.monotonic() - durable_at, 1),
@@ -217,8 +217,8 @@ class Agent:
             "bytes_pending": left or 0,
             "estimate_s": round(left / rate, 1) if left and rate else None,
             "deadline_s": None if math.isinf(self._left_s) else round(self._left_s, 1),
-            "finished_step": self.trainer.life.finished_step,
-            "everything_durable": self._saves.everything_durable,
+            "finished_step": self.trainer.attempt.finished_step,
+            "everything_durable": self._pipeline.everything_durable,
             "restarts": self._restarts.count,
             "restart": None if restarted is None else restarted.fields(),
             "blind": self._notices.blind,
@@ -228,7 +228,7 @@ class Agent:
 
     def _begin(self) -> None:
         try:
-            self._origin.place = self._door.open(lambda: self._leaving.drain is not None)
+            self._startup.place = self._server.open(lambda: self._leaving.drain is not None)
         except CalledOff:
             stopped, interrupted = ("stopped", ExitCode.CTRL_C), ("interrupted", ExitCode.INTERRUPTED_LOCAL)
             return self._end(Outcome(*stopped if self._interrupts else interrupted))  # what there is, the other one has
@@ -243,16 +243,16 @@ class Agent:
                 detached=self.command is None,
             )
         )
-        self._asking.sign(os.getpid())
-        self._saves.start()
-        self._journal.start(self._saves.remote.store)
+        self._control.sign(os.getpid())
+        self._pipeline.start()
+        self._journal.start(self._pipeline.remote.store)
         if "HARNESS_ATTACH" in self._environ and self.command is None:
             if not self.trainer.await_attach():
                 # it died as well; what it sealed went with it
                 self._end(Outcome("stopped", ExitCode.FINISHED))
             return None
         self.trainer.begins = True
-        self._origin.begin(self._spawn)
+        self._startup.begin(self._spawn)
         return None
 
     def _spawn(self) -> None:
@@ -261,11 +261,11 @@ class Agent:
         if self._leaving.drain is None or self.command is None:
             self.trainer.spawn()
         else:
-            self.trainer.life.over = True
+            self.trainer.attempt.over = True
 
     def _turn(self) -> None:
         """One turn of the main loop: wait for anything, then let every rule look."""
-        ending = self._leaving.drain is not None or self._restarts.pending or self.trainer.life.over
+        ending = self._leaving.drain is not None or self._restarts.pending or self.trainer.attempt.over
         self._loop.wait(_BUSY_S if ending else _IDLE_S)
         self._loop.run_posts()
         if self._outcome is not None:
@@ -275,7 +275,7 @@ class Agent:
             self._end(Outcome("failed", ExitCode.BUG))
             return
         self._watch_step()
-        self._saves.tell_silence()
+        self._pipeline.tell_silence()
         self._notices.tell_silence()
         self.trainer.take_what_was_not_told()
         self._leaving.save_what_there_is_in_time()
@@ -291,17 +291,17 @@ class Agent:
         told = self._told_to_leave or self._interrupts > 0
         patient = self._outcome is not None and self._outcome.finished and not told
         times = _AT_ONCE if self._at_once else _PATIENT if patient else _IN_TIME
-        self._origin.close()
+        self._startup.close()
         self._notices.close()
-        quiet = self._saves.close(times.quiet_s(self._left_s))
+        quiet = self._pipeline.close(times.quiet_s(self._left_s))
         self._loop.run_posts()  # a commit that was made a moment ago counts; a wish does not any more
         if self._outcome is not None:
-            self._outcome = self._outcome.confirmed(self._saves)
-            self._door.leave_word(self._outcome)
+            self._outcome = self._outcome.confirmed(self._pipeline)
+            self._server.leave_word(self._outcome)
             self._record(self._outcome, quiet=quiet, in_s=times.record_s(self._left_s))
         self._journal.close(times.rest_s(self._left_s))
-        self._saves.close_stores(min(_CLOSE_S, times.rest_s(self._left_s)))
-        self._door.close()
+        self._pipeline.close_stores(min(_CLOSE_S, times.rest_s(self._left_s)))
+        self._server.close()
 
     @property
     def _left_s(self) -> float:
@@ -312,12 +312,12 @@ class Agent:
         self._leaving.tell_outcome()
         if quiet:
             try:
-                self._origin.end(end.name, Deadline.after(in_s))
+                self._startup.end(end.name, Deadline.after(in_s))
             except CloudError as err:
                 self._say(f"the outcome could not be recorded in the store: {err}")
         else:
             self._say("the outcome is not recorded in the store: a call to a store has not ended yet")
-        steps = self._saves.steps
+        steps = self._pipeline.steps
         self._journal.emit(
             events.Ended(
                 outcome=end.name, exit_code=int(end.exit_code), local_step=steps.local, durable_step=steps.durable
@@ -334,7 +334,7 @@ class Agent:
         elif message.type == "drill":
             self._on_drill(channel, float(message["in_s"]), end=bool(message["end"]))
         elif message.type == "hello" and self._outcome is not None and message["life"] is not None:
-            self._door.hang_up(channel)  # we are ending: a live trainer goes on with another agent
+            self._server.hang_up(channel)  # we are ending: a live trainer goes on with another agent
         elif message.type == "hello":
             self.trainer.greet(channel, message, leaving=self._leaving.drain is not None)
         else:
@@ -344,16 +344,16 @@ class Agent:
         """A newcomer on this host wants the run: give it the slots, unless a trainer of ours is alive."""
         alive = self.trainer.alive_pid or self._starter
         if alive is not None or self._restarts.pending or self.trainer.begins:
-            self._door.refuse_takeover(channel, alive or os.getpid())
+            self._server.refuse_takeover(channel, alive or os.getpid())
         elif self._outcome is None:  # else ending already: whoever asks waits for the lock
-            self._door.hand_over(channel)
+            self._server.hand_over(channel)
             self._end(Outcome("superseded", ExitCode.SUPERSEDED))
 
     @property
     def _starter(self) -> int | None:
         """The trainer that has started us and is about to say hello; `None` once it has, or if it does not."""
-        waits = self.command is None and not self.trainer.life.connected
-        young = time.monotonic() - self.trainer.life.began_at < ATTACH_S
+        waits = self.command is None and not self.trainer.attempt.connected
+        young = time.monotonic() - self.trainer.attempt.began_at < ATTACH_S
         return self._parent if waits and young and os.getppid() == self._parent else None  # else it is dead
 
     def _on_drill(self, channel: Channel, in_s: float, *, end: bool) -> None:
@@ -363,24 +363,24 @@ class Agent:
             self._on_notice(notice)
 
     def _on_trainer_message(self, message: Message) -> None:
-        life, saves = self.trainer.life, self._saves
+        attempt, pipeline = self.trainer.attempt, self._pipeline
         if message.type == "sealed":
             self._on_sealed(message)
         elif message.type == "want":
-            self._asking.reasons.add(message["reason"])
+            self._control.reasons.add(message["reason"])
             if message["durable"]:
-                saves.press()
+                pipeline.press()
         elif message.type == "signal":
             self._on_signal_of_trainer(message["signum"])
         elif message.type == "training":
-            life.finished_step = None
-            saves.relax()
+            attempt.finished_step = None
+            pipeline.relax()
         elif message.type == "leaving":
-            saves.press()
+            pipeline.press()
         elif message.type == "finished":
-            life.finished_step = message["step"]
+            attempt.finished_step = message["step"]
             self._journal.emit(events.TrainerFinished(step=message["step"]))
-            saves.press()
+            pipeline.press()
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
@@ -388,44 +388,44 @@ class Agent:
         """Keep a free slot granted, and write the ask word when there is a reason."""
         if self.trainer.connection is None:
             return
-        self._asking.grant()
+        self._control.grant()
         if (drain := self._leaving.drain) is not None:
-            self._asking.ask(Ask.SNAPSHOT_AND_LEAVE if drain.plan.choice is Choice.NEW else Ask.LEAVE)
-        elif self._asking.may_ask and (reason := self._reason()) is not None:
-            self._asking.ask(Ask.SNAPSHOT)
+            self._control.ask(Command.SNAPSHOT_AND_LEAVE if drain.plan.choice is Choice.NEW else Command.LEAVE)
+        elif self._control.may_ask and (reason := self._reason()) is not None:
+            self._control.ask(Command.SNAPSHOT)
             self._journal.emit(events.Due(reason=reason))
 
     def _reason(self) -> str | None:
-        if self._asking.reasons:
-            return min(self._asking.reasons)
-        life, settings = self.trainer.life, self.settings
-        if life.first_step_at is None and not self.trainer.attached:
+        if self._control.reasons:
+            return min(self._control.reasons)
+        attempt, settings = self.trainer.attempt, self.settings
+        if attempt.first_step_at is None and not self.trainer.attached:
             return None
         every_s = settings.every_s if settings.local else min(settings.every_s, settings.durable_every_s)
-        since = life.first_step_at or life.began_at
-        return "interval" if Cadence(every_s).due(time.monotonic(), self._saves.sealed_at, since) else None
+        since = attempt.first_step_at or attempt.began_at
+        return "interval" if Cadence(every_s).due(time.monotonic(), self._pipeline.sealed_at, since) else None
 
     def _on_sealed(self, message: Message) -> None:
-        if message["index"] not in self._saves.pool:
+        if message["index"] not in self._pipeline.pool:
             return
         self._speeds.sealed(message["bytes"], message["copy_s"])
-        self._asking.answered()
+        self._control.answered()
         self._journal.emit(events.Sealed(step=message["step"], bytes=message["bytes"], stall_s=message["stall_s"]))
         self._leaving.sealed(message["step"])
         if message.fields.get("held"):
-            self._saves.hold_back(message["index"], self._origin.generation)
+            self._pipeline.hold_back(message["index"], self._startup.generation)
         else:
-            self._saves.take(message["index"], self._origin.generation)
-        self._asking.acknowledge(self._saves.sequence)
+            self._pipeline.take(message["index"], self._startup.generation)
+        self._control.acknowledge(self._pipeline.sequence)
 
     def _on_commit(self, steps: Steps) -> None:
-        self._asking.tell_steps(steps)
-        drain, durable_at = self._leaving.drain, self._saves.durable_at
-        wanted = bool(self._asking.reasons)  # a snapshot is still to come, and has to become durable at once
+        self._control.tell_steps(steps)
+        drain, durable_at = self._leaving.drain, self._pipeline.durable_at
+        wanted = bool(self._control.reasons)  # a snapshot is still to come, and has to become durable at once
         if drain is not None and durable_at is not None:
             drain.durable_at = max(drain.began_at, durable_at)
-        elif self.trainer.life.finished_step is None and not wanted and self._saves.everything_durable:
-            self._saves.relax()
+        elif self.trainer.attempt.finished_step is None and not wanted and self._pipeline.everything_durable:
+            self._pipeline.relax()
         self._warn_if_it_never_fits()
         self._journal.flush()
 
@@ -435,7 +435,7 @@ class Agent:
 
     def _watch_step(self) -> None:
         """Measure how long a step takes, from the word that the trainer writes."""
-        step, now = self._asking.trainer_step, time.monotonic()
+        step, now = self._control.trainer_step, time.monotonic()
         if step is None:
             return
         self._restarts.reached(step)
@@ -466,13 +466,13 @@ class Agent:
             drain = self._leaving.drain
             superseded = drain is not None and drain.exit_code is ExitCode.SUPERSEDED
             code = ExitCode.SUPERSEDED if superseded else ExitCode.CTRL_C
-            self._end(outcome.of_interruption(code, self._saves, self._origin))
+            self._end(outcome.of_interruption(code, self._pipeline, self._startup))
         elif signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
             self._told_to_leave = True
             self._notices.received(signum)
-            if not self.trainer.life.connected:
+            if not self.trainer.attempt.connected:
                 self.trainer.signal(signum)  # a program that does not know us gets its signal as ever
 
     def _on_signal_of_trainer(self, signum: int) -> None:
@@ -495,14 +495,14 @@ class Agent:
         )
         self._journal.flush()
         if notice.kind is NoticeKind.REBALANCE:
-            self._asking.reasons.add("rebalance")
-            self._saves.press()
+            self._control.reasons.add("rebalance")
+            self._pipeline.press()
         else:
             self._begin_drain(deadline or Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
 
     def _on_superseded(self, claim: Claim) -> None:
         """A newer generation waits for this one's last snapshot: leave as on a notice, and never come back."""
-        if self._outcome is not None or claim.generation <= self._origin.generation.number:
+        if self._outcome is not None or claim.generation <= self._startup.generation.number:
             return
         self._journal.emit(events.SupersededBy(generation=claim.generation, host=claim.host))
         self.trainer.tell_superseded()
@@ -514,7 +514,7 @@ class Agent:
         self._restarts.call_off()
         began = self._leaving.drain is None
         self._leaving.begin(deadline, code, trains=self.trainer.trains)
-        if began and code is not ExitCode.CTRL_C and not self._told_to_leave and not self.trainer.life.connected:
+        if began and code is not ExitCode.CTRL_C and not self._told_to_leave and not self.trainer.attempt.connected:
             self.trainer.signal(signal.SIGTERM)  # a program that does not know us hears of it like this
 
     # ---- ends -------------------------------------------------------------------------------------------------------
@@ -524,25 +524,25 @@ class Agent:
 
     def _on_trainer_left(self, code: int | None) -> None:
         """The trainer's process has ended: `code` as a shell shows it, `None` for a crash of one that is no child."""
-        life = self.trainer.life
-        self._saves.settle_held(counts=code == 0)
+        attempt = self.trainer.attempt
+        self._pipeline.settle_held(counts=code == 0)
         self._watch_step()  # how far it came decides whether it is worth starting again
-        life.over, life.exit_code = True, code
-        life.ended_at = life.ended_at or time.monotonic()
-        self._journal.emit(events.TrainerLeft(code=code, step=self._asking.trainer_step))
-        if code == 0 and not life.connected:
+        attempt.over, attempt.exit_code = True, code
+        attempt.ended_at = attempt.ended_at or time.monotonic()
+        self._journal.emit(events.TrainerLeft(code=code, step=self._control.trainer_step))
+        if code == 0 and not attempt.connected:
             self._say("the program ended without ever creating a Checkpointer: nothing was saved")
         if self._leaving.drain is not None:
-            life.stopped_early = False  # it was told to leave, and has left in its own way
+            attempt.stopped_early = False  # it was told to leave, and has left in its own way
         elif self._told_to_leave:
             # It had the signal as well, and ended before the poller has told us what that means.
             self._begin_drain(Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
         if self._leaving.drain is not None or code == 0 or self.command is None or code == ExitCode.CTRL_C:
-            self._saves.press()
-        elif self._origin.finding is not Finding.FAILED:  # it was told why it cannot begin
-            new = self._origin.finding is Finding.NOTHING and self._saves.sealed_step is None
-            again = life.hopeless or (life.raised and new and life.first_step_at is None)
-            self._restarts.after_crash(life, would_be_the_same=again)
+            self._pipeline.press()
+        elif self._startup.finding is not Finding.FAILED:  # it was told why it cannot begin
+            new = self._startup.finding is Finding.NOTHING and self._pipeline.sealed_step is None
+            again = attempt.hopeless or (attempt.raised and new and attempt.first_step_at is None)
+            self._restarts.after_crash(attempt, would_be_the_same=again)
 
     def _restart_if_due(self) -> None:
         """Start the trainer again in place: a new generation, resumed from the nearest copy of the newest snapshot."""
@@ -553,34 +553,34 @@ class Agent:
 
     def _say_if_nobody_says_hello(self) -> None:
         """A program that makes no Checkpointer, or not where it runs, is saved by nobody."""
-        life = self.trainer.life
-        waits = self.trainer.child is not None and not life.connected and self._restarts.count == 0
-        if waits and not self._told_silent and time.monotonic() - (life.spawned_at or life.began_at) > HELLO_S:
+        attempt = self.trainer.attempt
+        waits = self.trainer.child is not None and not attempt.connected and self._restarts.count == 0
+        if waits and not self._told_silent and time.monotonic() - (attempt.spawned_at or attempt.began_at) > HELLO_S:
             self._told_silent = True
             self._say(f"the program has not created a Checkpointer in {HELLO_S:g} s: nothing is being saved")
 
     def _finish_if_done(self) -> None:
         """Decide the outcome once nobody trains and everything sealed is where it has to be, or time is up."""
-        drain, trainer, life = self._leaving.drain, self.trainer, self.trainer.life
-        if self.command is None and trainer.connection is None and not life.over:
+        drain, trainer, attempt = self._leaving.drain, self.trainer, self.trainer.attempt
+        if self.command is None and trainer.connection is None and not attempt.over:
             # No daemon is left behind, not even by a trainer that died before it said hello.
-            life.over = life.connected or time.monotonic() - life.began_at > _ALONE_S
+            attempt.over = attempt.connected or time.monotonic() - attempt.began_at > _ALONE_S
         if drain is not None and trainer.begins:
             trainer.begins, self._called_off = False, True  # nothing is begun any more; what there is is saved
-            life.over = self.command is not None
+            attempt.over = self.command is not None
         out_of_time = drain is not None and (drain.deadline.expired or self._waits)
-        if out_of_time and not life.over:
+        if out_of_time and not attempt.over:
             if self._dismiss_waiting():
                 return
             trainer.stop(self._left_s / 3)
             if trainer.child is None and self.command is None:
                 trainer.drop()
-                life.over = True
-        if self._outcome is not None or not life.over or self._restarts.pending or trainer.begins:
+                attempt.over = True
+        if self._outcome is not None or not attempt.over or self._restarts.pending or trainer.begins:
             return
-        if not out_of_time and not (self._saves.idle and self._loop.nothing_posted):
+        if not out_of_time and not (self._pipeline.idle and self._loop.nothing_posted):
             return
-        end = outcome.of_life(life, drain, self._saves, self._origin)
+        end = outcome.of_attempt(attempt, drain, self._pipeline, self._startup)
         if end.why is not None:
             self._say(end.why)
         self._end(end)
@@ -588,24 +588,31 @@ class Agent:
     @property
     def _waits(self) -> bool:
         """Whether a start waits for an older generation, or for a store, that may not come before the end."""
-        return self._origin.awaiting or self._origin.blind or self._called_off
+        return self._startup.awaiting or self._startup.blind or self._called_off
 
     def _dismiss_waiting(self) -> bool:
         """A trainer that is no child of ours waits for a resume point that will not come: tell it, and let it end.
 
         Otherwise it would take us for dead, start another agent, and ask for the run again.
         """
-        drain, origin, life, connected = self._leaving.drain, self._origin, self.trainer.life, self.trainer.connection
-        comes = not life.connected and time.monotonic() - life.began_at < ATTACH_S  # whoever started us says hello yet
+        drain, startup, attempt, connected = (
+            self._leaving.drain,
+            self._startup,
+            self.trainer.attempt,
+            self.trainer.connection,
+        )
+        comes = (
+            not attempt.connected and time.monotonic() - attempt.began_at < ATTACH_S
+        )  # whoever started us says hello yet
         waits = self.command is None and self._waits and (connected is not None or comes)
         if drain is None or not waits or drain.deadline.expired:
             return False
-        if origin.error is None and connected is not None:
+        if startup.error is None and connected is not None:
             superseded = drain.exit_code is ExitCode.SUPERSEDED
             why = "a newer start has asked for the run" if superseded else "this host is to be left"
-            what = "the start before this one had handed over" if origin.awaiting else "the store had answered"
+            what = "the start before this one had handed over" if startup.awaiting else "the store had answered"
             kind = Superseded if superseded else DeadlineExceeded
-            origin.leave(kind(f"{why}, before {what}: nothing was trained here"))
+            startup.leave(kind(f"{why}, before {what}: nothing was trained here"))
         return True
 
     def _end(self, end: Outcome) -> None:
@@ -614,7 +621,7 @@ class Agent:
 
     def _refuse(self, err: ConfigError) -> None:
         """The store shows that the run must not start, if need be after it has."""
-        if not self._origin.generation.number:
+        if not self._startup.generation.number:
             self._refusal = err
             return
         self._say(f"error: {err}")
@@ -630,4 +637,4 @@ class Agent:
         self._loop.post(note)
 
     def _heartbeat(self) -> events.Heartbeat:
-        return events.Heartbeat(step=self._asking.trainer_step, durable_step=self._saves.steps.durable)
+        return events.Heartbeat(step=self._control.trainer_step, durable_step=self._pipeline.steps.durable)

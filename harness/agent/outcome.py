@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from harness.agent.drain import Drain
-from harness.agent.life import Life
-from harness.agent.origin import Finding, Origin
-from harness.agent.saves import Saves
+from harness.agent.drain.speeds import Drain
+from harness.agent.resume.startup import Finding, Startup
+from harness.agent.save.pipeline import SavePipeline
+from harness.agent.trainers.attempt import TrainerAttempt
 from harness.core.manifest import STOPPED_EARLY
 from harness.errors import ExitCode
-from harness.ipc.channel import RunPlace
+from harness.ipc.channel import RuntimeDir
 
 
 @dataclass(frozen=True)
@@ -36,66 +36,66 @@ class Outcome:
         """Whether the run has come to its own end."""
         return self.name == "finished"
 
-    def confirmed(self, saves: Saves) -> Outcome:
+    def confirmed(self, pipeline: SavePipeline) -> Outcome:
         """The same, once nothing is written any more: the last commit may have come while it was being waited for."""
-        if self.exit_code == ExitCode.INTERRUPTED_LOCAL and saves.everything_durable:
+        if self.exit_code == ExitCode.INTERRUPTED_LOCAL and pipeline.everything_durable:
             return Outcome(self.name, ExitCode.INTERRUPTED, self.why)
         return self
 
 
-def of_life(life: Life, drain: Drain | None, saves: Saves, origin: Origin) -> Outcome:
+def of_attempt(attempt: TrainerAttempt, drain: Drain | None, pipeline: SavePipeline, startup: Startup) -> Outcome:
     """The outcome that the trainer's last life leads to, once it is over or the time to wait for it has run out."""
-    if life.finished_step is not None and life.exit_code == 0 and saves.everything_durable:
+    if attempt.finished_step is not None and attempt.exit_code == 0 and pipeline.everything_durable:
         return Outcome("finished", ExitCode.FINISHED)
-    if life.stopped_early and life.exit_code == 0 and (drain is None or saves.everything_durable):
-        return Outcome(STOPPED_EARLY, ExitCode.FINISHED, _why_early(saves))
+    if attempt.stopped_early and attempt.exit_code == 0 and (drain is None or pipeline.everything_durable):
+        return Outcome(STOPPED_EARLY, ExitCode.FINISHED, _why_early(pipeline))
     if drain is not None:
-        if life.exit_code == 0 and not life.connected and origin.finding is Finding.NOTHING:
+        if attempt.exit_code == 0 and not attempt.connected and startup.finding is Finding.NOTHING:
             return Outcome("stopped", ExitCode.FINISHED)  # a program that we know nothing of: its word counts
-        return of_interruption(drain.exit_code, saves, origin, began=life.connected)
-    if origin.error is not None:
-        return Outcome("failed", origin.error.exit_code)
-    if life.exit_code == 0 and life.connected and origin.point is not None and not life.restored:
+        return of_interruption(drain.exit_code, pipeline, startup, began=attempt.connected)
+    if startup.error is not None:
+        return Outcome("failed", startup.error.exit_code)
+    if attempt.exit_code == 0 and attempt.connected and startup.point is not None and not attempt.restored:
         return Outcome(
             "failed",
             ExitCode.BUG,
-            f"the program ended without restoring snapshot {origin.point.id}: its loops are not those that "
+            f"the program ended without restoring snapshot {startup.point.id}: its loops are not those that "
             "made it, or none ran. What it printed or saved was not trained; --fresh starts at step 0",
         )
-    if life.exit_code == 0 and life.raised:
+    if attempt.exit_code == 0 and attempt.raised:
         return Outcome("failed", 1, "an exception ended the thread that trained, and the program went on without it")
-    if life.exit_code == 0:
+    if attempt.exit_code == 0:
         return Outcome("stopped", ExitCode.FINISHED)
-    return Outcome("failed", life.exit_code if life.exit_code is not None else 1)
+    return Outcome("failed", attempt.exit_code if attempt.exit_code is not None else 1)
 
 
-def _why_early(saves: Saves) -> str:
-    newest = "from its beginning" if saves.steps.durable is None else f"from step {saves.steps.durable}"
+def _why_early(pipeline: SavePipeline) -> str:
+    newest = "from its beginning" if pipeline.steps.durable is None else f"from step {pipeline.steps.durable}"
     return (
         "the program left its outermost loop before its end: the run counts as stopped early. "
         f"--continue goes on {newest}, --fresh starts at step 0"
     )
 
 
-def of_interruption(code: ExitCode, saves: Saves, origin: Origin, *, began: bool = True) -> Outcome:
+def of_interruption(code: ExitCode, pipeline: SavePipeline, startup: Startup, *, began: bool = True) -> Outcome:
     """What leaving has come to, `code` if it went well: 74 if the newest snapshot is not durable.
 
     Args:
         code: what was asked for.
-        saves: of the run.
-        origin: of its generation.
+        pipeline: of the run.
+        startup: of its generation.
         began: whether a trainer said hello.
     """
     if code is ExitCode.CTRL_C:
         return Outcome("stopped", code)
     if code is ExitCode.SUPERSEDED:
         return Outcome("superseded", code)
-    new = not began and origin.finding is Finding.NOTHING and saves.sealed_step is None
-    durable = new or _nothing_here_is_newer(saves, origin)
+    new = not began and startup.finding is Finding.NOTHING and pipeline.sealed_step is None
+    durable = new or _nothing_here_is_newer(pipeline, startup)
     return Outcome("interrupted", ExitCode.INTERRUPTED if durable else ExitCode.INTERRUPTED_LOCAL)
 
 
-def write_outcome(place: RunPlace, pid: int, outcome: Outcome) -> None:
+def write_outcome(place: RuntimeDir, pid: int, outcome: Outcome) -> None:
     """Record how the agent with process `pid` ended, on this host. Raises OSError."""
     word = {"pid": pid, "outcome": outcome.name, "exit_code": int(outcome.exit_code)}
     draft = place.outcome.with_suffix(f".{pid}")
@@ -104,7 +104,7 @@ def write_outcome(place: RunPlace, pid: int, outcome: Outcome) -> None:
     draft.replace(place.outcome)
 
 
-def read_outcome(place: RunPlace, pid: int) -> str | None:
+def read_outcome(place: RuntimeDir, pid: int) -> str | None:
     """The name of the outcome that the agent with process `pid` recorded here; `None` if it recorded none."""
     try:
         word = json.loads(place.outcome.read_text())
@@ -113,6 +113,6 @@ def read_outcome(place: RunPlace, pid: int) -> str | None:
         return None
 
 
-def _nothing_here_is_newer(saves: Saves, origin: Origin) -> bool:
+def _nothing_here_is_newer(pipeline: SavePipeline, startup: Startup) -> bool:
     """Whether this machine holds nothing that the store does not."""
-    return saves.everything_durable or (origin.awaiting and saves.sealed_step is None and not origin.only_here)
+    return pipeline.everything_durable or (startup.awaiting and pipeline.sealed_step is None and not startup.only_here)

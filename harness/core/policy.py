@@ -226,7 +226,7 @@ LOOKS_IN_VAIN = 3
 LOOKS_EVERY = 16
 
 
-def worth_a_look(in_vain: int, passed: int) -> bool:
+def should_probe(in_vain: int, passed: int) -> bool:
     """Whether to look for what need not be sent; off by itself where it saves nothing.
 
     Three times in a row for nothing, and it is tried at every 16th snapshot only: what is frozen later has another

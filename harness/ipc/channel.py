@@ -133,7 +133,7 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class RunPlace:
+class RuntimeDir:
     """Where the agent of one run lives on this host: a short private directory, since socket paths end at 107 bytes.
 
     Attributes:
@@ -143,7 +143,7 @@ class RunPlace:
     directory: Path
 
     @classmethod
-    def of(cls, runtime_dir: Path, store_url: str, run: str) -> RunPlace:
+    def of(cls, runtime_dir: Path, store_url: str, run: str) -> RuntimeDir:
         """The place of `run` in `store_url`; two stores may hold runs of one name."""
         name = hashlib.blake2b(os.fsencode(f"{store_url}\0{run}"), digest_size=6).hexdigest()
         return cls(runtime_dir / name)
@@ -350,7 +350,7 @@ def safe_python(module: str) -> list[str]:
 
 
 def start_agent(
-    place: RunPlace, arguments: Sequence[str], environment: Mapping[str, str], *, wait_s: float = 10.0
+    place: RuntimeDir, arguments: Sequence[str], environment: Mapping[str, str], *, wait_s: float = 10.0
 ) -> Channel:
     """Start a detached agent for `place` and connect to it.
 

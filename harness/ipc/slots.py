@@ -279,7 +279,7 @@ class Slot:
         _HEADER.pack_into(self.buffer, 0, _MAGIC, state, sequence, step, payload, offset, length, crc)
 
 
-class Ask(enum.IntEnum):
+class Command(enum.IntEnum):
     """What the agent asks of the trainer at its next boundary."""
 
     NOTHING = 0
@@ -306,7 +306,7 @@ class Word(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """A decoded ASK word: `value` is an `Ask`. A GRANT word: `value` is a slot's index."""
+    """A decoded ASK word: `value` is an `Command`. A GRANT word: `value` is a slot's index."""
 
     value: int
     sequence: int

@@ -1,6 +1,6 @@
 """Whether this machine is fit to train: a command that is run before the first start.
 
-Owns which command that is, and what it came to. What follows is `acts.py`.
+Owns which command that is, and what it came to. What follows is `actions.py`.
 """
 
 from __future__ import annotations

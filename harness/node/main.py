@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloud.ec2 import Ec2Source
-from cloud.instance import Instance, tag
-from cloud.metadata import MetadataSession
+from cloud.aws.instance import Instance, tag
+from cloud.aws.metadata import MetadataSession
+from cloud.aws.notices import Ec2Source
+from cloud.host.notices import DrainFileSource
 from cloud.notice import Deadline, NoticeSource
-from cloud.signals import DrainFileSource
-from harness.agent import preview
 from harness.agent.log import Log
-from harness.config import Settings
+from harness.config.settings import Settings
 from harness.core.policy import count
 from harness.errors import ConfigError, ExitCode
-from harness.node.acts import Acts
-from harness.node.announcements import Announcements
-from harness.node.ending import Where, consequence, ending_of
+from harness.inspect import preview
+from harness.node.actions import Actions
+from harness.node.attempts import adopt_orphans
+from harness.node.exit_policy import Where, consequence, ending_of
 from harness.node.fitness import choose_test, run_test
-from harness.node.lives import adopt_orphans
-from harness.node.orders import Orders, give_orders, metadata_url
-from harness.node.place import GROUP_VARIABLE, PATIENT_S, Place, find_instance, find_place, open_metadata
-from harness.node.runs import RunsHere
+from harness.node.fleet_reporter import FleetReporter
+from harness.node.job import Job, metadata_url, resolve_job
+from harness.node.notices import Notices
+from harness.node.platform import GROUP_VARIABLE, PATIENT_S, Platform, find_instance, find_platform, open_metadata
+from harness.node.run_status import RunStatus
 from harness.node.signals import Signals
 from harness.node.supervisor import Limits, Supervisor
-from harness.node.watch import Watch
 
 _LOOKS, _LOOK_AGAIN_S = 15, 4.0
 
@@ -82,46 +82,46 @@ def _resume(
     metadata = open_metadata(metadata_url(flags, environ, cwd))
     instance = find_instance(metadata, environ)
     try:
-        orders = _orders(flags, words, line, environ, cwd, metadata if instance else None)
+        job = _job(flags, words, line, environ, cwd, metadata if instance else None)
         test = choose_test(self_test, environ)
     except ConfigError as err:
         run = str(flags.get("run") or environ.get("HARNESS_RUN") or "")
-        with _opened(_patiently(metadata, instance, environ, run, signals, say)) as place:
-            watch = Watch(place.fleet, Announcements(()), lambda: None, say)
-            _cannot_start(err, place.where, watch, Acts(run, place, signals, say, limits.let_go_s))
+        with _opened(_patiently(metadata, instance, environ, run, signals, say)) as platform:
+            reporter = FleetReporter(platform.fleet, Notices(()), lambda: None, say)
+            _cannot_start(err, platform.where, reporter, Actions(run, platform, signals, say, limits.let_go_s))
         raise
-    run = orders.settings.run
-    with _opened(_patiently(metadata, instance, orders.environ, run, signals, say)) as place:
-        say(f"{place.where.value}: {place.words}")
-        announcements = Announcements(_sources(orders.settings, metadata))
-        runs = RunsHere(orders, lambda: watch.generation)
-        watch = Watch(place.fleet, announcements, runs.ask, say)
-        acts = Acts(run, place, signals, say, limits.let_go_s)
+    run = job.settings.run
+    with _opened(_patiently(metadata, instance, job.environ, run, signals, say)) as platform:
+        say(f"{platform.where.value}: {platform.words}")
+        announcements = Notices(_sources(job.settings, metadata))
+        runs = RunStatus(job, lambda: reporter.generation)
+        reporter = FleetReporter(platform.fleet, announcements, runs.ask, say)
+        actions = Actions(run, platform, signals, say, limits.let_go_s)
         signals.heard = lambda: (runs.ask() or {}).get("state") in ("draining", "done")
         # A terminal's Ctrl-C ends the test as well, and says nothing about the machine.
         if test and (why := run_test(test, signals)) is not None and signals.asked is None:
             say(f"the self-test failed: {why}")
-            watch.ended(failed=True)
-            acts.replace(f"the self-test failed: {why}")
+            reporter.ended(failed=True)
+            actions.replace(f"the self-test failed: {why}")
             return int(ExitCode.BUG)
         adopt_orphans()
         supervisor = Supervisor(
             run,
-            place.where,
-            acts,
+            platform.where,
+            actions,
             runs,
             announcements,
-            watch,
+            reporter,
             signals,
             say,
-            max_crashes=orders.settings.max_crashes,
-            anew=orders.anew,
+            max_crashes=job.settings.max_crashes,
+            anew=job.anew,
             limits=limits,
         )
         try:
             return supervisor.run()
         except ConfigError as err:
-            _cannot_start(err, place.where, watch, acts)
+            _cannot_start(err, platform.where, reporter, actions)
             raise
         finally:
             announcements.close()
@@ -133,7 +133,7 @@ class DryRun:
 
     run: str
     store: str
-    place: str
+    platform: str
     command: tuple[str, ...]
     found: preview.Preview
 
@@ -144,14 +144,18 @@ class DryRun:
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
-        about = {"run": self.run, "store": self.store, "place": self.place, "command": list(self.command)}
+        about = {"run": self.run, "store": self.store, "place": self.platform, "command": list(self.command)}
         return about | self.found.to_json()
 
     def lines(self) -> list[str]:
         """For people."""
         used, why = self.found.used, self.found.why
         snapshot = f"{used.snapshot}, step {count(used.step)}, {used.tier} tier" if used is not None else "none"
-        lines = [("run", f"{self.run}, store {self.store}"), ("place", self.place), ("snapshot", f"{snapshot}: {why}")]
+        lines = [
+            ("run", f"{self.run}, store {self.store}"),
+            ("place", self.platform),
+            ("snapshot", f"{snapshot}: {why}"),
+        ]
         lines += [("rejected", f"{row.snapshot}, {row.tier} tier: {row.reason}") for row in self.found.rejected]
         lines += [("note", note) for note in self.found.notes]
         lines.append(("command", shlex.join(self.command)))
@@ -170,28 +174,28 @@ def dry_run(
     """
     metadata = open_metadata(metadata_url(flags, environ, cwd))
     instance = find_instance(metadata, environ)
-    orders = _orders(flags, words, line, environ, cwd, metadata if instance else None)
-    settings = orders.settings
-    with _opened(find_place(metadata, instance, orders.environ, settings.run)) as place:
-        where = f"{place.where.value}: {place.words}"
-    return DryRun(settings.run, settings.store, where, orders.command, preview.preview(settings))
+    job = _job(flags, words, line, environ, cwd, metadata if instance else None)
+    settings = job.settings
+    with _opened(find_platform(metadata, instance, job.environ, settings.run)) as platform:
+        where = f"{platform.where.value}: {platform.words}"
+    return DryRun(settings.run, settings.store, where, job.command, preview.preview(settings))
 
 
-def _cannot_start(err: ConfigError, where: Where, watch: Watch, acts: Acts) -> None:
-    watch.ended(failed=True)
-    acts.do(consequence(ending_of(err.exit_code), where).acts, str(err))
+def _cannot_start(err: ConfigError, where: Where, reporter: FleetReporter, actions: Actions) -> None:
+    reporter.ended(failed=True)
+    actions.do(consequence(ending_of(err.exit_code), where).actions, str(err))
 
 
-def _orders(
+def _job(
     flags: Mapping[str, Any],
     words: Sequence[str],
     line: str | None,
     environ: Mapping[str, str],
     cwd: Path,
     metadata: MetadataSession | None,
-) -> Orders:
+) -> Job:
     deadline = Deadline.after(PATIENT_S)  # for all tags together; a laptop is not asked
-    return give_orders(flags, words, line, environ, cwd, lambda key: tag(metadata, key, deadline))
+    return resolve_job(flags, words, line, environ, cwd, lambda key: tag(metadata, key, deadline))
 
 
 def _sources(settings: Settings, metadata: MetadataSession | None) -> list[NoticeSource]:
@@ -210,26 +214,26 @@ def _patiently(
     run: str,
     signals: Signals,
     say: Callable[[str], None],
-) -> Place:
+) -> Platform:
     """The place. Where a group is named, it is asked for again: an instance that does not know its group never ends.
 
     Just after a boot the metadata service may hang, or have no credentials yet. A run would not get any either.
     """
-    place = find_place(metadata, instance, environ, run)
+    platform = find_platform(metadata, instance, environ, run)
     for _ in range(_LOOKS if environ.get(GROUP_VARIABLE) and metadata is not None else 0):
-        if place.where is not Where.ELSEWHERE or signals.asked is not None:
+        if platform.where is not Where.ELSEWHERE or signals.asked is not None:
             break
-        say(f"{place.words}: asking again in {_LOOK_AGAIN_S:g} s")
+        say(f"{platform.words}: asking again in {_LOOK_AGAIN_S:g} s")
         signals.pause(_LOOK_AGAIN_S)
         instance = instance or find_instance(metadata, environ)
-        place = find_place(metadata, instance, environ, run)
-    return place
+        platform = find_platform(metadata, instance, environ, run)
+    return platform
 
 
 @contextlib.contextmanager
-def _opened(place: Place) -> Generator[Place]:
+def _opened(platform: Platform) -> Generator[Platform]:
     try:
-        yield place
+        yield platform
     finally:
-        if place.fleet is not None:
-            place.fleet.close()
+        if platform.fleet is not None:
+            platform.fleet.close()

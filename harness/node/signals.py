@@ -16,7 +16,7 @@ from types import FrameType
 
 from cloud.notice import Clock
 from harness.ipc.channel import is_ignored
-from harness.node.lives import Life
+from harness.node.attempts import RunAttempt
 
 LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (*LEAVE, signal.SIGUSR1, signal.SIGUSR2)
@@ -53,8 +53,8 @@ class Signals:
             self._waiting.append((self._clock(), self.asked))
             self._first = True
 
-    def pass_on(self, life: Life) -> None:
-        """Give `life` the signals that have come, the first only if it does not know."""
+    def pass_on(self, attempt: RunAttempt) -> None:
+        """Give `attempt` the signals that have come, the first only if it does not know."""
         while self._waiting:
             came_at, signum = self._waiting[0]
             if signum in LEAVE and self._first:
@@ -65,7 +65,7 @@ class Signals:
                     self._waiting.pop(0)
                     continue
             self._waiting.pop(0)
-            life.signal(signum)
+            attempt.signal(signum)
 
     def pause(self, seconds: float, pidfd: int | None = None) -> None:
         """Wait, until a signal comes or the process behind `pidfd` ends, for so long at most."""

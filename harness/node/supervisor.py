@@ -1,7 +1,7 @@
 """Start the run, watch over it, and go on by how it ended: the loop of `harness resume`.
 
-Owns the loop and every wait in it. What follows from what is `ending.py`, what is done about the place is `acts.py`,
-what the fleet is told meanwhile is `watch.py`.
+Owns the loop and every wait in it. What follows from what is `exit_policy.py`, what is done about the place is
+`actions.py`, what the fleet is told meanwhile is `fleet_reporter.py`.
 
     ┌─▶ is one here already? ──no──▶ start `harness run` ──▶ watch until it ends ──▶ consequence ──▶ exit
     │        └──yes: wait for it ──────────────────────────────────▲                    │
@@ -20,22 +20,22 @@ from typing import Protocol
 from cloud.notice import Clock
 from harness.core.policy import GiveUp, Restart, after_crash
 from harness.errors import ExitCode
-from harness.node.acts import Acts
-from harness.node.announcements import Announcements
-from harness.node.ending import Act, Ending, Then, Where, consequence, counts_as_failed, ending_of
-from harness.node.lives import Ended, Life
+from harness.node.actions import Actions
+from harness.node.attempts import Ended, RunAttempt
+from harness.node.exit_policy import Act, Ending, Then, Where, consequence, counts_as_failed, ending_of
+from harness.node.fleet_reporter import FleetReporter
+from harness.node.notices import Notices
 from harness.node.signals import Signals
-from harness.node.watch import Watch
 
 
 class Runs(Protocol):
     """The run, as far as it is on this host and in its store."""
 
-    def find(self) -> Life | None:
+    def find(self) -> RunAttempt | None:
         """A run that is under way here already, whoever started it."""
         ...
 
-    def start(self, *, anew: bool) -> Life:
+    def start(self, *, anew: bool) -> RunAttempt:
         """Start `harness run`. Raises ConfigError."""
         ...
 
@@ -54,7 +54,7 @@ class Limits:
 
     Attributes:
         margin_s: past a deadline, before an instance that lives on counts as spared; and where no deadline is known.
-        let_go_s: see `Acts`.
+        let_go_s: see `Actions`.
         tick_s: between two looks.
         back_off_s: before the first new start after an agent has died; doubled for each one without progress.
     """
@@ -71,10 +71,10 @@ class Supervisor:
     Args:
         run: the run's name.
         where: which kind of place this is.
-        acts: upon it.
+        actions: upon it.
         runs: the run.
         announcements: about this instance.
-        watch: tells the fleet while the run is under way.
+        reporter: tells the fleet while the run is under way.
         signals: to us.
         say: a word to the user.
         max_crashes: deaths of the agent in a row, without progress, that are answered by a new start.
@@ -87,10 +87,10 @@ class Supervisor:
         self,
         run: str,
         where: Where,
-        acts: Acts,
+        actions: Actions,
         runs: Runs,
-        announcements: Announcements,
-        watch: Watch,
+        announcements: Notices,
+        reporter: FleetReporter,
         signals: Signals,
         say: Callable[[str], None],
         *,
@@ -99,7 +99,7 @@ class Supervisor:
         limits: Limits = Limits(),
         clock: Clock = time.monotonic,
     ) -> None:
-        self._run, self._where, self._acts, self._runs, self._watch = run, where, acts, runs, watch
+        self._run, self._where, self._actions, self._runs, self._reporter = run, where, actions, runs, reporter
         self._announcements, self._signals, self._say, self._clock = announcements, signals, say, clock
         self._max_crashes, self._anew, self._limits = max_crashes, anew, limits
         self._crashes = 0
@@ -108,11 +108,11 @@ class Supervisor:
 
     def run(self) -> int:
         """Until there is nothing more to do here; the exit code: that of the last `harness run`."""
-        while (life := self._next()) is not None:
-            if not self._goes_on(self._live(life)):
+        while (attempt := self._next()) is not None:
+            if not self._goes_on(self._live(attempt)):
                 return self._exit_code
         # Told to leave while nothing was being trained: nothing is lost.
-        self._acts.do(consequence(ending_of(self._told_to_leave), self._where, asked=True).acts, "told to leave")
+        self._actions.do(consequence(ending_of(self._told_to_leave), self._where, asked=True).actions, "told to leave")
         return self._exit_code
 
     @property
@@ -130,41 +130,41 @@ class Supervisor:
 
     # ---- one life ---------------------------------------------------------------------------------------------------
 
-    def _next(self) -> Life | None:
+    def _next(self) -> RunAttempt | None:
         """What is here already, else a new start; `None` where we were told to leave."""
         self._announcements.forget()
         self._signals.forget()
-        life = self._runs.find()
-        if life is not None:
+        attempt = self._runs.find()
+        if attempt is not None:
             self._say(f"run {self._run!r} is being trained on this host already: waiting for its end")
         elif self._signals.asked is None:
-            self._watch.started()
-            life = self._runs.start(anew=self._anew)
-        return life
+            self._reporter.started()
+            attempt = self._runs.start(anew=self._anew)
+        return attempt
 
-    def _live(self, life: Life) -> Ended:
+    def _live(self, attempt: RunAttempt) -> Ended:
         """One life of the run, to its end."""
         try:
-            while (ended := life.ended()) is None:
-                self._signals.pass_on(life)
-                if not life.ours and self._signals.asked == signal.SIGINT:
+            while (ended := attempt.ended()) is None:
+                self._signals.pass_on(attempt)
+                if not attempt.ours and self._signals.asked == signal.SIGINT:
                     return Ended(int(ExitCode.CTRL_C))  # whoever presses Ctrl-C here has started that one elsewhere
                 self._tick()
-                self._signals.pause(self._limits.tick_s, life.pidfd)
+                self._signals.pause(self._limits.tick_s, attempt.pidfd)
         finally:
-            life.close()
+            attempt.close()
         if ended.signum is not None and ended.signum == self._signals.asked:
             ended = Ended(self._told_to_leave)  # before it could listen, or when it had nothing left to do
         if ended.code is not None:
             self._code = ended.code
         failed = counts_as_failed(ended.code, ended.outcome)
-        self._anew = self._anew and not self._watch.claimed and failed
-        self._watch.ended(failed=failed)
+        self._anew = self._anew and not self._reporter.claimed and failed
+        self._reporter.ended(failed=failed)
         return ended
 
     def _tick(self) -> None:
         try:
-            self._watch.tick()
+            self._reporter.tick()
         except Exception:  # noqa: BLE001  what only looks on must never end what trains; it is said, and tried again
             self._say(traceback.format_exc())
 
@@ -178,7 +178,7 @@ class Supervisor:
         by_group = self._where is Where.FLEET and self._announcements.look().by_group
         asked = self._signals.asked is not None
         following = consequence(ending, self._where, asked=asked, group_ends=by_group)
-        self._acts.do(following.acts, f"harness run ended with {cause(ended)}")
+        self._actions.do(following.actions, f"harness run ended with {cause(ended)}")
         if following.then is Then.WAIT:
             return self._wait_for_the_end()
         if following.then is Then.AGAIN:
@@ -225,10 +225,10 @@ class Supervisor:
         return decision
 
     def _is_here(self) -> bool:
-        life = self._runs.find()
-        if life is not None:
-            life.close()
-        return life is not None
+        attempt = self._runs.find()
+        if attempt is not None:
+            attempt.close()
+        return attempt is not None
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Supervisor:
         while self._signals.asked is None:
             outlook = self._announcements.look()
             if outlook.by_group:
-                self._acts.do((Act.COMPLETE,), "the group ends this instance")
+                self._actions.do((Act.COMPLETE,), "the group ends this instance")
                 return False
             if outlook.ends_at is not None:
                 until = outlook.ends_at + margin_s

@@ -1,7 +1,7 @@
 """Checkpointer: what the training loop sees.
 
-Owns boundaries, the way through the program, and the way out. Which objects hold state and how is `state.py`; where a
-loader stands is `loader.py`; a snapshot is taken by `stager.py` and made live again by `resuming.py`; the agent is
+Owns boundaries, the way through the program, and the way out. Which objects hold state and how is `state/`; where a
+loader stands is `loaders/`; a snapshot is taken by `staging/` and made live again by `resuming.py`; the agent is
 behind `link.py`, signals and the end of the process behind `process.py`.
 
     normal step:  the optimizer stepped ─▶ step += 1 ─▶ one word of the control page is as before ─▶ go on
@@ -23,28 +23,28 @@ from typing import Any, Literal
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from harness.config import SOCKET_VARIABLE, check_alone, here, is_off, resolve
+from harness.config.settings import SOCKET_VARIABLE, check_alone, here, is_off, resolve
 from harness.core import tree
 from harness.core.words import printable
 from harness.errors import ExitCode, SnapshotCorrupt, StateError
-from harness.ipc.slots import Ask, Request, SlotRecord, Word
-from harness.trainer import state
-from harness.trainer.kinds import flatten
+from harness.ipc.slots import Command, Request, SlotRecord, Word
 from harness.trainer.link import Link, Ready
-from harness.trainer.loader_hook import InstrumentedLoader
-from harness.trainer.overlap import Overlap, before_updates
-from harness.trainer.place import Place
-from harness.trainer.process import Asking, Process, script
-from harness.trainer.resuming import Loaders, ResumedFrom, Small, make_live, record_of, refill
-from harness.trainer.rng import capture_rng
-from harness.trainer.stager import Stager
+from harness.trainer.loaders.hook import InstrumentedLoader
+from harness.trainer.position import Position
+from harness.trainer.process import CallStack, Process, script
+from harness.trainer.resuming import Loaders, ResumedFrom, SmallState, make_live, record_of, refill
+from harness.trainer.staging.overlap import Overlap, before_updates
+from harness.trainer.staging.stager import Stager
+from harness.trainer.state import capture
+from harness.trainer.state.kinds import flatten
+from harness.trainer.state.rng import capture_rng
 
 EXTRA_WARN_BYTES = 1_000_000
 _POLL_S = 0.02
 _PROGRESS_S = 1.0
 _ANSWER_S = 2.0  # from a signal to what the agent makes of it
 _NEVER = -1
-_LEAVING = (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE)
+_LEAVING = (Command.LEAVE, Command.SNAPSHOT_AND_LEAVE)
 _TRAINER_STEP, _ASK = int(Word.TRAINER_STEP), int(Word.ASK)  # an enum's member costs 60 ns a use
 
 
@@ -118,8 +118,8 @@ class Checkpointer:
         self.interrupted = False
         self.extra: dict[str, Any] = {}
         self.resumed_from: ResumedFrom | None = None
-        self._place = Place()
-        self._target: Place | None = None
+        self._place = Position()
+        self._target: Position | None = None
         self._restored = False
         self._loaders = Loaders(seed_workers=seed_workers)
         self._head_snapshot = ""
@@ -147,8 +147,8 @@ class Checkpointer:
             self._loader.hook_iter(self._iterate_hooked)
         if self._inert:
             return
-        state.check_encoding(
-            state.capture(self._states).tree
+        capture.check_encoding(
+            capture.capture(self._states).tree
         )  # what cannot be stored is told now, not at the first step
         self._link = self._open_link(run, store, local, every_s, every_steps, fresh, continue_)
         self._stager = Stager(self._link, self._states, self._small_state, Overlap(_say))
@@ -178,7 +178,7 @@ class Checkpointer:
                 first = self._place.iteration
             elif target.epoch is not None:
                 first = target.epoch
-        self._early, asking = True, Asking.now()
+        self._early, asked_from = True, CallStack.now()
         worked = False
         for epoch in range(first, count):
             place = self._place
@@ -187,7 +187,7 @@ class Checkpointer:
             try:
                 yield epoch
             except GeneratorExit:
-                self._early = asking.is_left(Asking.now())
+                self._early = asked_from.is_left(CallStack.now())
                 raise
             finally:
                 self._in_epochs = False
@@ -247,14 +247,14 @@ class Checkpointer:
             else:
                 first = self._place.iteration
         self._restore_if_nothing_to()
-        self._early, asking = outermost or self._early, Asking.now()
+        self._early, asked_from = outermost or self._early, CallStack.now()
         with self._hands_out():
             for iteration in range(first, count):
                 try:
                     yield iteration
                 except GeneratorExit:
-                    now = Asking.now()
-                    self._early = asking.is_left(now) if outermost else self._early
+                    now = CallStack.now()
+                    self._early = asked_from.is_left(now) if outermost else self._early
                     raise
                 self._place.iteration = iteration + 1
                 self._optimizer_stepped = False
@@ -342,7 +342,7 @@ class Checkpointer:
         ask = Request.decode(self._words[_ASK]).value
         self._settle()
         current = self._stager.sealed_step == self.step_count
-        if ask == Ask.LEAVE or (ask == Ask.SNAPSHOT_AND_LEAVE and current):
+        if ask == Command.LEAVE or (ask == Command.SNAPSHOT_AND_LEAVE and current):
             self._leave()
 
     def save(self, *, wait: bool = False) -> None:
@@ -544,7 +544,7 @@ class Checkpointer:
         word = self._words[Word.ASK]
         ask = Request.decode(word).value
         if ask in _LEAVING:
-            if ask == Ask.SNAPSHOT_AND_LEAVE:
+            if ask == Command.SNAPSHOT_AND_LEAVE:
                 self._take_waiting(kind)
             self._leave()
             return
@@ -555,7 +555,7 @@ class Checkpointer:
         sealed_before = self._stager.sealed_step == self.step_count
         # Not on the way into a validation, which may swap weights and lasts long: the snapshot is to be sealed first.
         overlap = self._overlaps and not self._wait_after and kind != "evaluating"
-        asked = ask == Ask.SNAPSHOT and word != self._seen  # what is asked still was taken up before
+        asked = ask == Command.SNAPSHOT and word != self._seen  # what is asked still was taken up before
         if self._wait_after:
             self._take_waiting(kind)
         if (asked or self._overdue) and self._take(kind, overlap=overlap):
@@ -619,7 +619,7 @@ class Checkpointer:
         if not self._stager.planned:
             self._stager.plan(self.step_count)
         while not self._take(kind):
-            if Request.decode(self._words[Word.ASK]).value == Ask.LEAVE or self._link.gone or self._time_is_up():
+            if Request.decode(self._words[Word.ASK]).value == Command.LEAVE or self._link.gone or self._time_is_up():
                 return
             time.sleep(_POLL_S)
 
@@ -652,7 +652,7 @@ class Checkpointer:
     def _leave_at_exit(self) -> None:
         """The program ends by itself while a notice is in force: save what is at a boundary, and wait for it."""
         at_boundary = self._by_hand and self._loader is None and self._sees_optimizers and not self._optimizer_stepped
-        if at_boundary and Request.decode(self._words[Word.ASK]).value == Ask.SNAPSHOT_AND_LEAVE:
+        if at_boundary and Request.decode(self._words[Word.ASK]).value == Command.SNAPSHOT_AND_LEAVE:
             self._take_waiting("step")
         self._link.send("leaving", repeat=True)
         self._wait_durable()
@@ -704,7 +704,7 @@ class Checkpointer:
             self._adopt_head(head.snapshot, head.tier, head.record)
 
     def _adopt_head(self, snapshot: str, tier: str, record: SlotRecord) -> None:
-        small = Small.of(snapshot, tier, record)
+        small = SmallState.of(snapshot, tier, record)
         self.resumed_from, self._target, self.step_count = small.resumed_from, small.place, small.step
         refill(self.extra, small.extra)
         self._head_snapshot = snapshot

@@ -25,7 +25,7 @@ from harness.core.shard import Placed, header_bytes, parse_header
 from harness.core.tree import EnumValue, TensorRef
 from harness.core.words import printable
 from harness.errors import HarnessError, SnapshotCorrupt, StateError
-from harness.trainer.copy import TORCH_DTYPES, describe
+from harness.trainer.copy.to_slot import TORCH_DTYPES, describe
 
 
 def export(image: Path, document: bytes, file: Path) -> None:

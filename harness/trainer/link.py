@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import harness.errors
-from harness.config import SOCKET_VARIABLE, Settings
+from harness.config.settings import SOCKET_VARIABLE, Settings
 from harness.core.words import printable, without_secrets
 from harness.errors import AgentGone, ConfigError, HarnessError
 from harness.ipc import channel as ipc
-from harness.ipc.channel import Channel, ChannelClosed, Message, RunPlace
+from harness.ipc.channel import Channel, ChannelClosed, Message, RuntimeDir
 from harness.ipc.slots import ControlPage, Request, Slot, SlotRecord, Word
 
 WAIT_NOTE_S = 3.0
@@ -34,7 +34,7 @@ _MAX_REPLACEMENTS = 5  # in one life; an agent that dies again and again is a bu
 
 
 @dataclass(frozen=True)
-class Head:
+class ResumeHeader:
     """What is about to be resumed, as soon as its small state is known."""
 
     snapshot: str
@@ -70,7 +70,7 @@ class Link:
         self._environ = environ
         self._script = without_secrets(script)  # everybody on this host can read an agent's command line
         self._condition = threading.Condition()
-        self._head: Head | None = None
+        self._head: ResumeHeader | None = None
         self._ready: Ready | None = None
         self._nothing = False
         self._error: HarnessError | None = None
@@ -129,7 +129,7 @@ class Link:
         self._signals.append(signum)
         os.eventfd_write(self._poke_fd, 1)
 
-    def wait_head(self) -> Head | None:
+    def wait_head(self) -> ResumeHeader | None:
         """Block until it is known what is resumed; `None` if nothing is. Raises what the agent reported."""
         self._wait(
             lambda: self._head is not None or self._ready is not None or self._nothing, "what there is to resume"
@@ -268,7 +268,7 @@ class Link:
                 self.life = message["life"]
             if message.type == "resume-head":
                 record = SlotRecord.decode(message["record"].encode())
-                self._head = Head(message["snapshot"], message["tier"], record)
+                self._head = ResumeHeader(message["snapshot"], message["tier"], record)
             elif message.type == "superseded":
                 self.superseded = True
             elif message.type == "resume-none":
@@ -276,7 +276,7 @@ class Link:
             elif message.type == "resume-ready":
                 self._ready = Ready(message["snapshot"], message["tier"], message["verified"], slots[0])
                 if self._head is None and (found := slots[0].record()) is not None:
-                    self._head = Head(message["snapshot"], message["tier"], found)
+                    self._head = ResumeHeader(message["snapshot"], message["tier"], found)
             elif message.type == "resume-failed":
                 self._error = _error_from(message)
             elif message.type == "slots" and message["number"] != self._layout_number:
@@ -354,7 +354,7 @@ class Link:
 
     def _connect(self, settings: Settings | None) -> Channel:
         if path := self._environ.get(SOCKET_VARIABLE):
-            self._place = RunPlace(Path(path).parent)
+            self._place = RuntimeDir(Path(path).parent)
             try:
                 channel = ipc.connect(Path(path))
             except OSError as err:
@@ -363,7 +363,7 @@ class Link:
                 raise AgentGone(f"nobody listens at {path} ({SOCKET_VARIABLE}): has `harness run` ended?")
             return channel
         assert settings is not None, "without harness run the settings come from the Checkpointer"
-        self._place = RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        self._place = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
         try:
             self._place.prepare()
             channel = ipc.connect(self._place.socket, _ANSWER_S)

@@ -249,7 +249,7 @@ def _is_hopeless(error: BaseException | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Asking:
+class CallStack:
     """Where in the program somebody asks our iterator for more: a `for`, and whatever stands between it and us.
 
     Attributes:
@@ -259,7 +259,7 @@ class Asking:
     frames: tuple[tuple[types.CodeType, int | None], ...]
 
     @classmethod
-    def now(cls) -> Asking:
+    def now(cls) -> CallStack:
         """Of the generator that calls this."""
         frames, frame = [], sys._getframe(1).f_back
         while frame is not None:
@@ -267,7 +267,7 @@ class Asking:
             frame = frame.f_back
         return cls(tuple(frames))
 
-    def is_left(self, now: Asking) -> bool:
+    def is_left(self, now: CallStack) -> bool:
         """Whether an iterator that was first asked for here, and is closed `now`, was broken off.
 
         A `break`, a `return` and an exception close it from another line than the one that asks; `zip` and `islice`
@@ -277,7 +277,7 @@ class Asking:
         if not now.frames:
             return False  # the interpreter ends
         code, line = now.frames[0]
-        lines = [asked for asking, asked in self.frames if asking is code]
+        lines = [asked for asked_from, asked in self.frames if asked_from is code]
         return bool(lines) and line not in lines
 
 

@@ -15,14 +15,14 @@ from harness.core import tree
 from harness.core.snapshot import SnapshotId
 from harness.errors import StateError
 from harness.ipc.slots import SlotRecord
-from harness.trainer.environment import environment
 from harness.trainer.link import Ready
-from harness.trainer.loader import instrument
-from harness.trainer.loader_hook import InstrumentedLoader
-from harness.trainer.place import Place
-from harness.trainer.restore import restore
-from harness.trainer.rng import capture_rng, restore_rng
-from harness.trainer.stager import read_tensors
+from harness.trainer.loaders.hook import InstrumentedLoader
+from harness.trainer.loaders.instrument import instrument
+from harness.trainer.position import Position
+from harness.trainer.staging.stager import read_tensors
+from harness.trainer.state.environment import environment
+from harness.trainer.state.restore import restore
+from harness.trainer.state.rng import capture_rng, restore_rng
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ResumedFrom:
 
 
 @dataclass(frozen=True)
-class Small:
+class SmallState:
     """The small state of a snapshot; it is known before any tensor is here.
 
     Attributes:
@@ -55,7 +55,7 @@ class Small:
     """
 
     resumed_from: ResumedFrom
-    place: Place
+    place: Position
     step: int
     extra: dict[str, Any]
     states: dict[str, Any]
@@ -63,12 +63,12 @@ class Small:
     rng: Any
 
     @classmethod
-    def of(cls, snapshot: str, tier: str, record: SlotRecord) -> Small:
+    def of(cls, snapshot: str, tier: str, record: SlotRecord) -> SmallState:
         """Read it."""
         small, identity = tree.loads(record.state.encode()), SnapshotId.parse(snapshot)
         return cls(
             resumed_from=ResumedFrom(identity.generation, identity.step, tier),
-            place=Place(**small["place"]),
+            place=Position(**small["place"]),
             step=small["step"],
             extra=small["extra"],
             states=small["states"],
@@ -116,7 +116,7 @@ class Loaders:
         self._pending_rng = rng
 
 
-def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: Callable[[str], None]) -> Small:
+def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: Callable[[str], None]) -> SmallState:
     """Make the live states the snapshot's; its small state, for the rest: place, loaders, random numbers, `extra`.
 
     Args:
@@ -132,7 +132,7 @@ def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: 
         say(f"snapshot {ready.snapshot} is resumed from memory as it is: no digest of it was written yet")
     for line in _differences(record.environment, environment()):
         say(f"bit-identity is not promised: {line}")
-    small = Small.of(ready.snapshot, ready.tier, record)
+    small = SmallState.of(ready.snapshot, ready.tier, record)
     tensors = read_tensors(ready.slot, record)
     restore(states, small.states, tensors)
     return small

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloud.notice import Deadline
-from cloud.s3 import S3Options, S3Store
-from cloud.s3_probe import Quirks
+from cloud.s3.probe import Quirks
+from cloud.s3.store import S3Options, S3Store
 from cloud.store import ObjectStore
 from tests.contract.store_contract import StoreContract, keys, put, read
 from tests.support import with_parent

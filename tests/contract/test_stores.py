@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud.directory import DirectoryStore
-from cloud.memory import MemoryStore
+from cloud.directory.store import DirectoryStore
 from cloud.retry import RetryingStore
 from cloud.store import ObjectStore
+from cloud.testing.memory import MemoryStore
 from tests.contract.store_contract import StoreContract
 from tests.support.clock import FakeClock
 

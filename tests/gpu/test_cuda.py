@@ -7,9 +7,10 @@ import torch
 
 from harness.core import tree
 from harness.core.shard import plan_shards
-from harness.trainer import copy, state
-from harness.trainer.restore import restore
-from harness.trainer.rng import capture_rng, restore_rng
+from harness.trainer.copy import to_slot
+from harness.trainer.state import capture
+from harness.trainer.state.restore import restore
+from harness.trainer.state.rng import capture_rng, restore_rng
 from tests.support.needs import lacking
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +40,7 @@ def test_a_training_on_a_gpu_goes_on_bit_for_bit() -> None:
     model, optimizer = training()
     for _ in range(3):
         step(model, optimizer)
-    captured = state.capture({"model": model, "optimizer": optimizer})
+    captured = capture.capture({"model": model, "optimizer": optimizer})
     shards = plan_shards(captured.specs())
     offsets, size = [], 0
     for shard in shards:
@@ -48,8 +49,8 @@ def test_a_training_on_a_gpu_goes_on_bit_for_bit() -> None:
     slot = bytearray(size)
     for shard, offset in zip(shards, offsets, strict=True):
         slot[offset : offset + len(shard.header)] = shard.header
-    views = copy.views(slot, shards, offsets)
-    copy.copy_into(views, captured.tensors)
+    views = to_slot.views(slot, shards, offsets)
+    to_slot.copy_into(views, captured.tensors)
     small = tree.dumps({"states": captured.tree, "rng": capture_rng()})
     unbroken = [step(model, optimizer) for _ in range(3)]
 
@@ -66,7 +67,7 @@ def test_a_restore_goes_through_pinned_memory_and_leaves_everything_where_the_op
     model, optimizer = training()
     step(model, optimizer)
     big = torch.nn.Linear(4096, 6000).cuda()  # more than both pinned buffers
-    captured = state.capture({"model": model, "optimizer": optimizer, "big": big})
+    captured = capture.capture({"model": model, "optimizer": optimizer, "big": big})
     stored = {name: tensor.cpu() for name, tensor in captured.tensors.items()}
     other, other_optimizer = training()
     other_big = torch.nn.Linear(4096, 6000).cuda()

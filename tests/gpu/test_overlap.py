@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.ipc.slots import Slot
-from harness.trainer import copy
+from harness.trainer.copy import to_slot
 from tests.support.needs import lacking
 from tests.unit.trainer.test_overlap import Training, adamw, in_place, same, through_data, trained_with
 
@@ -38,13 +38,13 @@ def test_a_slot_for_tensors_on_a_gpu_is_pinned_until_it_is_closed(training: Trai
     assert is_pinned(slot)
 
     other = Slot.create(1 << 20)
-    unpin = copy.pin(other.buffer, torch.device("cuda:0"))
+    unpin = to_slot.pin(other.buffer, torch.device("cuda:0"))
     unpin()
     assert not is_pinned(other)
-    other.at_close(copy.pin(other.buffer, torch.device("cuda:0")))
+    other.at_close(to_slot.pin(other.buffer, torch.device("cuda:0")))
     other.close()  # and the memory can be registered by somebody else
     again = Slot.create(1 << 20)
-    again.at_close(copy.pin(again.buffer, torch.device("cuda:0")))
+    again.at_close(to_slot.pin(again.buffer, torch.device("cuda:0")))
     again.close()
 
 

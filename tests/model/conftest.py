@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.agent import resume, tier
+from harness.agent.resume import finder
+from harness.agent.save import tier
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _without_pauses() -> Iterator[None]:
     """A model reads damaged snapshots by the thousand, and what is damaged there stays so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resume, "PAUSES_S", [0.0] * len(resume.PAUSES_S))
+        patch.setattr(finder, "PAUSES_S", [0.0] * len(finder.PAUSES_S))
         patch.setattr(tier, "AGAIN_S", [0.0] * len(tier.AGAIN_S))
         yield

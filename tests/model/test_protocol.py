@@ -27,21 +27,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cloud.directory import DirectoryStore
+from cloud.directory.store import DirectoryStore
 from cloud.errors import CloudError, NotFound
-from cloud.memory import MemoryStore
 from cloud.retry import RetryingStore
-from harness.agent import commit
+from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
-from harness.agent.memory import SlotPool
-from harness.agent.resume import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
-from harness.agent.tier import LocalSnapshot
-from harness.agent.unchanged import Unchanged
+from harness.agent.resume.finder import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
+from harness.agent.save.slot_pool import SlotPool
+from harness.agent.save.tier import LocalSnapshot
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest
 from harness.core.policy import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
+from harness.snapshots import commit
+from harness.snapshots.dedup import Deduplicator
 from tests.support.protocol import (
     FAULTS,
     FOREVER,
@@ -75,7 +75,7 @@ class Alive:
         self.manifests: dict[SnapshotId, Manifest] = {}
         self.verified: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
         self.ever_sealed = False
-        self.unchanged = {tier: Unchanged() for tier in TIERS}
+        self.unchanged = {tier: Deduplicator() for tier in TIERS}
 
     def hold(self, tier: str, index: int | None) -> None:
         """The newest job wins: `index` is what `tier` needs now, and nothing else."""
@@ -307,7 +307,7 @@ class Protocol(RuleBasedStateMachine):
     # ---- a start ----------------------------------------------------------------------------------------------------
 
     def _start(self, alive: Alive | None, *, fresh: bool) -> None:
-        """What the agent does at the start of every generation (harness.agent.origin)."""
+        """What the agent does at the start of every generation (harness.agent.resume.startup)."""
         remote, local = self.retrying["remote"], self.retrying["local"]
         known = commit.survey(remote, KEYS, FOREVER)
         before = "" if fresh or known.last_claim is None else known.last_claim.run_id

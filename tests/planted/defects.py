@@ -1,7 +1,8 @@
 """Defects to plant: one line or two of the product, changed as a tired author might.
 
 Each was chosen because it breaks a promise and nothing crashes at once. `tests/planted/plant.py` plants one after the
-other and wants `scripts/test` to be red; tests/unit/test_planted.py wants every one of them to fit the code as it is.
+other and wants `scripts/test` to be red; tests/unit/support/test_planted.py wants every one of them to fit the code as
+it is.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ def one(name: str, path: str, old: str, new: str, near: str) -> Defect:
 
 
 TRAINER, AGENT, CLOUD, NODE = "tests/unit/trainer", "tests/unit/agent", "tests/unit/cloud", "tests/unit/node"
-PROCESS = "tests/process"
+SNAPSHOTS, PROCESS = "tests/unit/snapshots", "tests/process"
 
 DEFECTS = (
     # ---- the trainer
     one(
         "a snapshot is sealed before it is copied",
-        "harness/trainer/stager.py",
+        "harness/trainer/staging/stager.py",
         "        late = self._copy(slot, layout, captured, overlap=overlap)\n"
         "        if (not late or self._overlap.proving) and not self._seal(grant, slot, record, started):\n",
         "        sealed = self._seal(grant, slot, record, started)\n"
@@ -61,14 +62,14 @@ DEFECTS = (
     ),
     one(
         "a slot that is being filled still counts as sealed",
-        "harness/trainer/stager.py",
+        "harness/trainer/staging/stager.py",
         "        slot.begin()\n        late",
         "        late",
         TRAINER,
     ),
     one(
         "a grant is used twice",
-        "harness/trainer/stager.py",
+        "harness/trainer/staging/stager.py",
         "        self._used_grant = grant\n",
         "",
         TRAINER,
@@ -96,7 +97,7 @@ DEFECTS = (
     ),
     one(
         "a loader's position is off by one",
-        "harness/trainer/loader_torch.py",
+        "harness/trainer/loaders/dataloader.py",
         '            "handed": self.handed,\n',
         '            "handed": max(0, self.handed - 1),\n',
         TRAINER,
@@ -110,7 +111,7 @@ DEFECTS = (
     ),
     one(
         "a final snapshot that was held back counts whatever came of it",
-        "harness/agent/saves.py",
+        "harness/agent/save/pipeline.py",
         "        if counts:\n            self._last_sequence -= 1\n",
         "        if True:\n            self._last_sequence -= 1\n",
         AGENT,
@@ -124,7 +125,7 @@ DEFECTS = (
     ),
     one(
         "data workers are seeded alike in every epoch",
-        "harness/trainer/loader_workers.py",
+        "harness/trainer/loaders/workers.py",
         '        return word_of(f"{batch.epoch_seed}/{batch.number}/{label}")\n',
         '        return word_of(f"{batch.number}/{label}")\n',
         TRAINER,
@@ -146,7 +147,7 @@ DEFECTS = (
     ),
     one(
         "what is asked a second time is no news",
-        "harness/agent/asking.py",
+        "harness/agent/trainers/control.py",
         "Request(value, Request.decode(self._page.words[word]).sequence + 1).encode()",
         "Request(value, Request.decode(self._page.words[word]).sequence).encode()",
         AGENT,
@@ -154,14 +155,14 @@ DEFECTS = (
     # ---- the agent
     one(
         "a commit is not followed by a look at its shards",
-        "harness/agent/commit.py",
+        "harness/snapshots/commit.py",
         "        if _has_sizes(store, keys, standing, deadline):\n            return standing\n",
         "        return standing\n",
-        AGENT,
+        SNAPSHOTS,
     ),
     one(
         "a manifest is deleted after its shards",
-        "harness/agent/commit.py",
+        "harness/snapshots/commit.py",
         "    store.delete(keys.commit(snapshot), deadline=deadline)\n"
         '    prefix = f"{keys.snapshots}{snapshot}-"\n'
         "    for info in store.list(prefix, deadline=deadline):\n"
@@ -178,32 +179,32 @@ DEFECTS = (
         "        _remove_directory(store, keys, directory, deadline)\n"
         "        _take_back(store, keys, snapshot, directory, deadline)\n"
         "    store.delete(keys.commit(snapshot), deadline=deadline)\n",
-        AGENT,
+        SNAPSHOTS,
     ),
     one(
         "a generation that is taken is used all the same",
-        "harness/agent/commit.py",
+        "harness/snapshots/commit.py",
         "            wanted = msgspec.structs.replace(wanted, generation=wanted.generation + 1)\n",
         "            return wanted\n",
-        AGENT,
+        SNAPSHOTS,
     ),
     one(
         "a quarantined snapshot is resumed from",
-        "harness/agent/commit.py",
+        "harness/snapshots/commit.py",
         "        commits=tuple(snapshot for snapshot in committed if snapshot not in quarantined),\n",
         "        commits=tuple(committed),\n",
-        AGENT,
+        SNAPSHOTS,
     ),
     one(
         "what is read back is not compared",
-        "harness/agent/commit.py",
+        "harness/snapshots/commit.py",
         ' != shard.crc64nvme:\n                raise SnapshotCorrupt(f"{key}: bytes differ',
         ' == shard.name:\n                raise SnapshotCorrupt(f"{key}: bytes differ',
-        AGENT,
+        SNAPSHOTS,
     ),
     Defect(
         "what is fetched is not compared",
-        "harness/agent/resume.py",
+        "harness/agent/resume/finder.py",
         (
             ("        if format_crc(crc) != shard.chunks[number]:\n", "        if crc is None:\n"),
             ("            if format_crc(total) != shard.crc64nvme:\n", "            if total is None:\n"),
@@ -212,21 +213,21 @@ DEFECTS = (
     ),
     one(
         "the nearest snapshot is resumed from, and not the newest",
-        "harness/agent/resume.py",
+        "harness/agent/resume/finder.py",
         "key=lambda copy: (copy.id, _ORDER[copy.tier])",
         "key=lambda copy: (_ORDER[copy.tier], copy.id)",
         AGENT,
     ),
     one(
         "another run's snapshot is resumed from",
-        "harness/agent/resume.py",
+        "harness/agent/resume/finder.py",
         "        if manifest.run_id != self._run_id:\n",
         "        if not manifest.run_id:\n",
         AGENT,
     ),
     one(
         "a store that is down has no snapshot",
-        "harness/agent/resume.py",
+        "harness/agent/resume/finder.py",
         "                if not isinstance(err, NotFound) and not is_one_place(copy, self._keys):\n"
         "                    raise  # nothing may be concluded from a store that is down\n",
         "",
@@ -234,21 +235,21 @@ DEFECTS = (
     ),
     one(
         "a slot that the trainer may write is read",
-        "harness/agent/saves.py",
+        "harness/agent/save/pipeline.py",
         " or self.pool.is_granted(index):\n",
         ":\n",
         AGENT,
     ),
     one(
         "a slot that a tier reads is free",
-        "harness/agent/saves.py",
+        "harness/agent/save/pipeline.py",
         "        self.pool.hold(job.index, tier.name)\n",
         "",
         AGENT,
     ),
     one(
         "an older step that is durable stands for the newest",
-        "harness/agent/saves.py",
+        "harness/agent/save/pipeline.py",
         "        return durable is not None and (self.sealed_step is None or durable >= self.sealed_step)\n",
         "        return durable is not None\n",
         AGENT,
@@ -262,7 +263,7 @@ DEFECTS = (
     ),
     one(
         "a store that fails once is not tried again",
-        "harness/agent/tier.py",
+        "harness/agent/save/tier.py",
         '                final = isinstance(err, SnapshotCorrupt) or self.name == "local"',
         '                final = True or self.name == "local"',
         AGENT,
@@ -290,36 +291,36 @@ DEFECTS = (
     ),
     one(
         "a changed shard is copied from the last snapshot",
-        "harness/agent/unchanged.py",
+        "harness/snapshots/dedup.py",
         "        candidates = [shard for shard in candidates if shard.chunks[index] == digest]\n",
         "        candidates = [shard for shard in candidates if shard.chunks[index] or digest]\n",
-        AGENT,
+        SNAPSHOTS,
     ),
     one(
         "nobody waits for the agent of an older start",
-        "harness/agent/handover.py",
+        "harness/snapshots/handover.py",
         "        return [number for number in awaited if number not in silent]\n",
         "        return []\n",
-        AGENT,
+        SNAPSHOTS,
     ),
     # ---- notices
     one(
         "a notice is lost",
-        "harness/agent/poller.py",
+        "harness/agent/notices/poller.py",
         "                self._on_notice(notice)\n",
         "",
         AGENT,
     ),
     one(
         "a notice is withdrawn by a service that does not answer",
-        "harness/agent/poller.py",
+        "harness/agent/notices/poller.py",
         "            self._failed(watched, err)\n            return\n",
         "            self._failed(watched, err)\n            notices = {}\n",
         AGENT,
     ),
     one(
         "a token that is no longer known is used for ever",
-        "cloud/metadata.py",
+        "cloud/aws/metadata.py",
         "        if answer.status == 401:  # the token was revoked, or forgotten by a service that restarted\n"
         '            self._token = ""\n',
         "        if answer.status == 401:  # the token was revoked, or forgotten by a service that restarted\n",
@@ -328,21 +329,21 @@ DEFECTS = (
     # ---- stores
     one(
         "a file is not synced before it has its name",
-        "cloud/directory_draft.py",
+        "cloud/directory/draft.py",
         "        self._fs.fdatasync(draft.fd)\n",
         "",
         CLOUD,
     ),
     one(
         "the directories of a new name are not synced",
-        "cloud/directory_tree.py",
+        "cloud/directory/tree.py",
         "            for fd in reversed(directories):\n                self.fs.fsync(fd)\n",
         "            list(reversed(directories))\n",
         CLOUD,
     ),
     one(
         "a commit replaces another one",
-        "cloud/directory.py",
+        "cloud/directory/store.py",
         "            taken = not self._drafts.link(draft, name)\n",
         "            self._fs.rename(draft.name, name, src_dir_fd=draft.directory, dst_dir_fd=draft.directory)\n"
         "            taken = False\n",
@@ -350,28 +351,28 @@ DEFECTS = (
     ),
     one(
         "a write that was cut short is not gone on with",
-        "cloud/directory_draft.py",
+        "cloud/directory/draft.py",
         "            piece = piece[count:]\n",
         "            piece = piece[len(piece) :]\n",
         CLOUD,
     ),
     one(
         "S3 is not told that a commit must not replace another one",
-        "cloud/s3.py",
+        "cloud/s3/store.py",
         'Body=data, IfNoneMatch="*", ',
         "Body=data, ",
         "tests/contract",
     ),
     one(
         "a listing ends after its first page",
-        "cloud/s3.py",
+        "cloud/s3/store.py",
         '            if not page.get("IsTruncated"):\n                return\n            where',
         '            if "IsTruncated" in page:\n                return\n            where',
         "tests/contract",
     ),
     one(
         "a part that is there is taken for ours without a look at its sum",
-        "cloud/s3_upload.py",
+        "cloud/s3/upload.py",
         "            if stored is not None and (stored.size, stored.crc) == (size, crc):\n",
         "            if stored is not None:\n",
         CLOUD,
@@ -386,14 +387,14 @@ DEFECTS = (
     # ---- the node
     one(
         "a failure while leaving stops the fleet",
-        "harness/node/ending.py",
-        "        found = Consequence(tuple(act for act in found.acts if act in kept))\n",
-        "        found = Consequence(tuple(act for act in found.acts if act in kept or act is Act.STOP))\n",
+        "harness/node/exit_policy.py",
+        "        found = Consequence(tuple(act for act in found.actions if act in kept))\n",
+        "        found = Consequence(tuple(act for act in found.actions if act in kept or act is Act.STOP))\n",
         NODE,
     ),
     one(
         "an agent that dies ends the job",
-        "harness/node/ending.py",
+        "harness/node/exit_policy.py",
         "    if signum is not None or code is None:\n        return Ending.AGENT_DIED\n",
         "    if code is None:\n        return Ending.AGENT_DIED\n",
         NODE,

@@ -25,7 +25,7 @@ from tests.planted.defects import DEFECTS, ROOT, Defect
 from tests.support.second_run import PARALLEL, Run
 
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info")
-NOT_ASKED = ("--ignore", "tests/unit/test_planted.py")  # it compares text: it would find every defect
+NOT_ASKED = ("--ignore", "tests/unit/support/test_planted.py")  # it compares text: it would find every defect
 
 
 @contextmanager

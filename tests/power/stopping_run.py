@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloud import direct
-from cloud.directory import DirectoryStore
-from cloud.filesystem import FileSystem
+from cloud.directory import direct
+from cloud.directory.filesystem import FileSystem
+from cloud.directory.store import DirectoryStore
 from harness.agent.main import Agent
-from harness.config import resolve
+from harness.config.settings import resolve
 from harness.core import events
 
 CHANGING = (

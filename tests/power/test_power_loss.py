@@ -30,12 +30,12 @@ from pathlib import Path
 
 import pytest
 
-from cloud.directory import DirectoryStore
+from cloud.directory.store import DirectoryStore
 from cloud.errors import CloudError
 from cloud.notice import Deadline
-from harness.agent import commit
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
+from harness.snapshots import commit
 from tests.power.disk import Disk, NoDisk, in_memory, powered_up
 from tests.support.needs import lacking
 from tests.support.tiny_trainer import STATE_BYTES, advance, digest

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from cloud.metadata_sim import MetadataSimulator
-from harness.config import Settings
+from cloud.testing.metadata_sim import MetadataSimulator
+from harness.config.settings import Settings
 from harness.core.snapshot import SnapshotId
 from tests.support.process import Process
 from tests.support.s3_server import S3Server

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud.metadata_sim import Fault, MetadataSimulator
+from cloud.testing.metadata_sim import Fault, MetadataSimulator
 from harness.core.snapshot import RunKeys
 from tests.support.fleet_server import FleetServer
 from tests.support.process import Process

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud.metadata_sim import Fault, MetadataSimulator
+from cloud.testing.metadata_sim import Fault, MetadataSimulator
 from harness.agent.outcome import read_outcome
 from tests.support.needs import lacking
 from tests.support.process import Process
@@ -677,7 +677,7 @@ class Late:
         kill(pid, signum)
 
 sys.late = Late()  # which goes when Python takes itself down, and has let go of its handlers
-from harness.cli import main
+from harness.cli.app import main
 main()
 """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
+from harness.cli import app
 from harness.core.snapshot import SnapshotId
 from tests.support.process import Process
 from tests.support.s3_server import S3Server
@@ -465,7 +465,7 @@ def ask(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     def run(*arguments: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["harness", *arguments, *world.named()])
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            app.main()
         said = capsys.readouterr()
         return Said(int(left.value.code or 0), said.out, said.err)
 

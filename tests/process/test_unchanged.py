@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud.directory import DirectoryStore
+from cloud.directory.store import DirectoryStore
 from cloud.notice import Deadline
-from harness.agent import commit
 from harness.core.snapshot import RunKeys, SnapshotId
+from harness.snapshots import commit
 from tests.support.lora_trainer import EVERY
 from tests.support.lora_trainer import STEPS as LORA_STEPS
 from tests.support.process import Process

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloud.notice import Deadline
-from harness.agent import commit
-from harness.agent.stores import open_existing_store
-from harness.config import Settings
+from harness.config.settings import Settings
 from harness.core.manifest import Manifest
 from harness.core.snapshot import RunKeys, SnapshotId
+from harness.snapshots import commit
+from harness.snapshots.open import open_existing_store
 from tests.soak.hosts import RUN
 from tests.support.s3_server import steer
 

@@ -193,7 +193,16 @@ class Soak:
             "TMPDIR": str(directory),
         }
         # Under the harness too: it seeds the data workers for each batch.
-        command = [sys.executable, "-m", "harness.cli", "run", "--run", "unbroken", "--store", str(directory / "store")]
+        command = [
+            sys.executable,
+            "-m",
+            "harness",
+            "run",
+            "--run",
+            "unbroken",
+            "--store",
+            str(directory / "store"),
+        ]
         command += ["--metadata", "off", "--every-s", "3600", "--", sys.executable, str(TRAIN)]
         with (directory / "log").open("wb") as log:
             patience_s = 60 + steps * UNBROKEN_STEP_S

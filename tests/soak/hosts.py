@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloud.metadata_sim import MetadataSimulator
+from cloud.testing.metadata_sim import MetadataSimulator
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = Path(__file__).with_name("train.py")
@@ -139,7 +139,7 @@ class Host:
     def command(self) -> list[str]:
         """What a user would have in a unit file: the same every time."""
         setting = self._setting
-        harness = [sys.executable, "-m", "harness.cli", "run", "--run", RUN, "--store", setting.store]
+        harness = [sys.executable, "-m", "harness", "run", "--run", RUN, "--store", setting.store]
         harness += ["--s3-endpoint", setting.endpoint, "--local", str(self.directory / "disk")]
         harness += ["--metadata", self.simulator.url, *setting.options]
         return [*harness, "--", sys.executable, str(TRAIN)]
@@ -288,7 +288,7 @@ class Host:
 
 
 def _is_agent(command: str) -> bool:
-    return " -m harness.cli " in command or " -m harness.agent " in command
+    return " -m harness " in command or " -m harness.agent " in command
 
 
 def _kilobytes(text: str) -> int:

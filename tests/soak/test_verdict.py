@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from cloud.store import ObjectStore
-from harness.agent import commit
-from harness.agent.stores import open_existing_store
-from harness.config import Settings
+from harness.config.settings import Settings
 from harness.core.snapshot import RunKeys, SnapshotId
+from harness.snapshots import commit
+from harness.snapshots.open import open_existing_store
 from tests.soak import leaks, losses
 from tests.soak.bucket import Bucket, Found, Promise
 from tests.soak.hosts import RUN, Sample

@@ -1,6 +1,7 @@
 """What goes wrong around the hosts: the store's faults, and the metadata service's. Drawn from a deck, for seconds.
 
-Owns which faults there are and for how long; `tests/support/s3_server.py` and `cloud/metadata_sim.py` make them.
+Owns which faults there are and for how long; `tests/support/s3_server.py` and `cloud/testing/metadata_sim.py` make
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from cloud.metadata_sim import Fault
+from cloud.testing.metadata_sim import Fault
 from tests.soak.hosts import Host
 from tests.support.s3_server import steer
 

@@ -1,6 +1,6 @@
 """Agents of one run in the real protocol, and a run that watches what they do to its store.
 
-An `Agent` lives as harness.agent.origin, tier and handover do: survey, claim, wait for the older ones, resume, publish,
+An `Agent` lives as the agent's startup, tier and handover do: survey, claim, wait for the older ones, resume, publish,
 verify, retire, sweep, look for a newer one, end. A `Run` makes them move as a schedule says, lets time pass, and checks
 after every change of the store what must hold at every moment; tests/model/test_two_agents.py says what that is.
 """
@@ -18,17 +18,17 @@ from typing import TypeVar
 import pytest
 
 from cloud.errors import CloudError, NotFound
-from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from cloud.store import Progress, Receipt, Source
-from harness.agent import commit
-from harness.agent.handover import LOOK_S, Elders, newer_claim
-from harness.agent.resume import Finder, stored_copies
-from harness.agent.unchanged import Unchanged
+from cloud.testing.memory import MemoryStore
+from harness.agent.resume.finder import Finder, stored_copies
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_claim, parse_manifest
 from harness.core.policy import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
+from harness.snapshots import commit
+from harness.snapshots.dedup import Deduplicator
+from harness.snapshots.handover import LOOK_S, Predecessors, newer_claim
 from tests.support.interleave import Actor, SteppedStore
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content, ProtocolStore, retrying
 
@@ -43,7 +43,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Life:
+class TrainerAttempt:
     """What an agent does between its start and its end.
 
     Attributes:
@@ -144,7 +144,7 @@ class Run:
 
     def __init__(
         self,
-        lives: Sequence[Life],
+        lives: Sequence[TrainerAttempt],
         page: int = WHOLE_LIST,
         *,
         stops: bool = False,
@@ -241,7 +241,7 @@ class Run:
                 self._land(agent)
 
     def _welcome_a_newcomer(self) -> None:
-        newcomer = Agent(self, len(self.agents), Life(upkeep=False, snapshots=1))
+        newcomer = Agent(self, len(self.agents), TrainerAttempt(upkeep=False, snapshots=1))
         self.agents.append(newcomer)
         self.make(Move(newcomer.number, "end"))
         assert newcomer.left == "interrupted", f"a newcomer cannot start: {newcomer.left}"
@@ -326,7 +326,7 @@ class Run:
 class Agent:
     """One agent's life, and what it believes. All but `beat` happens in its actor's thread."""
 
-    def __init__(self, run: Run, number: int, life: Life) -> None:
+    def __init__(self, run: Run, number: int, life: TrainerAttempt) -> None:
         self.run, self.number, self.life = run, number, life
         self.name = f"agent-{number}"
         self.actor = Actor(self.name, self._live)
@@ -345,7 +345,7 @@ class Agent:
         self._claims: dict[int, str] = {}
         self._expected: SnapshotId | None = None
         self._nonces, self._swept = 0, False
-        self._nonces, self._swept, self._unchanged = 0, False, Unchanged()
+        self._nonces, self._swept, self._unchanged = 0, False, Deduplicator()
 
     @property
     def generation(self) -> int:
@@ -395,7 +395,7 @@ class Agent:
     # ---- a start ----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """As `harness.agent.origin`: survey, claim, wait for the older ones, finish what is complete, choose."""
+        """As `resume/startup.py`: survey, claim, wait for the older ones, finish what is complete, choose."""
         known = self._insist("survey", lambda: commit.survey(self.store, KEYS, FOREVER))
         if self.generations and known.last_claim is not None and known.last_claim.agent != self.name:
             self.left = "superseded"  # a restart in place does not overtake who waits for us
@@ -436,7 +436,7 @@ class Agent:
 
     def _wait_for_elders(self) -> bool:
         """Whether it is our turn; no, if somebody newer has come meanwhile."""
-        elders = Elders(
+        predecessors = Predecessors(
             KEYS,
             self.generation,
             run_id=self.run_id,
@@ -450,7 +450,7 @@ class Agent:
             self._expected = max(self.run.promised, default=None)
             try:
                 with self._doing("look"):
-                    awaited = elders.look(self.store, FOREVER)
+                    awaited = predecessors.look(self.store, FOREVER)
             except CloudError:
                 awaited = [0]
             if not awaited:
@@ -515,7 +515,7 @@ class Agent:
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        """As `harness.agent.tier`: publish until it is there; verify, retire, sweep where time allows."""
+        """As `harness.agent.save.tier`: publish until it is there; verify, retire, sweep where time allows."""
         self.step += 1
         content = Content(SnapshotId(self.generation, self.step), self.run_id, self.parent, frozen=True)
         sealed = Sealed(content, self._nonce())

@@ -41,29 +41,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cloud.s3
-import cloud.s3_client
-import harness.agent.door
-import harness.agent.handover
+import cloud.s3.client
+import cloud.s3.store
 import harness.agent.journal
 import harness.agent.main
-import harness.agent.memory
-import harness.agent.origin
-import harness.agent.poller
-import harness.agent.restarts
-import harness.agent.resume
-import harness.agent.tier
-import harness.agent.trainer
+import harness.agent.notices.poller
+import harness.agent.resume.finder
+import harness.agent.resume.startup
+import harness.agent.save.slot_pool
+import harness.agent.save.tier
+import harness.agent.server
+import harness.agent.trainers.restarts
+import harness.agent.trainers.session
+import harness.snapshots.handover
+from cloud.aws.metadata import MetadataSession
 from cloud.errors import Unavailable, call_with_retry
-from cloud.metadata import MetadataSession
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
 from harness.agent.main import Agent
-from harness.agent.stores import open_soon
-from harness.config import Settings, resolve
+from harness.config.settings import Settings, resolve
 from harness.core import events
 from harness.core.policy import EndTimes, after_crash
 from harness.errors import HarnessError
+from harness.snapshots.open import open_soon
 from tests.support import delays
 from tests.support.stores import FaultyStore
 
@@ -77,14 +77,14 @@ _NUMBERS: dict[str, type] = {
 }  # fmt: skip
 _SECONDS: dict[str, tuple[ModuleType, str]] = {
     "heartbeat-s": (harness.agent.journal, "SEGMENT_S"),
-    "blind-after-s": (harness.agent.poller, "BLIND_AFTER_S"),
-    "look-s": (harness.agent.handover, "LOOK_S"),
-    "await-s": (harness.agent.handover, "AWAIT_S"),
-    "take-over-s": (harness.agent.door, "_TAKE_OVER_S"),
-    "silent-s": (harness.agent.tier, "SILENT_S"),
+    "blind-after-s": (harness.agent.notices.poller, "BLIND_AFTER_S"),
+    "look-s": (harness.snapshots.handover, "LOOK_S"),
+    "await-s": (harness.snapshots.handover, "AWAIT_S"),
+    "take-over-s": (harness.agent.server, "_TAKE_OVER_S"),
+    "silent-s": (harness.agent.save.tier, "SILENT_S"),
     "hello-s": (harness.agent.main, "HELLO_S"),
-    "first-answer-s": (harness.agent.origin, "FIRST_ANSWER_S"),
-    "read-s": (cloud.s3_client, "READ_S"),
+    "first-answer-s": (harness.agent.resume.startup, "FIRST_ANSWER_S"),
+    "read-s": (cloud.s3.client, "READ_S"),
 }
 
 
@@ -162,24 +162,24 @@ def rig(options: dict[str, str]) -> None:
         times = getattr(harness.agent.main, name)
         setattr(harness.agent.main, name, EndTimes(*(LONGER * each for each in dataclasses.astuple(times))))
     harness.agent.main.ATTACH_S *= LONGER
-    harness.agent.trainer.ATTACH_S *= LONGER
+    harness.agent.trainers.session.ATTACH_S *= LONGER
     if seconds := options.pop("back-off-s", None):
-        harness.agent.restarts.after_crash = functools.partial(after_crash, first_delay_s=float(seconds))  # type: ignore[attr-defined]
+        harness.agent.trainers.restarts.after_crash = functools.partial(after_crash, first_delay_s=float(seconds))  # type: ignore[attr-defined]
     for name, (module, constant) in _SECONDS.items():
         if seconds := options.pop(name, None):
             setattr(module, constant, float(seconds))
     if seconds := options.pop("answer-s", None):
         _default(MetadataSession.__init__, timeout_s=float(seconds))
     if seconds := options.pop("reread-s", None):
-        harness.agent.resume.PAUSES_S = (float(seconds),) * len(harness.agent.resume.PAUSES_S)  # type: ignore[assignment]
+        harness.agent.resume.finder.PAUSES_S = (float(seconds),) * len(harness.agent.resume.finder.PAUSES_S)  # type: ignore[assignment]
     if count := options.pop("attempts", None):
         _default(call_with_retry, attempts=int(count))
     if count := options.pop("part-bytes", None):
-        _default(cloud.s3.S3Store.__init__, part_bytes=int(count))
+        _default(cloud.s3.store.S3Store.__init__, part_bytes=int(count))
     if seconds := options.pop("clock-offset-s", None):
         set_clock_ahead(float(seconds))
     free = int(options.pop("memory", MEMORY_BYTES))
-    harness.agent.memory.available_bytes = lambda: free
+    harness.agent.save.slot_pool.available_bytes = lambda: free
 
 
 def _default(function: Callable[..., Any], **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""Datasets, samplers and a training loop for the tests of harness.trainer.loader. Importable in spawned workers."""
+"""Datasets, samplers and a training loop for the tests of harness.trainer.loaders. Importable in spawned workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 
 from harness.core import tree
-from harness.trainer.loader import instrument
-from harness.trainer.loader_hook import InstrumentedLoader
+from harness.trainer.loaders.hook import InstrumentedLoader
+from harness.trainer.loaders.instrument import instrument
 
 SIZE = 22
 BATCH = 4

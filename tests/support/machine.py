@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cloud.aws.metadata import Answer
 from cloud.errors import Unavailable
-from cloud.memory import MemoryStore
-from cloud.metadata import Answer
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, Progress, Receipt, Source
-from harness.agent.doctor_host import Host
-from harness.config import Settings
+from cloud.testing.memory import MemoryStore
+from harness.config.settings import Settings
+from harness.inspect.doctor.host import Host
 from tests.support.clock import FakeClock
 from tests.support.protocol import KEYS
 

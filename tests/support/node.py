@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cloud.aws.instance import Instance
 from cloud.errors import CloudError
-from cloud.instance import Instance
 from cloud.notice import Deadline, Notice, NoticeKind
-from harness.node.lives import Ended
+from harness.node.attempts import Ended
 from tests.support.clock import FakeClock
 
 INSTANCE = Instance("i-0123456789abcdef0", "us-east-1", "g6e.xlarge", "us-east-1a", spot=True)

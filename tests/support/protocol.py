@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from cloud.digest import crc64nvme, format_crc
+from cloud.directory.filesystem import FileSystem
 from cloud.errors import NotFound, OutcomeUnknown, Unavailable
-from cloud.filesystem import FileSystem
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.store import CHUNK_BYTES, ObjectInfo, ObjectStore, Progress, Receipt, Source
-from harness.agent.commit import Staged
 from harness.core.manifest import ShardEntry, parse_manifest, parse_part
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
+from harness.snapshots.commit import Staged
 
 KEYS = RunKeys("run")
 RUN_ID = "0123456789abcdef" * 2

@@ -9,11 +9,11 @@ import functools
 import os
 import sys
 
-import harness.node.acts
+import harness.node.actions
+import harness.node.fleet_reporter
 import harness.node.main
-import harness.node.place
-import harness.node.watch
-from harness.cli import main
+import harness.node.platform
+from harness.cli.app import main
 from harness.node.supervisor import Limits
 
 LONGER = float(os.environ.get("HARNESS_TEST_LONGER", "10"))
@@ -25,9 +25,9 @@ def as_python(arguments: list[str]) -> None:
     """`python -P -m harness …`, with other limits."""
     assert arguments[:3] == ["-P", "-m", "harness"]
     harness.node.main.resume = functools.partial(harness.node.main.resume, limits=LIMITS)  # type: ignore[assignment]
-    harness.node.watch.LOOK_S = harness.node.watch.ASK_S = harness.node.acts.LOOK_AGAIN_S = 0.1
-    harness.node.place.METADATA_S *= LONGER
-    harness.node.main.PATIENT_S = harness.node.place.PATIENT_S = LONGER * harness.node.place.PATIENT_S
+    harness.node.fleet_reporter.LOOK_S = harness.node.fleet_reporter.ASK_S = harness.node.actions.LOOK_AGAIN_S = 0.1
+    harness.node.platform.METADATA_S *= LONGER
+    harness.node.main.PATIENT_S = harness.node.platform.PATIENT_S = LONGER * harness.node.platform.PATIENT_S
     sys.argv = ["harness", *arguments[3:]]
     main()
 

@@ -10,8 +10,8 @@ import pytest
 
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
-from cloud.s3 import S3Options, S3Store
-from cloud.s3_copy import COPY_BYTES
+from cloud.s3.copy import COPY_BYTES
+from cloud.s3.store import S3Options, S3Store
 from cloud.store import Receipt
 from tests.support.clock import FakeClock
 from tests.support.s3_server import S3Server

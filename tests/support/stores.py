@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cloud.directory.filesystem import FileSystem
 from cloud.errors import CloudError, Unavailable
-from cloud.filesystem import FileSystem
 from cloud.store import ObjectStore
 
 VERBS = frozenset({"put", "put_if_absent", "get", "read", "stat", "list", "copy", "delete", "reserve", "free_bytes"})

@@ -28,11 +28,11 @@ import threading
 import time
 from pathlib import Path
 
-from harness.config import SOCKET_VARIABLE, resolve
+from harness.config.settings import SOCKET_VARIABLE, resolve
 from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
 from harness.errors import StateError
-from harness.ipc.slots import Ask, Request, SlotRecord, Word, place_shards, slot_bytes
+from harness.ipc.slots import Command, Request, SlotRecord, Word, place_shards, slot_bytes
 from harness.trainer.link import Link
 from tests.support import delays
 
@@ -146,21 +146,21 @@ class TinyTrainer:
             return False
         return (self.overdue and not options.careless) or (self.step <= options.patient_until and not self.is_durable())
 
-    def look(self) -> Ask:
+    def look(self) -> Command:
         """A boundary: take a snapshot if one is wanted and there is a slot. Whether to leave."""
-        ask = Ask(Request.decode(self.link.page.words[Word.ASK]).value)
-        if ask in (Ask.LEAVE, Ask.SNAPSHOT_AND_LEAVE):
+        ask = Command(Request.decode(self.link.page.words[Word.ASK]).value)
+        if ask in (Command.LEAVE, Command.SNAPSHOT_AND_LEAVE):
             return ask
-        self.overdue |= ask is Ask.SNAPSHOT
+        self.overdue |= ask is Command.SNAPSHOT
         if self.overdue and self.take():
             self.overdue = False
-        return Ask.NOTHING
+        return Command.NOTHING
 
-    def leave(self, ask: Ask) -> int:
+    def leave(self, ask: Command) -> int:
         """The way out; the exit code."""
-        while ask is Ask.SNAPSHOT_AND_LEAVE and not self.take():
+        while ask is Command.SNAPSHOT_AND_LEAVE and not self.take():
             threading.Event().wait(0.005)
-            ask = Ask(Request.decode(self.link.page.words[Word.ASK]).value)
+            ask = Command(Request.decode(self.link.page.words[Word.ASK]).value)
         self.link.send("leaving", repeat=True)
         self.wait_durable()
         return 130 if self.interrupts else 73 if self.link.superseded else 75
@@ -181,15 +181,15 @@ class TinyTrainer:
                     self.link.stepped(self.step, self.restoring)
                     told = True
                 self.overdue |= self.step % options.every_steps == 0
-                if (ask := self.look()) is not Ask.NOTHING:
+                if (ask := self.look()) is not Command.NOTHING:
                     return self.leave(ask)
                 while self.waits(options):
                     threading.Event().wait(0.002)
-                    if (ask := self.look()) is not Ask.NOTHING:
+                    if (ask := self.look()) is not Command.NOTHING:
                         return self.leave(ask)
                 while self.step == options.hold_at and not options.hold_until.exists():
                     threading.Event().wait(0.005)
-                    if (ask := self.look()) is not Ask.NOTHING:
+                    if (ask := self.look()) is not Command.NOTHING:
                         return self.leave(ask)
                 self.disturb(options)
                 threading.Event().wait(options.step_s)

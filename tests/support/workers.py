@@ -12,7 +12,7 @@ import math
 import os
 from pathlib import Path
 
-from harness.agent.memory import available_bytes
+from harness.agent.save.slot_pool import available_bytes
 
 MOST = 8
 FOR_EACH_CORE = 1.5

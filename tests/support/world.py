@@ -22,14 +22,14 @@ from typing import IO
 
 import pytest
 
-from cloud.directory import DirectoryStore
-from cloud.memory import MemoryStore
+from cloud.directory.store import DirectoryStore
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
-from harness.agent import commit
-from harness.config import Settings, resolve
+from cloud.testing.memory import MemoryStore
+from harness.config.settings import Settings, resolve
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.ipc.channel import RunPlace
+from harness.ipc.channel import RuntimeDir
+from harness.snapshots import commit
 from tests.support.failed_tests import has_failed
 from tests.support.process import Process, kill, wait_ended
 from tests.support.s3_server import S3Server
@@ -86,10 +86,10 @@ class World:
         return env
 
     @property
-    def place(self) -> RunPlace:
+    def place(self) -> RuntimeDir:
         """Where the run's agent listens."""
         settings = self._settings()
-        return RunPlace.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        return RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
 
     @property
     def local_tier(self) -> Path:
@@ -117,7 +117,7 @@ class World:
 
     def harness(self, *arguments: str | Path) -> list[str | Path]:
         """The `harness` command."""
-        return [sys.executable, "-m", "harness.cli", *arguments]
+        return [sys.executable, "-m", "harness", *arguments]
 
     def options(self) -> list[str]:
         """Options of `harness run` that make it this world's."""

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from cloud.metadata_sim import MetadataSimulator
+from cloud.testing.metadata_sim import MetadataSimulator
 from tests.support.applied import COMMAND, PAUSE, RUN, STEPS, Applied
 from tests.support.aws_account import REGION, ROOT
 from tests.support.process import Process

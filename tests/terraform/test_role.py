@@ -1,7 +1,8 @@
 """What a node's role may do, and what it may not: its policies as AWS has them, and the bucket's, for one call each.
 
 `tests.support.iam` judges, since moto does not look at conditions. What the harness needs is named by the two tables of
-actions in docs/operations.md and by `cloud.fleet_errors`; a call that is in none of them has no business in the role.
+actions in docs/operations.md and by `cloud.aws.fleet_errors`; a call that is in none of them has no business in the
+role.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cloud.fleet_errors import SERVICES
+from cloud.aws.fleet_errors import SERVICES
 from tests.support.applied import RUN, Applied
 from tests.support.aws_account import NUMBER, REGION, ROOT
 from tests.support.iam import Request, Verdict, judge, statements

@@ -13,8 +13,8 @@ import pytest
 import typer.main
 
 import harness
-from harness import cli
-from harness.config import Settings
+from harness.cli import app
+from harness.config.settings import Settings
 from harness.core import events, tree
 from harness.errors import ExitCode
 
@@ -39,7 +39,7 @@ def section(document: str, heading: str) -> str:
 
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every command's words, and its options."""
-    waiting: list[tuple[tuple[str, ...], typing.Any]] = [((), typer.main.get_command(cli.app))]
+    waiting: list[tuple[tuple[str, ...], typing.Any]] = [((), typer.main.get_command(app.app))]
     while waiting:
         words, command = waiting.pop()
         inner = getattr(command, "commands", {})
@@ -106,11 +106,30 @@ def test_every_tag_of_small_state_and_no_other_is_in_the_format() -> None:
 
 
 def test_every_module_has_its_line_in_the_architecture() -> None:
-    drawn = text("docs/architecture.md")
-    for package in ("harness", "cloud"):
-        for module in (ROOT / package).rglob("*.py"):
-            if not module.name.startswith("__"):
-                assert re.search(rf"\b{module.name}\b", drawn), f"{module.relative_to(ROOT)} is not in the picture"
+    modules = [path.relative_to(ROOT) for package in ("harness", "cloud") for path in (ROOT / package).rglob("*.py")]
+    drawn = [path for path in drawn_paths() if "__" not in path]
+    assert drawn == sorted(str(path) for path in modules if "__" not in path.name)
+
+
+def drawn_paths() -> list[str]:
+    """The files in the tree of the architecture page, each by its indentation."""
+    tree = next(block for block in text("docs/architecture.md").split("```") if block.startswith("\nharness/\n"))
+    paths, folders = [], []
+    for indent, name in re.findall(r"^( *)([\w/]+(?:\.py)?)", tree, re.MULTILINE):
+        del folders[len(indent) // 2 :]
+        if name.endswith("/"):
+            folders.append(name)
+        else:
+            paths.append("".join(folders) + name)
+    return sorted(paths)
+
+
+@pytest.mark.parametrize("package", ["harness", "cloud"])
+def test_every_file_that_a_module_names_is_there(package: str) -> None:
+    for module in (ROOT / package).rglob("*.py"):
+        for named in re.findall(r"`([\w/]+\.py)`", module.read_text()):
+            places = [module.parent, *module.parent.parents]
+            assert any((place / named).is_file() for place in places), f"{module.relative_to(ROOT)} names {named}"
 
 
 def test_every_python_block_of_the_readme_compiles_and_names_what_exists() -> None:

@@ -54,7 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with `truth.pt`, and the store that a real run has left."""
     directory = tmp_path_factory.mktemp("trained")
     (directory / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "harness.cli", "run", "--run", RUN, "--metadata", "off"]
+    command = [sys.executable, "-m", "harness", "run", "--run", RUN, "--metadata", "off"]
     subprocess.run(
         [*command, "--", sys.executable, "train.py"],
         cwd=directory,

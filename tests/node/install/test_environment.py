@@ -11,7 +11,7 @@ import pytest
 
 from tests.node.machine import ROOT, Machine, wheel
 
-HARNESS = wheel("harness", cli="")
+HARNESS = wheel("harness", __main__="")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_wheel_in_the_archive_is_installed_beside_the_torch_of_the_base(machin
     assert done.returncode == 0, done.stdout
     python, venv = machine.local_env()["HARNESS_PYTHON"], machine.root / "opt/harness/venv"
     assert python == str(venv / "bin/python")
-    assert of(python, "import harness.cli, other; print(harness.__file__)").startswith(str(venv))
+    assert of(python, "import harness.__main__, other; print(harness.__file__)").startswith(str(venv))
     torch = importlib.util.find_spec("torch")
     assert torch
     assert of(python, "import importlib.util as u; print(u.find_spec('torch').origin)") == torch.origin
@@ -72,17 +72,17 @@ def test_a_wheel_in_the_archive_is_installed_beside_the_torch_of_the_base(machin
 def test_the_wheel_of_the_archive_is_used_though_the_base_has_the_same_version(machine: Machine, code: Path) -> None:
     base = machine.root.parent / "base"
     old = base.with_name("harness-1-py3-none-any.whl")
-    old.write_bytes(wheel("harness", cli="code = 'old'"))
+    old.write_bytes(wheel("harness", __main__="code = 'old'"))
     subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", base], check=True)
     pip = [sys.executable, "-m", "pip", "--python", base / "bin/python", "install", "--quiet", "--no-deps"]
     subprocess.run([*pip, old], check=True)
-    (code / old.name).write_bytes(wheel("harness", cli="code = 'new'"))
+    (code / old.name).write_bytes(wheel("harness", __main__="code = 'new'"))
     machine.settings["HARNESS_PYTHON"] = str(base / "bin/python")
 
     done = prepare(machine, code)
 
     assert done.returncode == 0, done.stdout
-    assert of(machine.local_env()["HARNESS_PYTHON"], "import harness.cli as c; print(c.code)") == "new"
+    assert of(machine.local_env()["HARNESS_PYTHON"], "import harness.__main__ as c; print(c.code)") == "new"
 
 
 def test_an_environment_is_made_once_and_again_when_the_setup_is_another(machine: Machine, code: Path) -> None:
@@ -117,7 +117,7 @@ def test_an_environment_that_was_left_half_made_is_made_anew(machine: Machine, c
         assert first.returncode == 70
         assert "setup_command: ended with exit code 3: test -e" in first.stdout
     assert second.returncode == 0, second.stdout
-    assert of(machine.local_env()["HARNESS_PYTHON"], "import harness.cli") == ""
+    assert of(machine.local_env()["HARNESS_PYTHON"], "import harness.__main__") == ""
 
 
 def test_a_requirement_of_another_torch_is_refused_instead_of_replacing_it(machine: Machine, code: Path) -> None:

@@ -150,9 +150,9 @@ CANNOT_HAPPEN = {
     "HandoverAwaited": _TWO_HOSTS,
     "HandoverOver": _TWO_HOSTS,
     "SupersededBy": _TWO_HOSTS,
-    "Behind": "takes a store that is slower than the interval: tests/unit/agent/test_tier.py",
+    "Behind": "takes a store that is slower than the interval: tests/unit/agent/save/test_tier.py",
     "StoreSilent": "takes a store that hangs: tests/process/test_silence.py",
-    "GivenUp": "takes an upload of seconds: tests/unit/agent/test_tier.py",
+    "GivenUp": "takes an upload of seconds: tests/unit/agent/save/test_tier.py",
 }
 
 
@@ -282,7 +282,7 @@ def finish(world: World, case: Case) -> None:
 class Heard:
     """The log of detached agents as a live stream: a pipe where the file would be."""
 
-    def __init__(self, place: ipc.RunPlace) -> None:
+    def __init__(self, place: ipc.RuntimeDir) -> None:
         place.prepare()
         os.mkfifo(place.log)
         self._fd = os.open(place.log, os.O_RDWR)  # a writer of our own: the stream does not end with an agent
@@ -317,7 +317,7 @@ class Heard:
 
 
 @contextlib.contextmanager
-def heard(place: ipc.RunPlace) -> Iterator[Heard]:
+def heard(place: ipc.RuntimeDir) -> Iterator[Heard]:
     """Listen to the detached agents of a place."""
     log = Heard(place)
     try:

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from cloud.errors import Denied, Unavailable
-from cloud.memory import MemoryStore
 from cloud.store import ObjectStore
+from cloud.testing.memory import MemoryStore
 from harness.agent import journal as module
 from harness.agent.journal import Journal
 from harness.core import events

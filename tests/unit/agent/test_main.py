@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cloud.memory import MemoryStore
+from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.main import Agent
 from harness.agent.outcome import Outcome
-from harness.config import Settings
+from harness.config.settings import Settings
 from harness.core.manifest import FORMAT, Claim
 from harness.core.policy import Choice
 from harness.core.snapshot import SnapshotId
@@ -35,14 +35,14 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 def sealed(agent: Agent, step: int) -> None:
     """A snapshot is in memory, and nowhere else."""
-    generation = agent._origin.generation = Generation(1, RUN_ID, "a" * 16)
+    generation = agent._startup.generation = Generation(1, RUN_ID, "a" * 16)
     content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
     content.fill(slot)
     slot.seal(content.record(), step)
-    agent._saves.take(agent._saves.pool.add(slot), generation)
-    while agent._saves.remote.jobs:  # its thread does not run: nothing is in flight
-        agent._saves.remote._pending = None
-    agent._saves._given.clear()
+    agent._pipeline.take(agent._pipeline.pool.add(slot), generation)
+    while agent._pipeline.remote.jobs:  # its thread does not run: nothing is in flight
+        agent._pipeline.remote._pending = None
+    agent._pipeline._given.clear()
 
 
 def newer() -> Claim:
@@ -56,8 +56,8 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
     """A newcomer waits for a journal that goes on. `handover_s` is about one that does not, and cost the last steps."""
     told = list[str]()
     trainer: Any = SimpleNamespace(channel=SimpleNamespace(send=told.append))
-    agent.trainer.connection, agent._asking.layout_bytes = trainer, 1000
-    agent._saves.remote._rate.add(1000, 100.0)
+    agent.trainer.connection, agent._control.layout_bytes = trainer, 1000
+    agent._pipeline.remote._rate.add(1000, 100.0)
 
     agent._on_superseded(newer())
 
@@ -82,7 +82,7 @@ def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, h
     size = sum(SHARD_BYTES)
     agent.trainer.connection = SimpleNamespace()  # type: ignore[assignment]
     agent._speeds.sealed(size, 1.0)
-    agent._saves.remote._rate.add(size, 35.0)
+    agent._pipeline.remote._rate.add(size, 35.0)
     agent._begin_drain(standing(50.0), ExitCode.INTERRUPTED)
     assert agent._leaving.drain is not None
     assert (agent._leaving.drain.plan.choice, agent._leaving.drain.plan.fits) == (Choice.NEW, True)
@@ -91,13 +91,13 @@ def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, h
     agent._leaving.save_what_there_is_in_time()
 
     assert agent._leaving.drain.plan.choice is choice
-    assert bool(agent._saves.remote.jobs) is (choice is Choice.NEWEST)
+    assert bool(agent._pipeline.remote.jobs) is (choice is Choice.NEWEST)
 
 
 def test_where_nothing_else_is_left_to_save_a_new_snapshot_is_tried_to_the_end(agent: Agent) -> None:
     """It will at least be on the local disk, and nothing is lost by trying."""
-    agent.trainer.connection, agent._asking.layout_bytes = SimpleNamespace(), 1000  # type: ignore[assignment]
-    agent._saves.remote._rate.add(1000, 100.0)
+    agent.trainer.connection, agent._control.layout_bytes = SimpleNamespace(), 1000  # type: ignore[assignment]
+    agent._pipeline.remote._rate.add(1000, 100.0)
     agent._begin_drain(standing(10.0), ExitCode.INTERRUPTED)
 
     agent._leaving.save_what_there_is_in_time()
@@ -142,7 +142,7 @@ def test_an_agent_whose_starter_died_before_it_lived_is_taken_over_from(
 def test_an_agent_that_is_ending_takes_no_trainer_over_that_goes_on(agent: Agent) -> None:
     agent._end(Outcome("superseded", ExitCode.SUPERSEDED))
     hung_up = list[Any]()
-    agent._door.hang_up = hung_up.append  # type: ignore[method-assign]
+    agent._server.hang_up = hung_up.append  # type: ignore[method-assign]
     channel: Any = object()
 
     agent._on_message(channel, Message("hello", {"life": {"number": 1}}))

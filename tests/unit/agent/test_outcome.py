@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from cloud.notice import Deadline
-from harness.agent.drain import Drain
-from harness.agent.life import Life
-from harness.agent.origin import Finding
-from harness.agent.outcome import Outcome, of_interruption, of_life, read_outcome, write_outcome
-from harness.agent.saves import Steps
+from harness.agent.drain.speeds import Drain
+from harness.agent.outcome import Outcome, of_attempt, of_interruption, read_outcome, write_outcome
+from harness.agent.resume.startup import Finding
+from harness.agent.save.pipeline import Steps
+from harness.agent.trainers.attempt import TrainerAttempt
 from harness.core.policy import Choice, Plan
 from harness.errors import ConfigError, ExitCode
-from harness.ipc.channel import RunPlace
+from harness.ipc.channel import RuntimeDir
 
 
 @dataclass
@@ -44,22 +44,24 @@ class Point:
     id: str = "g1-s100"
 
 
-def ended(code: int | None = 0, *, finished: int | None = None, connected: bool = True, **how: bool) -> Life:
-    return Life(0.0, 0.0, connected=connected, exit_code=code, over=True, finished_step=finished, **how)
+def ended(code: int | None = 0, *, finished: int | None = None, connected: bool = True, **how: bool) -> TrainerAttempt:
+    return TrainerAttempt(0.0, 0.0, connected=connected, exit_code=code, over=True, finished_step=finished, **how)
 
 
 def leaving(code: ExitCode = ExitCode.INTERRUPTED) -> Drain:
     return Drain(Deadline.never(), code, Plan(Choice.NEW, 1.0, None), Deadline.never())
 
 
-def outcome(life: Life, drain: Drain | None = None, saves: Saved | None = None, origin: Began | None = None) -> Outcome:
-    return of_life(life, drain, saves or Saved(), origin or Began())  # type: ignore[arg-type]
+def outcome(
+    attempt: TrainerAttempt, drain: Drain | None = None, pipeline: Saved | None = None, startup: Began | None = None
+) -> Outcome:
+    return of_attempt(attempt, drain, pipeline or Saved(), startup or Began())  # type: ignore[arg-type]
 
 
 def test_a_run_is_finished_only_when_its_last_snapshot_is_durable() -> None:
     done = ended(finished=100)
     assert outcome(done) == Outcome("finished", ExitCode.FINISHED)
-    assert outcome(done, saves=Saved(everything_durable=False)) == Outcome("stopped", ExitCode.FINISHED)
+    assert outcome(done, pipeline=Saved(everything_durable=False)) == Outcome("stopped", ExitCode.FINISHED)
 
 
 def test_a_run_that_finishes_while_it_leaves_is_finished() -> None:
@@ -105,19 +107,19 @@ def test_a_run_of_which_nothing_exists_yet_may_be_started_anywhere() -> None:
     ],
 )
 def test_a_notice_lets_only_a_program_that_is_not_ours_keep_its_0(found: Finding, connected: bool, code: int) -> None:
-    life = ended(connected=connected)
-    assert outcome(life, leaving(), origin=Began(finding=found)).exit_code == code
+    attempt = ended(connected=connected)
+    assert outcome(attempt, leaving(), startup=Began(finding=found)).exit_code == code
     killed = ended(143, connected=connected)
-    assert outcome(killed, leaving(), origin=Began(finding=found)).exit_code == ExitCode.INTERRUPTED
+    assert outcome(killed, leaving(), startup=Began(finding=found)).exit_code == ExitCode.INTERRUPTED
 
 
 def test_a_program_that_never_restored_its_snapshot_is_told_so() -> None:
-    origin = Began(point=Point())
-    untouched = outcome(ended(), origin=origin)
+    startup = Began(point=Point())
+    untouched = outcome(ended(), startup=startup)
     assert (untouched.name, untouched.exit_code) == ("failed", ExitCode.BUG)
     assert "without restoring snapshot g1-s100" in str(untouched.why)
-    assert outcome(ended(restored=True), origin=origin) == Outcome("stopped", ExitCode.FINISHED)
-    assert outcome(ended(connected=False), origin=origin) == Outcome("stopped", ExitCode.FINISHED)  # none of ours
+    assert outcome(ended(restored=True), startup=startup) == Outcome("stopped", ExitCode.FINISHED)
+    assert outcome(ended(connected=False), startup=startup) == Outcome("stopped", ExitCode.FINISHED)  # none of ours
 
 
 def test_a_crash_of_one_that_is_no_child_counts_as_one() -> None:
@@ -125,11 +127,11 @@ def test_a_crash_of_one_that_is_no_child_counts_as_one() -> None:
 
 
 def test_a_start_that_could_not_begin_fails_with_the_reason_and_not_with_the_programs_code() -> None:
-    assert outcome(ended(1), origin=Began(error=ConfigError("no"))) == Outcome("failed", ConfigError("no").exit_code)
+    assert outcome(ended(1), startup=Began(error=ConfigError("no"))) == Outcome("failed", ConfigError("no").exit_code)
 
 
 @pytest.mark.parametrize(
-    ("saves", "origin", "code"),
+    ("pipeline", "startup", "code"),
     [
         (Saved(), Began(), ExitCode.INTERRUPTED),
         (Saved(everything_durable=False), Began(), ExitCode.INTERRUPTED_LOCAL),
@@ -139,9 +141,11 @@ def test_a_start_that_could_not_begin_fails_with_the_reason_and_not_with_the_pro
         (Saved(False, 100), Began(awaiting=True), ExitCode.INTERRUPTED_LOCAL),
     ],
 )
-def test_75_is_said_only_where_this_machine_holds_nothing_newer(saves: Saved, origin: Began, code: ExitCode) -> None:
-    assert of_interruption(ExitCode.INTERRUPTED, saves, origin) == Outcome("interrupted", code)  # type: ignore[arg-type]
-    assert outcome(ended(143), leaving(), saves, origin) == Outcome("interrupted", code)
+def test_75_is_said_only_where_this_machine_holds_nothing_newer(
+    pipeline: Saved, startup: Began, code: ExitCode
+) -> None:
+    assert of_interruption(ExitCode.INTERRUPTED, pipeline, startup) == Outcome("interrupted", code)  # type: ignore[arg-type]
+    assert outcome(ended(143), leaving(), pipeline, startup) == Outcome("interrupted", code)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_a_commit_that_came_while_the_tiers_were_closing_makes_74_a_75() -> None
 
 
 def test_an_outcome_is_recorded_for_one_process(tmp_path: Path) -> None:
-    place = RunPlace(tmp_path)
+    place = RuntimeDir(tmp_path)
     assert read_outcome(place, 7) is None
     write_outcome(place, 7, Outcome("failed", 75))
     assert (read_outcome(place, 7), read_outcome(place, 8)) == ("failed", None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cloud.errors import AlreadyExists, CloudError, Denied, NotFound, OutcomeUnknown, Unavailable, call_with_retry
-from cloud.memory import MemoryStore
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.store import ObjectStore
+from cloud.testing.memory import MemoryStore
 from tests.support.clock import FakeClock
 from tests.support.stores import FaultyStore
 

@@ -25,8 +25,8 @@ from harness.core.policy import (
     plan_drain,
     reserve_s,
     retain,
+    should_probe,
     still_fits,
-    worth_a_look,
 )
 from harness.core.snapshot import SnapshotId
 
@@ -324,7 +324,7 @@ def test_the_pause_before_a_restart_is_capped() -> None:
     [(0, 0, True), (2, 0, True), (3, 0, False), (3, 14, False), (3, 15, True), (1000, 14, False), (1000, 15, True)],
 )
 def test_where_nothing_was_ever_found_it_is_rarely_looked(in_vain: int, passed: int, looks: bool) -> None:
-    assert worth_a_look(in_vain, passed) is looks
+    assert should_probe(in_vain, passed) is looks
 
 
 def test_a_copy_has_as_long_as_sending_would_take_and_half_of_the_time_at_most() -> None:

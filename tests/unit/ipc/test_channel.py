@@ -17,7 +17,7 @@ from harness.ipc.channel import (
     MAX_MESSAGE_BYTES,
     Channel,
     ChannelClosed,
-    RunPlace,
+    RuntimeDir,
     connect,
     listen,
     open_pidfd,
@@ -197,21 +197,21 @@ def test_descriptors_of_a_message_that_is_refused_are_closed(pair: tuple[Channel
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> RunPlace:
-    place = RunPlace.of(tmp_path, "/mnt/store", "run")
+def place(tmp_path: Path) -> RuntimeDir:
+    place = RuntimeDir.of(tmp_path, "/mnt/store", "run")
     place.prepare()
     return place
 
 
 def test_a_run_has_one_place_on_a_host(tmp_path: Path) -> None:
     def of(store: str, run: str) -> Path:
-        return RunPlace.of(tmp_path, store, run).directory
+        return RuntimeDir.of(tmp_path, store, run).directory
 
     assert of("/a", "run") == of("/a", "run")
     assert len({of("/a", "run"), of("/b", "run"), of("/a", "other"), of("/a\0run", "")}) == 4
 
 
-def test_the_place_is_private(place: RunPlace) -> None:
+def test_the_place_is_private(place: RuntimeDir) -> None:
     assert place.directory.stat().st_mode & 0o777 == 0o700
 
 
@@ -226,7 +226,7 @@ def short() -> Iterator[Path]:
 def test_what_is_made_for_it_is_this_users_alone_whatever_the_umask(short: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        place = RunPlace.of(short / "above" / "parent", "/mnt/store", "run")
+        place = RuntimeDir.of(short / "above" / "parent", "/mnt/store", "run")
         place.prepare()
         listen(place.socket).close()
     finally:
@@ -263,7 +263,7 @@ def test_a_place_that_another_user_could_put_something_into_is_refused(
     tmp_path: Path, which: str, unsafe: Callable[[Path], None]
 ) -> None:
     """Whoever made the parent first took the agent's place, and was given every snapshot."""
-    place = RunPlace.of(tmp_path / "parent", "/mnt/store", "run")
+    place = RuntimeDir.of(tmp_path / "parent", "/mnt/store", "run")
     if which == "leaf":
         place.directory.parent.mkdir(0o700)
     unsafe(place.directory.parent if which == "parent" else place.directory)
@@ -279,7 +279,7 @@ def test_a_place_below_a_directory_for_everybody_is_safe_where_each_may_rename_o
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
 
-    RunPlace.of(tmp_path / "tmp", "/mnt/store", "run").prepare()
+    RuntimeDir.of(tmp_path / "tmp", "/mnt/store", "run").prepare()
 
 
 @pytest.mark.root
@@ -287,7 +287,7 @@ def test_a_place_below_a_directory_for_everybody_is_safe_where_each_may_rename_o
 def test_a_place_that_another_user_has_made_is_refused(tmp_path: Path, which: str) -> None:
     if os.geteuid() != 0:
         lacking("root", "to become somebody else")
-    place = RunPlace.of(tmp_path / "parent", "/mnt/store", "run")
+    place = RuntimeDir.of(tmp_path / "parent", "/mnt/store", "run")
     place.directory.mkdir(0o700, parents=True)
     os.chown(place.directory.parent if which == "parent" else place.directory, NOBODY, NOBODY)
 
@@ -316,7 +316,7 @@ def test_whoever_listens_as_another_user_is_not_connected_to(tmp_path: Path) -> 
         process.kill()
 
 
-def test_the_lock_is_had_by_one_and_goes_with_its_descriptor(place: RunPlace) -> None:
+def test_the_lock_is_had_by_one_and_goes_with_its_descriptor(place: RuntimeDir) -> None:
     first = place.try_lock()
     assert first is not None
     assert place.try_lock() is None
@@ -328,7 +328,7 @@ def test_the_lock_is_had_by_one_and_goes_with_its_descriptor(place: RunPlace) ->
     os.close(second)
 
 
-def test_whoever_has_the_lock_is_named(place: RunPlace) -> None:
+def test_whoever_has_the_lock_is_named(place: RuntimeDir) -> None:
     place.prepare()
     assert place.holder() == ""
     lock = place.try_lock()
@@ -353,10 +353,11 @@ def test_somebody_who_listens_and_never_answers_is_told_from_somebody_who_left(t
     asking.close()
 
 
-def test_the_lock_dies_with_its_process(place: RunPlace) -> None:
+def test_the_lock_dies_with_its_process(place: RuntimeDir) -> None:
     program = (
-        "import pathlib, sys; from harness.ipc.channel import RunPlace; "
-        f"assert RunPlace(pathlib.Path({str(place.directory)!r})).try_lock() is not None; print('locked', flush=True); "
+        "import pathlib, sys; from harness.ipc.channel import RuntimeDir; "
+        f"assert RuntimeDir(pathlib.Path({str(place.directory)!r})).try_lock() is not None; "
+        "print('locked', flush=True); "
         "sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as process:
@@ -370,11 +371,11 @@ def test_the_lock_dies_with_its_process(place: RunPlace) -> None:
     os.close(lock)
 
 
-def test_nobody_listening_is_no_channel(place: RunPlace) -> None:
+def test_nobody_listening_is_no_channel(place: RuntimeDir) -> None:
     assert connect(place.socket) is None
 
 
-def test_a_dead_agents_socket_is_no_channel_and_is_replaced(place: RunPlace) -> None:
+def test_a_dead_agents_socket_is_no_channel_and_is_replaced(place: RuntimeDir) -> None:
     listen(place.socket).close()
     assert connect(place.socket) is None
 
@@ -386,7 +387,7 @@ def test_a_dead_agents_socket_is_no_channel_and_is_replaced(place: RunPlace) -> 
 
 
 def test_the_socket_of_a_usual_place_is_short_enough(tmp_path: Path) -> None:
-    usual = RunPlace.of(Path("/run/user/1234567890/harness"), "s3://bucket/prefix", "x" * 100)
+    usual = RuntimeDir.of(Path("/run/user/1234567890/harness"), "s3://bucket/prefix", "x" * 100)
 
     assert len(str(usual.socket)) <= 107
 

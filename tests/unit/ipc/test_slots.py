@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.ipc.slots import (
     PAGE,
-    Ask,
+    Command,
     ControlPage,
     Request,
     ShardSpan,
@@ -301,8 +301,8 @@ def test_a_slot_that_cannot_be_allocated_leaks_nothing(monkeypatch: pytest.Monke
 # ---- the control page -----------------------------------------------------------------------------------------------
 
 
-@given(st.sampled_from(list(Ask)), st.integers(0, 2**56 - 1))
-def test_a_request_survives_its_word(ask: Ask, sequence: int) -> None:
+@given(st.sampled_from(list(Command)), st.integers(0, 2**56 - 1))
+def test_a_request_survives_its_word(ask: Command, sequence: int) -> None:
     word = Request(ask, sequence).encode()
 
     assert 0 <= word < 2**64
@@ -320,7 +320,12 @@ def test_the_words_are_pinned() -> None:
         "TAKEN": 6,
         "TRAINER_STEP": 8,
     }
-    assert [ask.value for ask in (Ask.NOTHING, Ask.SNAPSHOT, Ask.SNAPSHOT_AND_LEAVE, Ask.LEAVE)] == [0, 1, 2, 3]
+    assert [ask.value for ask in (Command.NOTHING, Command.SNAPSHOT, Command.SNAPSHOT_AND_LEAVE, Command.LEAVE)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("step", [None, 0, 1, 10**12])

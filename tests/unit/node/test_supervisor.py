@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from cloud.errors import Denied, Unavailable
-from harness.node.acts import Acts
-from harness.node.announcements import Announcements
-from harness.node.ending import Where
-from harness.node.lives import Ended
-from harness.node.place import Place
+from harness.node.actions import Actions
+from harness.node.attempts import Ended
+from harness.node.exit_policy import Where
+from harness.node.fleet_reporter import FleetReporter
+from harness.node.notices import Notices
+from harness.node.platform import Platform
 from harness.node.supervisor import Limits, Supervisor
-from harness.node.watch import Watch
 from tests.support.clock import FakeClock
 from tests.support.node import RUNNING, FakeFleet, FakeLife, FakeRuns, FakeSignals, FakeSource
 
@@ -43,18 +43,18 @@ class Node:
         requeue: Callable[[], str | None] = lambda: None,
     ) -> int:
         fleet: Any = self.fleet if where is Where.FLEET else None
-        place = Place(where, "here", fleet, hooked=hooked, job="42")
-        object.__setattr__(place, "requeue", lambda: self.requeues.append(requeue()) or self.requeues[-1])
-        announcements = Announcements((self.source,), self.clock)
-        watch = Watch(fleet, announcements, lambda: self.status, self.said.append, self.clock)
+        platform = Platform(where, "here", fleet, hooked=hooked, job="42")
+        object.__setattr__(platform, "requeue", lambda: self.requeues.append(requeue()) or self.requeues[-1])
+        announcements = Notices((self.source,), self.clock)
+        reporter = FleetReporter(fleet, announcements, lambda: self.status, self.said.append, self.clock)
         signals: Any = self.signals
-        acts = Acts("a", place, signals, self.said.append, 90.0, self.clock)
+        actions = Actions("a", platform, signals, self.said.append, 90.0, self.clock)
         return Supervisor(
-            "a", where, acts, runs, announcements, watch, signals, self.said.append,
+            "a", where, actions, runs, announcements, reporter, signals, self.said.append,
             max_crashes=max_crashes, anew=anew, limits=Limits(), clock=self.clock,
         ).run()  # fmt: skip
 
-    def acts(self) -> list[str]:
+    def actions(self) -> list[str]:
         return [name for name in self.fleet.names() if name != "measure"]
 
 
@@ -68,13 +68,13 @@ def node() -> Node:
 
 def test_a_finished_run_ends_the_job_in_its_group(node: Node) -> None:
     assert node.supervise(FakeRuns(0)) == 0
-    assert node.acts() == ["finish", "complete"]
+    assert node.actions() == ["finish", "complete"]
 
 
 @pytest.mark.parametrize("code", [64, 70, 1, 137])
 def test_a_failed_run_stops_the_fleet_and_people_are_told_why(node: Node, code: int) -> None:
     assert node.supervise(FakeRuns(code)) == code
-    assert node.acts() == ["stop", "notify", "complete"]
+    assert node.actions() == ["stop", "notify", "complete"]
     (_, subject, text) = node.fleet.calls[-2]
     assert subject == "run a: the fleet is stopped"
     assert f"exit code {code}" in text
@@ -82,7 +82,7 @@ def test_a_failed_run_stops_the_fleet_and_people_are_told_why(node: Node, code: 
 
 def test_a_superseded_run_leaves_and_the_group_keeps_its_size(node: Node) -> None:
     assert node.supervise(FakeRuns(73)) == 73
-    assert node.acts() == ["leave", "complete"]
+    assert node.actions() == ["leave", "complete"]
 
 
 @pytest.mark.parametrize("code", [0, 64, 70, 73, 74, 75, 1, 137])
@@ -114,13 +114,13 @@ def test_a_program_s_own_code_is_no_outcome_of_ours(node: Node, code: int) -> No
     assert node.requeues == []
 
     assert node.supervise(FakeRuns(failed)) == code
-    assert node.acts() == ["stop", "notify", "complete"]
+    assert node.actions() == ["stop", "notify", "complete"]
     assert f"exit code {code} (of the program itself)" in node.fleet.calls[-2][2]
 
 
 def test_a_run_that_its_program_stopped_early_ends_the_job(node: Node) -> None:
     assert node.supervise(FakeRuns(Ended(0, outcome="stopped early"))) == 0
-    assert node.acts() == ["finish", "complete"]
+    assert node.actions() == ["finish", "complete"]
 
 
 def test_a_job_that_slurm_does_not_requeue_keeps_its_code(node: Node) -> None:
@@ -133,7 +133,7 @@ def test_a_run_that_somebody_else_has_finished_ends_the_job_too(node: Node) -> N
     runs.is_over = True
 
     assert node.supervise(runs) == 64
-    assert node.acts() == ["finish", "complete"]
+    assert node.actions() == ["finish", "complete"]
 
 
 # ---- waiting for the end --------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_an_instance_that_still_waits_for_its_end_does_not_train(node: Node) -> 
 
     assert node.supervise(runs) == 75
     assert len(runs.starts) == 1
-    assert node.acts() == []
+    assert node.actions() == []
 
 
 def test_a_withdrawn_notice_ends_the_wait_at_once(node: Node) -> None:
@@ -200,7 +200,7 @@ def test_where_the_group_ends_the_instance_the_hook_is_completed_and_nothing_is_
     runs = FakeRuns(75)
 
     assert node.supervise(runs) == 75
-    assert node.acts() == ["heartbeat", "complete"]
+    assert node.actions() == ["heartbeat", "complete"]
     assert len(runs.starts) == 1
 
 
@@ -213,14 +213,14 @@ def test_a_group_that_decides_during_the_wait_is_let_go_of(node: Node) -> None:
     node.source.announces = lambda now: spot(now) if now < began + 30 else group.announces(now)
 
     assert node.supervise(FakeRuns(75)) == 75
-    assert node.acts() == ["complete"]
+    assert node.actions() == ["complete"]
 
 
 def test_the_hook_is_completed_once_the_group_waits_for_it(node: Node) -> None:
     node.fleet.completes_at_try = 4
 
     assert node.supervise(FakeRuns(0)) == 0
-    assert node.acts() == ["finish", *["complete"] * 4]
+    assert node.actions() == ["finish", *["complete"] * 4]
 
 
 def test_a_group_that_never_waits_is_not_asked_for_ever(node: Node) -> None:
@@ -232,7 +232,7 @@ def test_a_group_that_never_waits_is_not_asked_for_ever(node: Node) -> None:
 
 def test_without_a_hook_there_is_nothing_to_complete(node: Node) -> None:
     assert node.supervise(FakeRuns(0), hooked=False) == 0
-    assert node.acts() == ["finish"]
+    assert node.actions() == ["finish"]
 
 
 # ---- told to leave --------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_a_signal_is_passed_on_and_the_run_s_code_is_ours(node: Node, signum: in
 
     assert node.supervise(runs) == 75
     assert node.signals.passed_on == [signum]
-    assert node.acts() == []
+    assert node.actions() == []
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
@@ -315,7 +315,7 @@ def test_after_n_deaths_without_progress_it_has_failed(node: Node, where: Where)
 
     assert node.supervise(runs, where) == 137
     assert len(runs.starts) == 4
-    assert node.acts() == (["stop", "notify", "complete"] if where is Where.FLEET else [])
+    assert node.actions() == (["stop", "notify", "complete"] if where is Where.FLEET else [])
 
 
 def test_progress_in_the_store_forgives(node: Node) -> None:
@@ -344,7 +344,7 @@ def test_a_program_that_outlives_its_agent_is_waited_for_and_no_other_is_started
     assert node.supervise(runs) == 0
     assert len(runs.starts) == 1
     assert (seen.closed, lives_on.closed) == (True, True)
-    assert node.acts() == ["finish", "complete"]
+    assert node.actions() == ["finish", "complete"]
 
 
 def test_a_run_that_was_left_behind_here_is_waited_for_not_run_into(node: Node) -> None:
@@ -360,7 +360,7 @@ def test_a_run_that_was_found_and_given_up_on_is_no_interruption(node: Node) -> 
     runs.found = [FakeLife(Ended(None), ours=False)]
 
     assert node.supervise(runs, max_crashes=0) == 70
-    assert node.acts() == ["stop", "notify", "complete"]
+    assert node.actions() == ["stop", "notify", "complete"]
 
 
 def test_a_run_that_was_started_here_at_the_same_moment_stops_no_fleet(node: Node) -> None:
@@ -368,7 +368,7 @@ def test_a_run_that_was_started_here_at_the_same_moment_stops_no_fleet(node: Nod
     runs.found = [None, FakeLife(Ended(0), ours=False), FakeLife(Ended(73), ours=False)]
 
     assert node.supervise(runs) == 73
-    assert node.acts() == ["leave", "complete"]
+    assert node.actions() == ["leave", "complete"]
 
 
 def test_ctrl_c_ends_the_wait_for_somebody_else_s_run_and_nothing_more(node: Node) -> None:

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from harness import Checkpointer
-from harness.config import SOCKET_VARIABLE
+from harness.config.settings import SOCKET_VARIABLE
 from harness.errors import ConfigError, StateError
-from harness.ipc.slots import Ask, ControlPage, Request, Slot, Word
+from harness.ipc.slots import Command, ControlPage, Request, Slot, Word
 from harness.trainer import checkpointer
 from harness.trainer.process import Process
 
@@ -73,7 +73,7 @@ class PlayedLink:
             self.held = fields["held"]
             self.page.words[Word.DURABLE_STEP] = fields["step"] + 1
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: Command) -> None:
         """Write the word that the next boundary reads."""
         self.page.words[Word.ASK] = Request(ask, Request.decode(self.page.words[Word.ASK]).sequence + 1).encode()
 
@@ -382,11 +382,11 @@ def test_with_a_notice_in_force_no_way_out_is_an_end(program: Program, train: Ca
     def send(type: str, /, **fields: Any) -> None:
         told(type, **fields)
         if type == "layout":
-            program.link.ask(Ask.SNAPSHOT_AND_LEAVE)
+            program.link.ask(Command.SNAPSHOT_AND_LEAVE)
 
     program.link.send = send  # type: ignore[method-assign]
     program.ckpt._at_boundary = lambda kind: None  # type: ignore[method-assign]  # none before the program leaves
-    program.link.ask(Ask.SNAPSHOT_AND_LEAVE)
+    program.link.ask(Command.SNAPSHOT_AND_LEAVE)
 
     assert ends(program, train) == "left"
     assert "leaving" in program.link.told
@@ -428,7 +428,7 @@ def test_a_program_with_a_handler_of_its_own_leaves_with_what_it_has_trained_by_
 ) -> None:
     """It leaves at its own flag, right after the boundary at which the agent has not answered yet."""
     monkeypatch.setattr(Process, "has_handler", lambda self, signum: True)
-    monkeypatch.setattr(program.link, "poke", lambda signum: program.link.ask(Ask.SNAPSHOT_AND_LEAVE))
+    monkeypatch.setattr(program.link, "poke", lambda signum: program.link.ask(Command.SNAPSHOT_AND_LEAVE))
 
     def train() -> None:
         for _ in range(program.ckpt.resume(), 100):

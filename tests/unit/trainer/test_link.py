@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import SOCKET_VARIABLE, Settings
+from harness.config.settings import SOCKET_VARIABLE, Settings
 from harness.errors import AgentGone, ConfigError, SnapshotCorrupt
 from harness.ipc import channel as ipc
 from harness.ipc.channel import Channel, Message

@@ -1,0 +1,1 @@
+"""AWS: notices of EC2, instance metadata, the instance and its Auto Scaling group."""

@@ -1,0 +1,97 @@
+"""What Auto Scaling, SNS and CloudWatch say when they refuse, turned into CloudErrors: what, and the remedy.
+
+Owns the meaning of their error codes and the IAM name of each call. Knows no client library: `fleet.py` takes the
+library's exceptions apart and hands over the pieces.
+"""
+
+from __future__ import annotations
+
+from cloud.errors import CloudError, Denied, OutcomeUnknown, Unavailable
+from cloud.s3.errors import CredentialsExpired, SlowDown
+
+
+class Refused(Denied):
+    """The service understood and will not: what was asked does not fit what it finds."""
+
+
+class NotWaiting(Refused):
+    """No lifecycle action of this instance is under way."""
+
+
+SERVICES = {
+    "CompleteLifecycleAction": "autoscaling",
+    "DescribeAutoScalingGroups": "autoscaling",
+    "RecordLifecycleActionHeartbeat": "autoscaling",
+    "SetDesiredCapacity": "autoscaling",
+    "SetInstanceHealth": "autoscaling",
+    "SetInstanceProtection": "autoscaling",
+    "TerminateInstanceInAutoScalingGroup": "autoscaling",
+    "UpdateAutoScalingGroup": "autoscaling",
+    "Publish": "sns",
+    "PutMetricData": "cloudwatch",
+}
+"""Every call that is made, and whose it is; both together are its IAM action."""
+
+_RESOURCES = {"autoscaling": "this group's ARN", "sns": "the topic's ARN", "cloudwatch": '"*"'}
+
+_SLOW = {
+    "BandwidthLimitExceeded",
+    "EC2Throttled",
+    "PriorRequestNotComplete",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "SlowDown",
+    "Throttled",
+    "Throttling",
+    "TooManyRequests",
+}
+_BUSY = {"ResourceContention", "ScalingActivityInProgress"}
+_EXPIRED = {"ExpiredToken", "RequestExpired"}
+_DENIED = {"AccessDenied", "AuthorizationError", "KMSAccessDenied", "UnauthorizedOperation"}
+_STRANGER = {"AuthFailure", "InvalidClientTokenId", "MissingAuthenticationToken", "UnrecognizedClient"}
+_SIGNATURE = {"IncompleteSignature", "InvalidSignature", "SignatureDoesNotMatch"}
+_INVALID = {"InvalidParameter", "InvalidParameterCombination", "InvalidParameterValue", "NotFound", "ValidationError"}
+
+
+def takes_effect(operation: str) -> bool:
+    """Whether nobody knows what happened when the reply to `operation` is lost."""
+    return not operation.startswith("Describe")
+
+
+def explain(operation: str, where: str, *, status: int, code: str, message: str) -> CloudError:
+    """The CloudError for an answer that is not success: its kind says what is known, its text what to do.
+
+    Args:
+        operation: the call, by AWS's name ("SetDesiredCapacity").
+        where: what it was about.
+        status: the HTTP status.
+        code: the service's error code; some protocols append "Exception" or "Fault" to it.
+        message: the service's words.
+    """
+    kind = code.removesuffix("Exception").removesuffix("Fault")
+    words = f"{operation} {where}: {code} {message}".rstrip()
+    if kind in _SLOW or status in (429, 503):
+        return SlowDown(words)
+    if kind in _BUSY:
+        return Unavailable(words)
+    if kind in _EXPIRED:
+        return CredentialsExpired(f"{words}; the credentials have expired")
+    if kind in _DENIED:
+        return Denied(f"{words}; allow {_permission(operation)}: see docs/operations.md")
+    if kind in _STRANGER:
+        return Denied(f"{words}; AWS does not know the credentials: check role and profile")
+    if kind in _SIGNATURE:
+        return Denied(f"{words}; set the clock (chrony), or if it is right, check the secret key")
+    if "no active lifecycle action" in message.lower():
+        return NotWaiting(words)
+    if kind in _INVALID:
+        return Refused(words)
+    if status >= 500:
+        return OutcomeUnknown(words) if takes_effect(operation) else Unavailable(words)
+    return Denied(f"{words}; the request was refused as it is")
+
+
+def _permission(operation: str) -> str:
+    service = SERVICES[operation]
+    resource = '"*"' if operation.startswith("Describe") else _RESOURCES[service]  # IAM has no ARN for a list
+    return f"{service}:{operation} on {resource}"

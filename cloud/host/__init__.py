@@ -1,0 +1,1 @@
+"""Notices that the host itself gives: signals and the drain file."""

@@ -1,0 +1,1 @@
+"""S3 as a store, and what is compatible with it."""

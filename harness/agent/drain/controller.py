@@ -1,0 +1,163 @@
+"""Leaving, and rehearsing it: from a deadline to what is done in the time that is left, and what came of it.
+
+Owns the drain and the drill, of which there is at most one each. Decides nothing by itself (`core.policy` does, on the
+figures of `speeds.py`), and ends nothing: the agent ends once everything is where it has to be. Main thread.
+
+    deadline ──▶ plan ──▶ told: journal, user, control page ──▶ tiers at full speed
+                  └─ as time runs out: NEW becomes NEWEST, while that still fits
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from cloud.notice import Deadline, Notice, NoticeKind
+from harness.agent.drain import drill as drills
+from harness.agent.drain import speeds as drains
+from harness.agent.drain.drill import Drill
+from harness.agent.drain.speeds import Drain, Speeds
+from harness.agent.journal import Emit
+from harness.agent.save.pipeline import SavePipeline
+from harness.agent.trainers.control import TrainerControl
+from harness.core import events
+from harness.core.policy import Choice, Plan, still_fits
+from harness.errors import ExitCode
+from harness.ipc.channel import Channel, ChannelClosed
+
+
+class DrainController:
+    """Of one agent. `trains`, in what follows: whether a trainer is there to take one more snapshot."""
+
+    def __init__(
+        self, pipeline: SavePipeline, speeds: Speeds, control: TrainerControl, emit: Emit, say: Callable[[str], None]
+    ) -> None:
+        """Nobody leaves.
+
+        Args:
+            pipeline: of the run.
+            speeds: what its saves take.
+            control: which takes the deadline to the trainer, and a drill's wish.
+            emit: the journal.
+            say: a word to the user.
+        """
+        self._pipeline, self._speeds, self._control, self._emit, self._say = pipeline, speeds, control, emit, say
+        self.drain: Drain | None = None
+        """Once it is decided to leave."""
+        self._drill: Drill | None = None
+        self._drilled_for: Channel | None = None
+
+    def plan(self, deadline: Deadline, *, trains: bool) -> Plan:
+        """What can still become durable until `deadline`."""
+        return self._speeds.plan(deadline, trainer_alive=trains, layout_bytes=self._control.layout_bytes)
+
+    # ---- leaving ----------------------------------------------------------------------------------------------------
+
+    def begin(self, ends_at: Deadline, code: ExitCode, *, trains: bool) -> None:
+        """Choose what the time until `ends_at` is used for, and say so before it starts. `code`: if it goes well."""
+        deadline = drains.before_the_end(ends_at)
+        if (drain := self.drain) is not None:
+            if drain.join(deadline, ends_at, code):
+                self._push_deadline(deadline)
+            return
+        self.call_off_drill("the instance really goes away")
+        step, plan = self._control.trainer_step, self.plan(deadline, trains=trains)
+        self.drain = Drain(deadline, code, plan, ends_at)
+        self._emit(
+            events.Draining(
+                choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s, replaces=plan.replaces
+            )
+        )
+        self._say(plan.words(self._speeds.step_of(plan, step)))
+        self._push_deadline(deadline)
+        self._hurry(plan)
+
+    def save_what_there_is_in_time(self) -> None:
+        """No boundary in time for a new one: the newest sealed snapshot is made durable, while that still fits."""
+        drain, pipeline = self.drain, self._pipeline
+        if drain is None or drain.plan.choice is not Choice.NEW or math.isinf(drain.deadline.at):
+            return
+        if pipeline.sealed_step is None or pipeline.everything_durable:
+            return  # nothing else is left to save
+        if not still_fits(drain.deadline.remaining_s, pipeline.state_bytes or 0, self._speeds.rates):
+            drain.plan = replace(drain.plan, choice=Choice.NEWEST)  # a trainer that still comes by leaves without
+            pipeline.press()
+
+    def tell_outcome(self) -> None:
+        """Nothing is written any more: what leaving has come to, if it was begun."""
+        if self.drain is None:
+            return
+        drained = self.drain.outcome(self._pipeline.steps.durable, self._control.trainer_step)
+        self._emit(drained)
+        self._say(drains.words(drained))
+        if self._drilled_for is not None:
+            drills.tell(self._drilled_for, self.drain.drilled(drained))
+
+    def _push_deadline(self, deadline: Deadline) -> None:
+        if not math.isinf(deadline.at):
+            self._control.tell_deadline(deadline)
+            self._pipeline.drain(deadline)
+
+    def _hurry(self, plan: Plan) -> None:
+        if plan.choice is Choice.NEW:
+            self._pipeline.pressing = True  # the new one goes to both tiers at once; what is sealed now need not
+        else:
+            self._pipeline.press()
+
+    # ---- drills -----------------------------------------------------------------------------------------------------
+
+    def rehearse(self, channel: Channel, in_s: float, *, trains: bool, over: bool, end: bool) -> Notice | None:
+        """Somebody wants to see what a notice comes to: `end` for the real thing, else training goes on.
+
+        Args:
+            channel: to whoever asked.
+            in_s: what the notice would leave.
+            trains: whether a trainer is there to take one more snapshot.
+            over: whether the agent's outcome is decided.
+            end: whether the run is to leave.
+
+        Returns:
+            With `end`, the notice that is to be taken for a real one.
+        """
+        if self.drain is not None or self._drill is not None or over:
+            drills.refuse(channel, "a drill is under way" if self._drill else "this run is leaving already")
+            return None
+        step, deadline = self._control.trainer_step, Deadline.after(in_s)
+        if not trains or step is None:
+            drills.refuse(channel, "nothing is being trained at the moment: no snapshot can be taken")
+            return None
+        plan = self.plan(drains.before_the_end(deadline), trains=trains)
+        with contextlib.suppress(ChannelClosed):
+            channel.send("drilling", words=plan.words(self._speeds.step_of(plan, step)))
+        if end:
+            self._drilled_for = channel
+            return Notice("drill", NoticeKind.INTERRUPT, "drill", deadline, "harness drill --end")
+        self._emit(events.Drilling(choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s))
+        self._drill = Drill(channel, in_s, plan, step, self._pipeline.sealed_step)
+        if plan.choice is Choice.NEW:
+            self._control.reasons.add("drill")
+        self._hurry(plan)
+        return None
+
+    def sealed(self, step: int) -> None:
+        """A snapshot of `step` was taken: a drill may have waited for it."""
+        if self._drill is not None:
+            self._drill.sealed(step)
+
+    def conclude_drill(self) -> None:
+        """Tell whoever asked for a drill, once it is known what it has come to."""
+        if self._drill is None:
+            return
+        drilled = self._drill.outcome(self._pipeline.steps.durable, self._pipeline.durable_at)
+        if drilled is not None:
+            self._emit(drilled)
+            self._drill.answer(drilled)
+            self._drill = None
+
+    def call_off_drill(self, why: str) -> None:
+        """It cannot be carried through."""
+        if self._drill is not None:
+            self._drill.call_off(why)
+            self._drill = None

@@ -1,0 +1,159 @@
+"""The way out: what this run's saves take, the plan for the time that is left, and what came of it.
+
+Owns the figures before and during a drain; decides nothing (`core.policy` does) and moves no bytes (`save/pipeline.py`
+does). Main thread only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cloud.notice import Deadline
+from harness.agent.save.pipeline import SavePipeline
+from harness.core import events
+from harness.core.policy import Choice, Plan, Rates, count, never_fits, plan_drain, reserve_s
+from harness.core.rate import Rate
+from harness.errors import ExitCode
+
+SPOT_WINDOW_S = 120.0
+"""What an EC2 interruption notice leaves, at best."""
+
+
+class Speeds:
+    """What a copy, a step, a write and an upload of this run take; every plan is made from it."""
+
+    def __init__(self, pipeline: SavePipeline) -> None:
+        """`pipeline` measures its own tiers."""
+        self._pipeline = pipeline
+        self._copying, self._stepping = Rate(), Rate()
+        self._last_step: tuple[int, float] | None = None
+        self._told_never_fits = False
+
+    def sealed(self, size: int, copy_s: float) -> None:
+        """A snapshot of `size` bytes was copied, and would stop the loop for at most `copy_s`."""
+        self._copying.add(size, copy_s)
+
+    def reached(self, step: int, now: float) -> None:
+        """The trainer has completed `step` by monotonic `now`."""
+        if self._last_step is None or step < self._last_step[0]:
+            self._last_step = (step, now)
+        elif step > self._last_step[0]:
+            self._stepping.add(step - self._last_step[0], now - self._last_step[1])
+            self._last_step = (step, now)
+
+    @property
+    def rates(self) -> Rates:
+        """Measured, pessimistic."""
+        local, steps_s = self._pipeline.local, self._stepping.per_s
+        return Rates(
+            copy_bytes_s=self._copying.per_s,
+            store_bytes_s=self._pipeline.remote.bytes_s,
+            step_s=None if steps_s is None else 1.0 / steps_s,
+            disk_bytes_s=None if local is None else local.bytes_s,
+            copied=self._pipeline.remote.copied,
+        )
+
+    def plan(self, deadline: Deadline, *, trainer_alive: bool, layout_bytes: int | None) -> Plan:
+        """What can still become durable. `layout_bytes` is the size of a snapshot where none was sealed yet."""
+        pipeline = self._pipeline
+        return plan_drain(
+            None if math.isinf(deadline.at) else deadline.remaining_s,
+            pipeline.state_bytes or layout_bytes,
+            self.rates,
+            trainer_alive=trainer_alive,
+            in_flight_bytes=pipeline.remote.bytes_left,
+            sealed=pipeline.sealed_step is not None and not pipeline.everything_durable,
+        )
+
+    def step_of(self, plan: Plan, step: int | None) -> int | None:
+        """The step that a plan is about; the trainer is at `step`."""
+        if plan.choice is Choice.NEWEST:
+            return self._pipeline.sealed_step
+        if plan.choice is Choice.FINISH:
+            return min((job.step for job in self._pipeline.remote.jobs), default=self._pipeline.steps.durable)
+        return step
+
+    def never_fits(self, window_s: float) -> events.NeverFits | None:
+        """Told once, as soon as it is measured: long before a notice of `window_s` would show it."""
+        size, rates = self._pipeline.state_bytes, self.rates
+        if self._told_never_fits or size is None or rates.store_bytes_s is None:
+            return None
+        needs_s = never_fits(size, rates, window_s)
+        if needs_s is None:
+            return None
+        self._told_never_fits = True
+        return events.NeverFits(bytes=size, store_bytes_s=rates.store_bytes_s, needs_s=needs_s, window_s=window_s)
+
+
+@dataclass
+class Drain:
+    """Begins when a notice, a signal or a newer generation asks this one to leave.
+
+    Attributes:
+        deadline: until when something is saved; the soonest of all that asked.
+        ends_at: when the instance, or whoever signals, has no more patience: the end comes before it.
+        exit_code: what the end will be if it goes well.
+        plan: what the time is used for.
+        clock: monotonic seconds.
+        began_at: monotonic.
+        durable_at: monotonic; the newest commit in the store since then.
+    """
+
+    deadline: Deadline
+    exit_code: ExitCode
+    plan: Plan
+    ends_at: Deadline
+    clock: Callable[[], float] = time.monotonic
+    began_at: float = field(init=False)
+    durable_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.began_at = self.clock()
+
+    def join(self, deadline: Deadline, ends_at: Deadline, code: ExitCode) -> bool:
+        """Somebody else asks as well. Whether there is less time now.
+
+        Being superseded stays: an instance that exits 75 would be started again, and would take the run back.
+        """
+        if code is ExitCode.SUPERSEDED or (code is ExitCode.INTERRUPTED and self.exit_code is not ExitCode.SUPERSEDED):
+            self.exit_code = code
+        sooner = ends_at.at < self.ends_at.at
+        if sooner:
+            self.deadline, self.ends_at = deadline, ends_at
+        return sooner
+
+    def outcome(self, durable_step: int | None, step: int | None) -> events.Drained:
+        """What came of it, given the newest durable step and the trainer's last one."""
+        in_s = None if durable_step is None else 0.0 if self.durable_at is None else self.durable_at - self.began_at
+        lost = None if step is None else max(0, step - (durable_step or 0))
+        return events.Drained(durable_step=durable_step, durable_in_s=in_s, lost_steps=lost)
+
+    def drilled(self, drained: events.Drained) -> events.Drilled:
+        """The same for whoever asked for it by `harness drill --end`."""
+        late = drained.durable_in_s is None or bool(drained.lost_steps)
+        return events.Drilled(
+            durable_step=drained.durable_step,
+            durable_in_s=None if late else drained.durable_in_s,
+            has_s=self.plan.has_s or 0.0,
+            lost_steps=drained.lost_steps or 0,
+        )
+
+
+def before_the_end(ends_at: Deadline) -> Deadline:
+    """Until when something is saved, if all is to be over at `ends_at`."""
+    if math.isinf(ends_at.at):
+        return ends_at
+    return Deadline(ends_at.at - reserve_s(ends_at.remaining_s), ends_at.clock)
+
+
+def words(drained: events.Drained) -> str:
+    """For people: "durable in 38 s: step 12 034; nothing is lost"."""
+    lost = {None: "", 0: "; nothing is lost"}.get(drained.lost_steps, f"; {count(drained.lost_steps)} steps are lost")
+    if drained.durable_step is None or drained.durable_in_s is None:
+        return f"nothing became durable{lost}"
+    if drained.durable_in_s == 0.0:
+        return f"durable before: step {count(drained.durable_step)}{lost}"
+    return f"durable in {drained.durable_in_s:.1f} s: step {count(drained.durable_step)}{lost}"

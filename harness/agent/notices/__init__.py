@@ -1,0 +1,1 @@
+"""Sources of termination notices, and the threads that poll them."""

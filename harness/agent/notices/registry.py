@@ -1,0 +1,95 @@
+"""What can say that this host is to be left: signals, a file, the instance. One stream of notices for one agent.
+
+Owns which sources a run has, and the poller that asks them; decides nothing about what they say. The main thread
+reports a signal at once, so that a source that hangs cannot hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from cloud.host.notices import DrainFileSource, SignalSource
+from cloud.notice import Notice, NoticeSource
+from harness.agent.drain.speeds import SPOT_WINDOW_S
+from harness.agent.journal import Emit
+from harness.agent.notices.poller import Poller
+from harness.config.settings import Settings
+from harness.core import events
+
+
+class Notices:
+    """Heard from `start` on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sources: Sequence[NoticeSource] | None,
+        post: Callable[[Callable[[], None]], None],
+        emit: Emit,
+        on_notice: Callable[[Notice], None],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            settings: of the run.
+            sources: beside signals and the drain file; `None` for the instance metadata service.
+            post: runs something in the main thread.
+            emit: the journal.
+            on_notice: called in the main thread with each notice, once.
+            fatal: called from a thread of the poller's that met a bug.
+        """
+        self._grace_s, self._on_notice = settings.grace_s, on_notice
+        self._signals = SignalSource(settings.grace_s)
+        heard: list[NoticeSource] = []
+        if settings.drain_file:
+            heard.append(DrainFileSource(Path(settings.drain_file), settings.grace_s))
+        heard += _metadata_sources(settings.metadata) if sources is None else sources
+        self._poller = Poller(
+            heard,
+            emit,
+            lambda notice: post(partial(on_notice, notice)),
+            lambda notice: emit(events.NoticeWithdrawn(source=notice.source)),
+            fatal,
+        )
+
+    def start(self) -> None:
+        """Start asking."""
+        self._poller.start()
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._poller.close(0.5)
+
+    def received(self, signum: int) -> None:
+        """Report a signal as a notice, once for each kind, before this returns. Main thread."""
+        before = self._signals.poll()
+        self._signals.received(signum)
+        for notice in self._signals.poll()[len(before) :]:
+            self._on_notice(notice)
+
+    def tell_silence(self) -> None:
+        """Say it, once each time, when a source does not answer."""
+        self._poller.tell_silence()
+
+    @property
+    def blind(self) -> list[str]:
+        """Names of the sources that do not answer."""
+        return self._poller.blind
+
+    @property
+    def window_s(self) -> float:
+        """What a notice leaves here, at best."""
+        return SPOT_WINDOW_S if self._poller.answers("ec2") else self._grace_s
+
+
+def _metadata_sources(url: str) -> list[NoticeSource]:
+    """The instance's metadata service; nothing when it is switched off."""
+    if url == "off":
+        return []
+    from cloud.aws.metadata import MetadataSession
+    from cloud.aws.notices import Ec2Source
+
+    return [Ec2Source(MetadataSession(url))]

@@ -1,0 +1,1 @@
+"""From a store to a slot that the trainer restores from."""

@@ -1,0 +1,483 @@
+"""locate → fetch → verify → ResumePoint; falls back, loudly.
+
+Owns the choice of what a start resumes from. The greatest (generation, step) that is complete in any tier wins; the
+tier decides only between copies of one snapshot: memory, then local, then remote. What is used is verified; what is
+damaged, in every one of several reads, is passed over, and the next older one is taken (I12). It is quarantined for
+everybody only where this reader cannot be to blame for it. A run that is known to have commits never silently starts at
+step 0 (I10).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from cloud.digest import combine, crc64nvme, format_crc
+from cloud.directory.direct import aligned_buffer
+from cloud.errors import CloudError, NotFound, Truncated
+from cloud.notice import Deadline
+from cloud.pool import Pool
+from cloud.store import ObjectStore
+from harness.agent.resume.preallocate import OutOfMemory, Preallocation
+from harness.agent.save.slot_pool import EVERYTHING, begin_slot
+from harness.core import events
+from harness.core.manifest import ForeignFormat, Manifest, Part, ShardEntry
+from harness.core.policy import patience_s
+from harness.core.snapshot import RunKeys, SnapshotId
+from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
+from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
+from harness.ipc.window import put
+from harness.snapshots import commit
+
+FETCH_S = 3600.0
+LOOK_S = 60.0
+REQUESTS = 16  # at once, to a store behind a network: one connection to S3 gives about 0.09 GB/s
+PAUSES_S = (0.5, 1.0, 2.0)  # before bytes that differ, or are not there, are read again
+READS = 8  # at once, from a disk: while some chunks are verified, others arrive
+_T = TypeVar("_T")
+_ORDER = {"memory": 2, "local": 1, "remote": 0}
+
+
+@dataclass(frozen=True)
+class MemoryCopy:
+    """A sealed slot of this host; `manifest` is known once a tier has published it, and verifies it."""
+
+    id: SnapshotId
+    index: int
+    slot: Slot
+    record: SlotRecord
+    manifest: Manifest | None = None
+
+    tier = "memory"
+
+
+@dataclass(frozen=True)
+class StoredCopy:
+    """A committed snapshot in a store."""
+
+    id: SnapshotId
+    tier: str
+    store: ObjectStore
+
+
+Copy = MemoryCopy | StoredCopy
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How a snapshot came into its slot.
+
+    Attributes:
+        span: from when until when, monotonic.
+        verify_share: what of that time went into checksums rather than reading.
+    """
+
+    span: tuple[float, float]
+    verify_share: float
+
+
+class _Stopwatch:
+    """Seconds that threads spend reading and verifying, summed over all of them."""
+
+    def __init__(self) -> None:
+        self._began_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._reading_s = self._verifying_s = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around a call that reads."""
+        began = time.monotonic()
+        yield
+        with self._lock:
+            self._reading_s += time.monotonic() - began
+
+    @contextlib.contextmanager
+    def verifying(self) -> Iterator[None]:
+        """Around a checksum."""
+        began = time.monotonic()
+        yield
+        with self._lock:
+            self._verifying_s += time.monotonic() - began
+
+    def stop(self) -> Filling:
+        """What it was until now."""
+        all_s = self._reading_s + self._verifying_s
+        return Filling((self._began_at, time.monotonic()), self._verifying_s / all_s if all_s else 0.0)
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """What the trainers will restore: a sealed slot with verified content.
+
+    Attributes:
+        id: the snapshot.
+        tier: where it came from.
+        index: the slot's index where it is one of the node's own already, else `None`.
+        slot: the slot.
+        record: what it holds.
+        verified: False only for a memory copy that no tier had digests of yet.
+        filled: when that was done; `None` where nothing had to be.
+        manifest: what is committed, where it came from a store.
+    """
+
+    id: SnapshotId
+    tier: str
+    index: int | None
+    slot: Slot
+    record: SlotRecord
+    verified: bool
+    filled: Filling | None = None
+    manifest: Manifest | None = None
+
+
+def order(copies: Sequence[Copy]) -> list[Copy]:
+    """Newest snapshot first; of one snapshot's copies the nearest first."""
+    return sorted(copies, key=lambda copy: (copy.id, _ORDER[copy.tier]), reverse=True)
+
+
+def stored_copies(store: ObjectStore, tier: str, known: Sequence[SnapshotId]) -> list[Copy]:
+    """The copies that a survey of one store found."""
+    return [StoredCopy(snapshot, tier, store) for snapshot in known]
+
+
+def is_one_place(copy: Copy, keys: RunKeys) -> bool:
+    """Whether a failure to read `copy` is its own, as that of a bad block is, and not the store's. Asks the store."""
+    if isinstance(copy, MemoryCopy):
+        return False
+    if copy.tier == "local":
+        return True  # it dies with this machine anyway
+    if copy.store.local_path(keys.commit(copy.id)) is None:
+        return False
+    try:
+        commit.survey(copy.store, keys, Deadline.after(LOOK_S))
+    except (CloudError, SnapshotCorrupt):
+        return False
+    return True
+
+
+class _Foreign(Exception):
+    """A snapshot of another run."""
+
+
+class _Damaged(SnapshotCorrupt):
+    """What was read is not what was committed, each time that it was read here. Another host may read it well."""
+
+
+class _NotRead(SnapshotCorrupt):
+    """It cannot be read here, which says nothing about what others can."""
+
+
+class _Missing(_NotRead):
+    """Its manifest is there, and a shard is not."""
+
+
+class SnapshotsMissing(SnapshotCorrupt):
+    """The store lists snapshots, and says of each that it is not there. It may say something else in a moment."""
+
+
+class Finder:
+    """Tries copies in order until one is in a slot and verified. Blocks on disk and network; one thread."""
+
+    def __init__(self, keys: RunKeys, run_id: str, host: str, emit: commit.Emit, slot_disk: Path | None = None) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            keys: of the run.
+            run_id: the identity that a copy must have to count.
+            host: for quarantine records.
+            emit: the journal.
+            slot_disk: see `Settings.slot_disk`.
+        """
+        self._keys, self._run_id, self._host, self._emit, self._slot_disk = keys, run_id, host, emit, slot_disk
+        self._condemned = False
+
+    def find(self, copies: Sequence[Copy], head: Callable[[Copy, SlotRecord], None]) -> ResumePoint | None:
+        """The newest usable copy in a slot; `None` if the run has no snapshot at all.
+
+        Args:
+            copies: candidates, in any order.
+            head: called with each copy that is about to be fetched and its record, as soon as that is known, so that
+                small state is ready long before the tensors are.
+
+        Raises:
+            SnapshotCorrupt: there are snapshots of this run, and none of them can be used.
+            ConfigError: the newest one is of a version of the format that this one does not know.
+            NoSpace: the newest one fits neither into memory nor onto the disk.
+            SnapshotsMissing: the same, and all that is wrong with each is that the store does not have it.
+            CloudError: a store failed; nothing was concluded.
+        """
+        refused: dict[SnapshotId, str] = {}
+        missing = True
+        foreign: set[str] = set()
+        damaged: dict[str, tuple[StoredCopy, str]] = {}
+        for copy in order(copies):
+            if copy.tier in foreign:
+                continue
+            try:
+                point = self._take(copy, head)
+            except ForeignFormat as err:
+                raise ConfigError(f"{err}. Nothing was started: resume with a version that knows it") from err
+            except _Foreign as err:
+                # What lay here before --fresh, or a local disk that served another store; older ones are no nearer.
+                foreign.add(copy.tier)
+                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
+                continue
+            except CloudError as err:
+                if not isinstance(err, NotFound) and not is_one_place(copy, self._keys):
+                    raise  # nothing may be concluded from a store that is down
+                missing = missing and isinstance(err, NotFound)
+                refused[copy.id] = str(err)
+                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
+                continue
+            except SnapshotCorrupt as err:
+                missing = missing and isinstance(err, _Missing)
+                refused[copy.id] = str(err)
+                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
+                if isinstance(err, _Damaged) and isinstance(copy, StoredCopy):
+                    damaged.setdefault(copy.tier, (copy, str(err)))
+                continue
+            if copy.tier in damaged:
+                self._condemn(*damaged[copy.tier])
+            return point
+        if refused:
+            kind = SnapshotsMissing if missing else SnapshotCorrupt
+            raise kind(
+                "this run has snapshots, and none of them can be used here: "
+                + "; ".join(f"{snapshot}: {reason}" for snapshot, reason in refused.items())
+                + f". Nothing was started. Is it this host ({self._host})? harness verify tells on another one; "
+                "--fresh starts at step 0"
+            )
+        return None
+
+    def _take(self, copy: Copy, head: Callable[[Copy, SlotRecord], None]) -> ResumePoint:
+        if isinstance(copy, MemoryCopy):
+            self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
+            head(copy, copy.record)
+            return self._from_memory(copy)
+        manifest = self._read_manifest(copy)
+        if manifest.run_id != self._run_id:
+            raise _Foreign("belongs to another run of this name")
+        self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
+        record = to_record(manifest.parts[0])
+        head(copy, record)
+        return self._from_store(copy, manifest, record)
+
+    def _read_manifest(self, copy: StoredCopy) -> Manifest:
+        deadline = Deadline.after(FETCH_S)
+
+        def read() -> Manifest:
+            try:
+                return commit.read_manifest(copy.store, self._keys, copy.id, deadline)
+            except ForeignFormat:
+                raise
+            except SnapshotCorrupt as err:
+                raise _Damaged(str(err)) from err
+
+        return _again(read)
+
+    def _condemn(self, copy: StoredCopy, reason: str) -> None:
+        """Say for everybody that a snapshot is not to be used: of one in a start, once another was read there.
+
+        Whoever finds damage everywhere is most likely damaged itself: bad memory, a network card, a proxy.
+        """
+        if self._condemned:
+            return
+        self._condemned = True
+        commit.quarantine(copy.store, self._keys, copy.id, reason, self._host, Deadline.after(60.0))
+        self._emit(events.Quarantined(snapshot=str(copy.id), reason=reason))
+
+    def _from_memory(self, copy: MemoryCopy) -> ResumePoint:
+        watch = _Stopwatch()
+        if copy.manifest is not None:
+            with watch.verifying():
+                for span, shard in zip(copy.record.shards, copy.manifest.parts[0].shards, strict=True):
+                    if format_crc(crc64nvme(copy.slot.shard(span))) != shard.crc64nvme:
+                        raise SnapshotCorrupt(f"slot {copy.index}: {span.name} is not what was committed")
+        verified, filled = copy.manifest is not None, watch.stop()
+        self._emit_fetched(copy, sum(span.size for span in copy.record.shards), filled, verified=verified)
+        return ResumePoint(copy.id, copy.tier, copy.index, copy.slot, copy.record, verified, filled)
+
+    def _from_store(self, copy: StoredCopy, manifest: Manifest, record: SlotRecord) -> ResumePoint:
+        watch = _Stopwatch()
+        size = slot_bytes(record.shards, len(record.encode()))
+        # A trainer on the CPU, or one that builds its state there, is going to need as much again.
+        beside = size if self._slot_disk is not None else 0
+        try:
+            slot = self._fetch(copy, manifest, record, watch, begin_slot(size, self._slot_disk, beside=beside))
+        except OutOfMemory:
+            slot = self._fetch(copy, manifest, record, watch, begin_slot(size, self._slot_disk, beside=EVERYTHING))
+        filled = watch.stop()
+        self._emit_fetched(copy, manifest.parts[0].payload_bytes, filled, verified=True)
+        return ResumePoint(copy.id, copy.tier, None, slot, record, True, filled, manifest)
+
+    def _fetch(
+        self,
+        copy: StoredCopy,
+        manifest: Manifest,
+        record: SlotRecord,
+        watch: _Stopwatch,
+        begun: tuple[Slot, Generator[int]],
+    ) -> Slot:
+        """Fill a slot that has been begun, and seal it."""
+        slot, making = begun
+        ahead = Preallocation(making)
+        try:
+            try:
+                self._fill(slot, ahead, copy.store, manifest, record, watch)
+            except (NotFound, Truncated) as err:
+                self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
+                raise (_Missing if isinstance(err, NotFound) else _NotRead)(str(err)) from err
+            ahead.wait()
+            if slot.on_disk:
+                # IMPORTANT: what a disk does not take, the kernel forgets: verified, and not there when it is read.
+                with _disk_failures():
+                    os.fdatasync(slot.fd)
+            slot.seal(record, 0)
+        except BaseException:
+            ahead.stop()
+            slot.close()
+            raise
+        return slot
+
+    def _fill(
+        self,
+        slot: Slot,
+        ahead: Preallocation,
+        store: ObjectStore,
+        manifest: Manifest,
+        record: SlotRecord,
+        watch: _Stopwatch,
+    ) -> None:
+        deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
+        slot.begin()
+        for span, shard in zip(record.shards, manifest.parts[0].shards, strict=True):
+            key = self._keys.payload(manifest.directory, shard.name)
+            info = _again(partial(store.stat, key, deadline=deadline))
+            if info.size != shard.size:
+                raise _Damaged(f"{key}: {info.size} bytes, {shard.size} were committed")
+            try:
+                total = _fetch_shard(store, key, shard, slot, span, ahead, watch, deadline)
+                if format_crc(total) != shard.crc64nvme:
+                    raise _Damaged(f"{key}: not what was committed")
+            except _Damaged as err:
+                if info.crc64nvme is not None and format_crc(info.crc64nvme) == shard.crc64nvme:
+                    raise _NotRead(f"{err}; but the store's own sum of it is right: is it this host?") from err
+                raise
+
+    def _emit_fetched(self, copy: Copy, size: int, filled: Filling, *, verified: bool) -> None:
+        self._emit(
+            events.Fetched(
+                snapshot=str(copy.id),
+                tier=copy.tier,
+                bytes=size,
+                seconds=filled.span[1] - filled.span[0],
+                verified=verified,
+            )
+        )
+
+
+@contextlib.contextmanager
+def _disk_failures() -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise NoSpace(f"the disk that takes a snapshot instead of memory has failed: {err.strerror}") from err
+
+
+def _again(read: Callable[[], _T], pointless: threading.Event | None = None) -> _T:
+    """Read once more, and once more, before anybody calls it damaged or gone: what is wrong may be on the way.
+
+    Args:
+        read: raises what may pass: `_Damaged`, NotFound, Truncated.
+        pointless: set once it does not matter any more.
+    """
+    for pause_s in PAUSES_S:
+        try:
+            return read()
+        except (_Damaged, NotFound, Truncated):
+            if (pointless or threading.Event()).wait(pause_s):
+                break
+    return read()
+
+
+def _fetch_shard(
+    store: ObjectStore,
+    key: str,
+    shard: ShardEntry,
+    slot: Slot,
+    span: ShardSpan,
+    ahead: Preallocation,
+    watch: _Stopwatch,
+    deadline: Deadline,
+) -> int:
+    """Fill `span`, each chunk verified as it arrives; the sum of the whole. Many requests at once."""
+    target, local = slot.shard(span), store.local_path(key) is not None
+    requests = READS if local or slot.on_disk else REQUESTS  # each has a chunk in memory where the slot has not
+
+    failed = threading.Event()  # one chunk that cannot be had is enough
+
+    def fetch(number: int) -> tuple[int, int]:
+        at = number * shard.chunk_bytes
+        piece = target[at : at + shard.chunk_bytes]
+        # Not into the mapping of a file: that is slow, and a direct read goes behind the back of the file's own disk.
+        by_way = aligned_buffer(len(piece)) if slot.on_disk else piece
+        ahead.wait_for(span.offset + at + len(piece))
+
+        def read() -> int:
+            with watch.reading():
+                store.get(key, by_way, offset=at, deadline=deadline)
+            with watch.verifying():
+                crc = crc64nvme(by_way)
+            if format_crc(crc) != shard.chunks[number]:
+                raise _Damaged(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
+            return crc
+
+        try:
+            crc = _again(read, failed)
+        except BaseException:
+            failed.set()
+            raise
+        if slot.on_disk:
+            with _disk_failures():
+                put(slot, span.offset + at, by_way)
+        return crc, len(piece)
+
+    numbers = range(len(shard.chunks))
+    if len(numbers) == 1:
+        fetched = [fetch(0)]
+    else:
+        pool = Pool(min(requests, len(numbers)), "harness-fetch")
+        futures = [pool.submit(fetch, number) for number in numbers]
+        try:
+            fetched = [future.result() for future in futures]
+        finally:
+            pool.shutdown()
+            wait(futures)  # nobody writes into the target any more
+    total = 0
+    for crc, size in fetched:
+        total = combine(total, crc, size)
+    return total
+
+
+def to_record(part: Part) -> SlotRecord:
+    """The slot record that describes a stored part: the same that its trainer sealed."""
+    spans: tuple[ShardSpan, ...] = place_shards([(shard.name, shard.size) for shard in part.shards])
+    return SlotRecord(
+        step=part.step,
+        rank=part.rank,
+        world_size=part.world_size,
+        generation=part.generation,
+        shards=spans,
+        state=bytes(part.state).decode(),
+        environment=part.environment,
+        sealed_at=part.sealed_at,
+    )

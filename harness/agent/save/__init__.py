@@ -1,0 +1,1 @@
+"""From a sealed slot to a committed snapshot in each tier."""

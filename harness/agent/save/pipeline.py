@@ -1,0 +1,436 @@
+"""What becomes of sealed slots: which tier takes which, which step is local, which is durable.
+
+Owns the slot pool, both tiers, and the two figures that are always kept apart. Knows neither trainers nor notices. Main
+thread only; the tiers' threads report through `post`.
+
+    sealed ──▶ local ──(durable_every_s, or at once when it presses)──▶ remote, from the local file
+       ├──────────────────── no local tier, or it presses ───────────▶ remote, from the slot
+       └── (durable_every_s) ── the local tier's files are unreadable ▶ remote, from the slot
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cloud.errors import SourceUnreadable
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.agent.generation import Generation
+from harness.agent.resume.finder import MemoryCopy, ResumePoint
+from harness.agent.save.slot_pool import SlotPool
+from harness.agent.save.tier import Job, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
+from harness.config.settings import Settings
+from harness.core.manifest import Manifest
+from harness.core.policy import Cadence
+from harness.core.snapshot import RunKeys, SnapshotId
+from harness.errors import SnapshotCorrupt
+from harness.snapshots import commit
+
+_MANIFESTS = 16  # of slots, for verifying a resume from memory
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The newest committed steps. Only `durable` survives this machine."""
+
+    local: int | None = None
+    durable: int | None = None
+
+
+class SavePipeline:
+    """Slots in, commits out."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: RunKeys,
+        host: str,
+        emit: commit.Emit,
+        post: Callable[[Callable[[], None]], None],
+        on_commit: Callable[[Steps], None],
+        fatal: Callable[[BaseException], None],
+        stores: Callable[[str], ObjectStore],
+    ) -> None:
+        """Open the stores; nothing is written before `start`.
+
+        Args:
+            settings: of the run.
+            keys: of the run.
+            host: for records.
+            emit: the journal.
+            post: runs something in the main thread.
+            on_commit: called in the main thread whenever a figure has changed.
+            fatal: called from a tier's thread that met a bug.
+            stores: opens a store by its location.
+
+        Raises:
+            ConfigError: a store cannot be used.
+        """
+        self._settings, self._keys, self._on_commit = settings, keys, on_commit
+        self._began_at = time.monotonic()
+        self.pool = SlotPool(settings.slot_disk)
+        self.steps = Steps()
+        self.sealed_step: int | None = None
+        self.sealed_at: float | None = None
+        self.durable_at: float | None = None
+        self._pressing = self._draining = self._store_fails = False
+        self._upload_started_at: float | None = None
+        self._last_sequence = 0
+        self._newest_local: LocalSnapshot | None = None
+        self._given: list[tuple[Tier, Job]] = []
+        self._made_by: dict[int, Generation] = {}
+        self._unreadable: set[int] = set()  # steps whose file in the local tier cannot be read
+        self._distrusts_files = False  # the newest of them that was to be uploaded was such a one
+        self._held: tuple[int, Generation] | None = None
+        self._unclaimed: set[int] = set()  # slots of a generation that nobody is going to claim any more
+        self._manifests: dict[tuple[int, int], Manifest] = {}
+        tell = TierEvents(
+            published=lambda tier, job, manifest: post(lambda: self._on_published(tier, job, manifest)),
+            failed=lambda tier, job, err, _final: post(lambda: self._on_failed(tier, job, err)),
+            released=lambda tier, job: post(lambda: self._on_released(tier, job)),
+            fatal=fatal,
+        )
+        retention = Retention(settings.keep_last, settings.keep_every)
+        self.remote = Tier(
+            "remote",
+            stores(settings.store),
+            keys,
+            retention,
+            emit,
+            tell,
+            host=host,
+            limit_bytes_s=settings.upload_bytes_s,
+            fresh=settings.fresh,
+        )
+        self.local: Tier | None = None
+        if settings.local_tier is not None:
+            self.local = Tier(
+                "local",
+                stores(settings.local_tier),
+                keys,
+                Retention(settings.keep_local),
+                emit,
+                tell,
+                host=host,
+                pinned=lambda: [job.manifest.id for job in self.remote.jobs if isinstance(job, LocalSnapshot)],
+                fresh=settings.fresh,
+            )
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """The local tier, if there is one, and the remote."""
+        return [self.remote] if self.local is None else [self.local, self.remote]
+
+    @property
+    def pressing(self) -> bool:
+        """Whether every snapshot has to become durable at once, at full speed; not only at the remote tier's turn."""
+        return self._pressing
+
+    @pressing.setter
+    def pressing(self, pressing: bool) -> None:
+        self._pressing = pressing
+        for tier in self.tiers:
+            tier.press(pressing)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is in flight."""
+        return all(tier.idle for tier in self.tiers)
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Bytes of the newest snapshot."""
+        newest = self.pool.newest_sealed()
+        return None if newest is None else self.pool[newest].payload_bytes
+
+    @property
+    def everything_durable(self) -> bool:
+        """Whether the newest snapshot there is survives this machine; what was resumed from counts as one."""
+        durable = self.steps.durable
+        return durable is not None and (self.sealed_step is None or durable >= self.sealed_step)
+
+    def start(self) -> None:
+        """Start the tiers' threads."""
+        for tier in self.tiers:
+            tier.start()
+
+    def drain(self, deadline: Deadline) -> None:
+        """Nothing is worth doing after `deadline` any more."""
+        self._draining = True
+        for tier in self.tiers:
+            tier.drain(deadline)
+
+    def close(self, wait_s: float) -> bool:
+        """Stop after the calls in flight; wait at most `wait_s` for them. Whether nothing can be committed now."""
+        give_up_at = time.monotonic() + wait_s
+        for tier in self.tiers:
+            tier.close(0.0)  # both of them begin no other, before either is waited for
+        quiet = [tier.close(max(0.0, give_up_at - time.monotonic())) for tier in self.tiers]
+        return all(quiet)
+
+    def close_stores(self, wait_s: float = 2.0) -> None:
+        """After the journal: it writes to the store as well. Waits at most so long: a hung disk gives up nothing."""
+        give_up_at = time.monotonic() + wait_s
+        closing = [
+            threading.Thread(target=tier.store.close, name=f"harness-close-{tier.name}", daemon=True)
+            for tier in self.tiers
+        ]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(max(0.0, give_up_at - time.monotonic()))
+        self.pool.close()
+
+    def tell_silence(self) -> None:
+        """Say it, once each time, when a store or a disk takes nothing any more: nothing fails for minutes yet."""
+        for tier in self.tiers:
+            tier.tell_silence()
+
+    # ---- sealed slots -----------------------------------------------------------------------------------------------
+
+    def take(self, index: int, generation: Generation) -> None:
+        """A slot is sealed: it is the tiers' turn."""
+        slot = self.pool[index]
+        record = slot.record()
+        if record is None or slot.sequence <= self._last_sequence:
+            return  # void, or taken already
+        self._made_by[index], self._last_sequence = generation, slot.sequence
+        self._unclaimed.discard(index)
+        self.sealed_step, self.sealed_at = record.step, time.monotonic()
+        self.pool.collect()
+        job = SealedSlot(index, slot, record, generation, self.sealed_at)
+        if self.local is not None:
+            self._give(self.local, job)
+        if self.local is None or (self._goes_straight() and (self._draining or not self._store_fails)):
+            self._upload_started_at = self.sealed_at
+            self._give(self.remote, job)
+
+    def _goes_straight(self) -> bool:
+        """Whether the slot that was sealed now is the store's turn, and not its file in the local tier."""
+        return self.pressing or (self._distrusts_files and self._is_due(time.monotonic()))
+
+    def _is_due(self, now: float) -> bool:
+        """Whether the remote tier's turn has come; until something is durable it always has."""
+        due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
+        return due or self.steps.durable is None
+
+    def hold_back(self, index: int, generation: Generation) -> None:
+        """A slot is sealed, and whether it counts is known once its process has ended: see `settle_held`."""
+        if self.pool[index].sequence > self._last_sequence:
+            self._last_sequence = self.pool[index].sequence
+            self.pool.hold(index, "held")
+            self._held = index, generation
+
+    def settle_held(self, *, counts: bool) -> None:
+        """Take what was held back, or make it void."""
+        if self._held is None:
+            return
+        (index, generation), self._held = self._held, None
+        if counts:
+            self._last_sequence -= 1
+            self.take(index, generation)
+        else:
+            self.pool[index].begin()
+        self.pool.release(index, "held")
+
+    def take_left_over(self, generation: Generation) -> bool:
+        """What `generation`'s trainer sealed and did not tell us about, if anything. Returns whether there was."""
+        newest = self.pool.newest_sealed()
+        if newest is None or self.pool[newest].sequence <= self._last_sequence:
+            return False
+        self.take(newest, generation)
+        return True
+
+    @property
+    def sequence(self) -> int:
+        """Number of the newest seal on this host; the next trainer counts on from here."""
+        return max([self._last_sequence, *(self.pool[index].sequence for index in self.pool.sealed())])
+
+    def press(self) -> None:
+        """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
+        self.pressing = True
+        step = self.sealed_step
+        if step is None or self.steps.durable == step:
+            return
+        if any(job.step >= step and not self._is_stuck(job) for job in self._jobs(self.remote)):
+            return
+        if not self._give_from_memory(step) and self._newest_local is not None and self._newest_local.step == step:
+            self._submit(self.remote, self._newest_local)  # the slot is not ours any more, the file is
+
+    def _is_stuck(self, job: Job) -> bool:
+        """Whether it is tried again and again, and its bytes cannot be read."""
+        return isinstance(job, LocalSnapshot) and job.step in self._unreadable
+
+    def _give_from_memory(self, step: int) -> bool:
+        """Let the store have the slot that holds `step`, if one does. Whether there was one."""
+        for index in self.pool.sealed():
+            slot = self.pool[index]
+            if slot.step != step or index not in self._made_by or self.pool.is_granted(index):
+                continue  # IMPORTANT: a granted slot may be overwritten at any moment (I8)
+            if (record := slot.record()) is not None:
+                sealed_at = self.sealed_at or time.monotonic()
+                self._give(self.remote, SealedSlot(index, slot, record, self._made_by[index], sealed_at))
+                return True
+        return False
+
+    def relax(self) -> None:
+        """Nothing presses any more."""
+        self.pressing = False
+
+    def _give(self, tier: Tier, job: SealedSlot) -> None:
+        self.pool.hold(job.index, tier.name)
+        self._submit(tier, job)
+
+    def _submit(self, tier: Tier, job: Job) -> None:
+        self._given.append((tier, job))
+        tier.submit(job)
+
+    def _jobs(self, tier: Tier) -> list[Job]:
+        """What a tier was given and has not released yet, as far as we have heard: what came of it is known then."""
+        return [job for holder, job in self._given if holder is tier]
+
+    # ---- slots of other lives ---------------------------------------------------------------------------------------
+
+    def adopt(self, index: int, generation: Generation, *, ends: bool = False) -> None:
+        """A slot came from another agent of this host; `generation` made what it holds, and `ends` with that agent."""
+        self._made_by[index] = generation
+        if ends and not generation.claimed.is_set():
+            self._unclaimed.add(index)
+
+    def note_all_taken(self) -> None:
+        """What is sealed now is of earlier lives: no trainer of ours has yet to tell us of it."""
+        self._last_sequence = self.sequence
+
+    def handed_over(self) -> list[tuple[int, Generation]]:
+        """Sealed slots that another agent of this host can go on from."""
+        return [(index, self._made_by[index]) for index in self.pool.sealed() if index in self._made_by]
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the run that the newest of those slots is of; empty where there is none."""
+        newest = max(self.handed_over(), key=lambda made: self.pool[made[0]].sequence, default=None)
+        return "" if newest is None else newest[1].run_id
+
+    def memory_copies(self, run_id: str) -> list[MemoryCopy]:
+        """Sealed slots as candidates to resume from. `run_id` is the run's identity, empty while it is not known."""
+        copies = []
+        for index, generation in self.handed_over():
+            slot = self.pool[index]
+            record = slot.record()
+            if record is not None and (not run_id or generation.run_id == run_id):
+                manifest = self._manifests.get((index, slot.sequence))
+                copies.append(MemoryCopy(SnapshotId(generation.number, record.step), index, slot, record, manifest))
+        return copies
+
+    def leave_memory(self) -> None:
+        """Whoever trains needs the memory of the slots: they move to the disk. See `SlotPool.leave_memory`."""
+        if (moved := self.pool.leave_memory()) is None:
+            return
+        old, new = moved
+        if (generation := self._made_by.get(old)) is not None:
+            self._made_by[new] = generation
+        if (manifest := self._manifests.get((old, self.pool[new].sequence))) is not None:
+            self._manifests[new, self.pool[new].sequence] = manifest
+
+    def note_resumed(self, point: ResumePoint, generation: Generation) -> ResumePoint:
+        """What a resume tells of the tiers; the point with its slot in the pool, held until it is restored."""
+        index = point.index if point.index is not None else self.pool.add(point.slot)
+        self.pool.hold(index, "resume")
+        if index in self._unclaimed:
+            self._made_by[index] = generation  # the store never heard of the other one
+            self._unclaimed.discard(index)
+        if index not in self._made_by:
+            self._made_by[index] = Generation(point.id.generation, generation.run_id, "")
+            self._made_by[index].claimed.set()  # it was read from a store
+        self.sealed_step = point.id.step
+        self._forget_beyond(point.id.step)
+        if point.tier == "remote":
+            self.remote.trust(point.id)
+            self._set(durable=point.id.step)
+        elif point.tier == "local" and self.local is not None:
+            self.local.trust(point.id)
+            self._set(local=point.id.step)
+            if point.manifest is not None:
+                self._upload_behind(self.local, point.manifest, generation)
+        return replace(point, index=index)
+
+    def _upload_behind(self, local: Tier, manifest: Manifest, generation: Generation) -> None:
+        """A snapshot that only the local tier has is resumed, and uploaded behind under its own id."""
+        if self.steps.durable is not None and self.steps.durable >= manifest.step:
+            return
+        behind = LocalSnapshot(local.store, self._keys, manifest, generation, time.monotonic(), behind=True)
+        self._submit(self.remote, behind)
+
+    # ---- tiers ------------------------------------------------------------------------------------------------------
+
+    def _on_published(self, tier: Tier, job: Job, manifest: Manifest) -> None:
+        if isinstance(job, SealedSlot):
+            self._manifests[job.index, job.slot.sequence] = manifest
+            while len(self._manifests) > _MANIFESTS:
+                self._manifests.pop(next(iter(self._manifests)))
+        if tier is self.remote:
+            self._store_fails = False
+            self._distrusts_files = self._distrusts_files and not isinstance(job, LocalSnapshot)
+            self.durable_at = time.monotonic()
+            self._set(durable=manifest.step, local=manifest.step if self.local is None else None)
+        else:
+            assert self.local is not None, "there are two tiers"
+            self._set(local=manifest.step)
+            self._newest_local = LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at)
+            self._upload_if_due(manifest, job)
+
+    def _upload_if_due(self, manifest: Manifest, job: Job) -> None:
+        assert self.local is not None, "only a local tier's snapshot is uploaded from its file"
+        if self.steps.durable == manifest.step or any(job.step >= manifest.step for job in self._jobs(self.remote)):
+            return  # it went there straight from the slot
+        now = time.monotonic()
+        if self.pressing or self._is_due(now):
+            self._upload_started_at = now
+            due_one = LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at)
+            self._submit(self.remote, due_one)
+
+    def _on_failed(self, tier: Tier, job: Job, err: Exception) -> None:
+        """What one tier cannot take, the other helps with: a slot that waits for a disk or a store is not free."""
+        unreadable = isinstance(err, SourceUnreadable | SnapshotCorrupt)
+        self._store_fails = self._store_fails or (tier is self.remote and not unreadable)
+        if not isinstance(job, SealedSlot):
+            if tier is self.remote and unreadable:
+                self._unreadable.add(job.step)  # the local disk's file, that is: memory may have it still
+                self._distrusts_files = True  # and the next ones go from memory before the trainer has it back
+                self._give_from_memory(job.step)
+            return
+        if tier is self.local:
+            known = self.steps.durable == job.step or any(
+                waiting.step >= job.step for waiting in self._jobs(self.remote)
+            )
+            if job.index in self.pool and not known:
+                self._give(self.remote, job)
+            return
+        # A store may be down for hours: what waits for it is the file, since the next snapshot needs the slot.
+        file = self._newest_local
+        if file is None or file.step in self._unreadable or self._draining or self._jobs(self.remote) != [job]:
+            return
+        if file.step == job.step and file.generation is job.generation:
+            self._submit(self.remote, file)
+
+    def _on_released(self, tier: Tier, job: Job) -> None:
+        self._given = [(holder, given) for holder, given in self._given if given is not job or holder is not tier]
+        if isinstance(job, SealedSlot):
+            again = [j for j in self._jobs(tier) if isinstance(j, SealedSlot) and j.index == job.index]
+            if not again:
+                self.pool.release(job.index, tier.name)
+
+    def _forget_beyond(self, step: int) -> None:
+        """A figure beyond the resume point is of a snapshot that could not be used; steps to come are not durable."""
+        known = (self.steps.local, self.steps.durable)
+        self.steps = Steps(*(None if figure is None or figure > step else figure for figure in known))
+
+    def _set(self, *, local: int | None = None, durable: int | None = None) -> None:
+        def later(before: int | None, now: int | None) -> int | None:
+            return before if now is None else max(now, before or 0)
+
+        self.steps = Steps(later(self.steps.local, local), later(self.steps.durable, durable))
+        self._on_commit(self.steps)

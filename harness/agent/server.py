@@ -1,0 +1,203 @@
+"""One agent for a run on a host: the lock that makes it the one, the socket where it is met, and who is connected.
+
+Owns the run's lock, the listening socket and every connection; and what one agent of this host hands to the next. Knows
+nothing of what a connection is for: messages are passed on. Main thread of the agent.
+
+    locked by another ──takeover──▶ busy: its trainer lives, nothing is started here
+                                └─▶ handed-over: its slots are ours, and so is the lock as soon as it has ended
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.agent.generation import Generation
+from harness.agent.journal import Emit
+from harness.agent.loop import Loop
+from harness.agent.outcome import Outcome, write_outcome
+from harness.agent.save.pipeline import SavePipeline
+from harness.config.settings import Settings
+from harness.core import events
+from harness.errors import ConfigError
+from harness.ipc import channel as ipc
+from harness.ipc.channel import Channel, ChannelClosed, Message, RuntimeDir
+from harness.ipc.slots import Slot
+
+_TAKE_OVER_S = 30.0  # an agent that ends has let go of the lock by then
+_ANSWER_S = 2.0
+_LOOK_S = 0.05
+_HALF_A_MESSAGE_S = 2.0  # for the rest of a message that has begun
+
+
+class CalledOff(Exception):
+    """Told to leave while another agent of this host still had the run: nothing was begun."""
+
+
+class Server:
+    """Closed until `open`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        loop: Loop,
+        pipeline: SavePipeline,
+        emit: Emit,
+        on_message: Callable[[Channel, Message], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Touches nothing yet.
+
+        Args:
+            settings: of the run.
+            loop: the main thread's.
+            pipeline: which takes over, and hands over, slots.
+            emit: the journal.
+            on_message: called with each message that comes. Raises ChannelClosed where an answer cannot be sent.
+            say: a word to the user.
+        """
+        self._run, self._loop, self._pipeline, self._emit = settings.run, loop, pipeline, emit
+        self._place = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        self._on_message, self._say = on_message, say
+        self._lock_fd: int | None = None
+        self._listener: socket.socket | None = None
+        self._clients: set[Channel] = set()
+
+    @property
+    def address(self) -> Path:
+        """Where trainers connect to."""
+        return self._place.socket
+
+    def open(self, is_called_off: Callable[[], bool]) -> str:
+        """Become this host's agent of the run, and listen. Names the lock that it holds from now on.
+
+        Raises:
+            ConfigError: another agent has the run, and keeps it; or no agent can listen here.
+            CalledOff: `is_called_off` while another one had it. What was posted is run meanwhile.
+        """
+        try:
+            self._place.prepare()
+            self._lock_fd = lock = self._take_lock(is_called_off)
+            identity = self._place.identity(lock)
+            self._listener = ipc.listen(self._place.socket)
+        except OSError as err:
+            raise ConfigError(
+                f"no agent can listen in {self._place.directory}: {err}; HARNESS_RUNTIME_DIR names another directory"
+            ) from err
+        self._loop.watch(self._listener.fileno(), self._on_connection)
+        return identity
+
+    def leave_word(self, outcome: Outcome) -> None:
+        """Write the outcome to a file for the process that started this agent.
+
+        The exit code alone does not say it, since it may be the program's own; and the store may be out of reach.
+        """
+        with contextlib.suppress(OSError):  # then the exit code has to do
+            write_outcome(self._place, os.getpid(), outcome)
+
+    def has(self, channel: Channel) -> bool:
+        """Whether it is connected still."""
+        return channel in self._clients
+
+    def hang_up(self, channel: Channel) -> None:
+        """Close a connection. Idempotent."""
+        if channel in self._clients:
+            self._clients.discard(channel)
+            self._loop.forget(channel.fileno())
+            channel.close()
+
+    def close(self) -> None:
+        """Hang up on everybody, and let the next agent in: the last thing that an agent does."""
+        for channel in self._clients:
+            channel.close()
+        if self._listener is not None:
+            self._listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._place.socket.unlink()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def _on_connection(self) -> None:
+        assert self._listener is not None, "registered with the loop"
+        sock, _address = self._listener.accept()
+        channel = Channel(sock)
+        if ipc.peer_uid(channel) in (os.geteuid(), 0):
+            self._clients.add(channel)
+            self._loop.watch(sock.fileno(), lambda: self._on_readable(channel))
+        else:
+            channel.close()
+
+    def _on_readable(self, channel: Channel) -> None:
+        channel.socket.settimeout(_HALF_A_MESSAGE_S)
+        try:
+            message = channel.receive()
+        except (ChannelClosed, TimeoutError):  # somebody who was stopped in the middle of a message must not stop us
+            return self.hang_up(channel)
+        channel.socket.settimeout(None)
+        try:
+            self._on_message(channel, message)
+        except ChannelClosed:
+            self.hang_up(channel)
+        return None
+
+    # ---- from one agent to the next ---------------------------------------------------------------------------------
+
+    def _take_lock(self, is_called_off: Callable[[], bool]) -> int:
+        """The run's lock; an agent that has it, and whose trainer is dead, hands its slots over."""
+        give_up_at, told = time.monotonic() + _TAKE_OVER_S, False
+        while (lock := self._place.try_lock()) is None:
+            try:
+                if (other := ipc.connect(self._place.socket, _ANSWER_S)) is not None:
+                    with contextlib.closing(other), contextlib.suppress(ChannelClosed):
+                        other.send("takeover")
+                        self._on_takeover_answer(other.receive())
+            except TimeoutError:  # it is ending, or frozen
+                if not told:
+                    told = True
+                    self._say(
+                        f"another agent of this run on this host does not answer{self._place.holder()}: "
+                        f"waiting up to {_TAKE_OVER_S:g} s for it to end"
+                    )
+            if time.monotonic() > give_up_at:
+                raise ConfigError(
+                    f"another agent of run {self._run!r} on this host neither answers nor ends{self._place.holder()}. "
+                    "Let it go on (kill -CONT), or end it (kill -KILL), and start again"
+                )
+            self._loop.wait(_LOOK_S)
+            self._loop.run_posts()
+            if is_called_off():
+                raise CalledOff
+        return lock
+
+    def _on_takeover_answer(self, answer: Message) -> None:
+        if answer.type == "busy":
+            raise ConfigError(
+                f"run {self._run!r} is being trained on this host already, by process {answer['trainer_pid']}: "
+                "stop that one, or choose another --run"
+            )
+        for fd, index, life in zip(answer.fds, answer["indexes"], answer["lives"], strict=True):
+            self._pipeline.pool.put(index, Slot(fd))
+            self._pipeline.adopt(index, Generation.of(life), ends=True)
+        self._pipeline.note_all_taken()
+        if answer.fds:
+            self._emit(events.AgentReplaced(slots=len(answer.fds)))
+
+    def refuse_takeover(self, channel: Channel, trainer_pid: int) -> None:
+        """To an agent that wants the run: our trainer lives. Raises ChannelClosed."""
+        channel.send("busy", trainer_pid=trainer_pid)
+
+    def hand_over(self, channel: Channel) -> None:
+        """To an agent that wants the run: here are our slots. Raises ChannelClosed."""
+        sealed = self._pipeline.handed_over()
+        channel.send(
+            "handed-over",
+            [self._pipeline.pool[index].fd for index, _ in sealed],
+            indexes=[index for index, _ in sealed],
+            lives=[generation.fields() for _, generation in sealed],
+        )

@@ -1,0 +1,104 @@
+"""One life of the trainer, as its agent sees it: how far it came, how it ended, and what its start took.
+
+Owns what is known of one process between its start and its exit; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.agent.resume.finder import ResumePoint
+from harness.core import events
+from harness.core.restart import NO_TIME, Moments, Span, divide
+
+
+@dataclass
+class TrainerAttempt:
+    """One life of the trainer, from its start to its exit.
+
+    Attributes:
+        began_at: monotonic; of the agent's start for its first.
+        starting_at: monotonic; when its start began: that of the agent's process for the first, Python's own included.
+        last_ended_at: monotonic; when the life before it in this agent ended.
+        spawned_at: monotonic; when its process was started. `None` for one that another agent saw start.
+        connected: whether a Checkpointer said hello.
+        first_step_at: monotonic; when the first optimizer step was complete.
+        finished_step: the step at which the last loop ended.
+        exit_code: how the process ended; `None` while it lives, and for a trainer that is not our child and crashed.
+        raised: whether its Checkpointer said goodbye because of an exception, or an exit code that says so.
+        stopped_early: whether it said so: the program left its outermost loop before its end, of its own accord.
+        hopeless: whether it was one of our own errors, which the same program would meet again.
+        over: whether the process has ended.
+        ended_at: monotonic; when it did.
+        resumed_step: where it began.
+        restored: whether it made the snapshot's state its own.
+        stepped: what the trainer told of its first step, until that is told in turn.
+    """
+
+    began_at: float
+    starting_at: float
+    last_ended_at: float | None = None
+    spawned_at: float | None = None
+    connected: bool = False
+    first_step_at: float | None = None
+    finished_step: int | None = None
+    exit_code: int | None = None
+    raised: bool = False
+    stopped_early: bool = False
+    hopeless: bool = False
+    over: bool = False
+    ended_at: float | None = None
+    resumed_step: int = 0
+    restored: bool = False
+    stepped: Mapping[str, Any] | None = None
+
+    def restarted(self, last_ended_at: float | None, point: ResumePoint | None) -> events.Restarted | None:
+        """What its start took; `None` where this agent has not seen all of it.
+
+        Args:
+            last_ended_at: monotonic; the end of the life before, where another agent told.
+            point: what it resumed.
+        """
+        told, resumed = self.stepped, point if self.restored else None
+        if told is None or self.spawned_at is None:
+            return None
+        ended_at = self.last_ended_at if self.last_ended_at is not None else last_ended_at
+        filled = resumed.filled if resumed is not None else None
+        parts = divide(
+            Moments(
+                ended_at=ended_at,
+                began_at=self.starting_at,
+                spawned_at=self.spawned_at,
+                joining=_span(told["joining"]),
+                waits=[_span(wait) for wait in told["waits"]],
+                filling=NO_TIME if filled is None else filled.span,
+                verify_share=0.0 if filled is None else filled.verify_share,
+                restoring=_span(told["restoring"]),
+                stepped_at=told["at"],
+            )
+        )
+        whole_s = 0.0 if filled is None else filled.span[1] - filled.span[0]
+        verifying_s = 0.0 if filled is None else whole_s * filled.verify_share
+        return events.Restarted(
+            step=told["step"],
+            snapshot=None if resumed is None else str(resumed.id),
+            tier=None if resumed is None else resumed.tier,
+            total_s=parts.total / 1000,
+            detect_s=None if ended_at is None else parts.detect / 1000,
+            boot_s=parts.boot / 1000,
+            import_s=parts.import_ / 1000,
+            locate_s=parts.locate / 1000,
+            fetch_s=parts.fetch / 1000,
+            verify_s=parts.verify / 1000,
+            restore_s=parts.restore / 1000,
+            first_step_s=parts.first_step / 1000,
+            fetching_s=whole_s - verifying_s,
+            verifying_s=verifying_s,
+        )
+
+
+def _span(told: Any) -> Span:
+    begin, until = told
+    return float(begin), float(until)

@@ -1,0 +1,94 @@
+"""Restarts in place: whether a trainer that died by itself is started again, when, and where its slots go meanwhile.
+
+Owns how often it crashed, how far it ever came, and the time of the next start. Knows neither processes nor notices:
+that a trainer has crashed is told from outside, and so is that nothing is to be started any more. Main thread.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from harness.agent.journal import Emit
+from harness.agent.save.pipeline import SavePipeline
+from harness.agent.save.slot_pool import oom_kills
+from harness.agent.trainers.attempt import TrainerAttempt
+from harness.core import events
+from harness.core.policy import GiveUp, after_crash
+from harness.errors import NoSpace
+
+
+class Restarts:
+    """Those of one agent."""
+
+    def __init__(self, max_crashes: int, pipeline: SavePipeline, emit: Emit, say: Callable[[str], None]) -> None:
+        """Nothing is due.
+
+        Args:
+            max_crashes: see `Settings.max_crashes`.
+            pipeline: whose slots leave the memory to a trainer that was killed for it.
+            emit: the journal.
+            say: a word to the user.
+        """
+        self._max_crashes, self._pipeline, self._emit, self._say = max_crashes, pipeline, emit, say
+        self.count = 0
+        """Generations that were begun after the agent's first one."""
+        self._due_at: float | None = None
+        self._crashes = self._furthest = self._furthest_crashed = 0
+        self._connected = False
+        self._oom_kills = oom_kills()
+
+    @property
+    def pending(self) -> bool:
+        """Whether the trainer is going to be started again."""
+        return self._due_at is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether now is the time."""
+        return self._due_at is not None and time.monotonic() >= self._due_at
+
+    def call_off(self) -> None:
+        """It is not started again; or it is, at this moment."""
+        self._due_at = None
+
+    def reached(self, step: int) -> None:
+        """The trainer has completed `step`."""
+        self._furthest = max(self._furthest, step)
+
+    def after_crash(self, attempt: TrainerAttempt, *, would_be_the_same: bool) -> None:
+        """A life ended by itself, and not well: start the trainer again after a while, or give up.
+
+        Args:
+            attempt: that one.
+            would_be_the_same: whether the next one could only end likewise.
+        """
+        self._connected |= attempt.connected  # killed again before it could say hello, it is the same program
+        decision = after_crash(
+            crashes=self._crashes,
+            progressed=self._furthest > max(attempt.resumed_step, self._furthest_crashed),
+            connected=self._connected,
+            max_crashes=0 if would_be_the_same else self._max_crashes,
+        )
+        self._furthest_crashed = max(self._furthest, self._furthest_crashed)
+        if isinstance(decision, GiveUp):
+            if self._connected:
+                self._emit(events.GaveUp(crashes=decision.crashes))
+            self._pipeline.press()
+            return
+        self._crashes = decision.crashes
+        if attempt.exit_code == 128 + signal.SIGKILL and oom_kills() > self._oom_kills:
+            self._leave_memory()
+        self._due_at = time.monotonic() + decision.in_s
+        self._emit(events.Restarting(in_s=decision.in_s, crashes=decision.crashes))
+
+    def _leave_memory(self) -> None:
+        """The kernel has killed the trainer, or somebody, for memory: the next one gets that of the slots."""
+        self._oom_kills = oom_kills()
+        try:
+            self._pipeline.leave_memory()
+        except NoSpace as err:
+            self._say(f"the kernel has killed the program for want of memory, and the slots stay where they are: {err}")
+        else:
+            self._say("the kernel has killed the program for want of memory: from now on the disk takes the snapshots")

@@ -1,0 +1,286 @@
+"""What can be wrong with this machine: software, limits, memory, disks, torchrun, the metadata service.
+
+Owns one function for each check. Everything that a check looks at comes in through `Host`, so that a test can build a
+machine in a directory. Knows no store; changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloud.aws.metadata import Metadata
+from cloud.errors import CloudError
+from cloud.notice import Clock, Deadline
+from harness.agent.save import slot_pool
+from harness.config.settings import Settings
+from harness.inspect.doctor.finding import Finding, failure, ok, one_line, warning
+from harness.ipc.channel import open_pidfd
+from harness.ipc.slots import Slot
+
+FEW_FILES, FEW_FILES_S3 = 1024, 4096
+SMALL_SHM_BYTES = 1024**3
+TORCHRUN_DEFAULT_S = 30.0
+_METADATA_S = 3.0
+_GONE_WITH = {
+    "tmpfs": "memory, which a reboot empties",
+    "ramfs": "memory, which a reboot empties",
+    "overlay": "the container's own layer, which goes with the container",
+    "instance store": "instance store, which goes with the instance",
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """This machine, as the checks see it.
+
+    Attributes:
+        environ: the environment.
+        root: where /proc, /sys and /dev are.
+        clock: monotonic seconds.
+        available: memory that the agent believes it can take, in bytes.
+        total: memory of the host, in bytes.
+        disk: total, used and free bytes of a path's file system.
+        open_files: soft and hard limit on open descriptors.
+        version: version of an installed distribution; raises PackageNotFoundError.
+        make_slot: allocates a slot.
+    """
+
+    environ: Mapping[str, str]
+    root: Path = Path("/")
+    clock: Clock = time.monotonic
+    available: Callable[[], int] = slot_pool.available_bytes
+    total: Callable[[], int] = slot_pool.total_bytes
+    disk: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage
+    open_files: Callable[[], tuple[int, int]] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)
+    version: Callable[[str], str] = importlib.metadata.version
+    make_slot: Callable[[int], Slot] = Slot.create
+
+    def read(self, path: str) -> str | None:
+        """A small file of the kernel's, stripped; `None` where there is none or it is not for us."""
+        try:
+            return (self.root / path).read_text().strip()
+        except (OSError, ValueError):
+            return None
+
+
+# ---- software and limits --------------------------------------------------------------------------------------------
+
+
+def check_software(host: Host, *, s3: bool) -> Finding:
+    """Versions of what a run needs, of this very interpreter: another environment's torch is a common surprise."""
+    found, missing = [f"Python {platform.python_version()}"], []
+    for name in ("torch", "boto3", "awscrt") if s3 else ("torch", "awscrt"):
+        try:
+            found.append(f"{name} {host.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    what = ", ".join(found) + "".join(f", no {name}" for name in missing)
+    if "boto3" in missing or "awscrt" in missing:
+        extra = "[s3]" if "boto3" in missing else ""
+        return failure("software", what, f"pip install 'harness-spot{extra}' into the training's own environment")
+    if missing:
+        return warning("software", what, "use the harness of the environment that the training runs in")
+    return ok("software", what)
+
+
+def check_kernel(host: Host) -> Finding:
+    """The two things that are asked of Linux and may be forbidden in a sandbox: memfds and pidfds."""
+    release = host.read("proc/sys/kernel/osrelease") or "of unknown version"
+    try:
+        host.make_slot(1024 * 1024).close()
+        descriptor = open_pidfd(os.getpid())
+    except OSError as err:
+        return failure(
+            "kernel",
+            f"Linux {release}: {one_line(err)}",
+            "memfd_create and pidfd_open are needed: Linux 5.3 or newer, and a seccomp profile that allows them",
+        )
+    if descriptor is not None:
+        os.close(descriptor)
+    return ok("kernel", f"Linux {release}, memfd and pidfd work")
+
+
+def check_open_files(host: Host, *, s3: bool) -> Finding:
+    """The soft limit on descriptors: connections to S3, slots, and the pipes of DataLoader workers count."""
+    soft, hard = host.open_files()
+    needed = FEW_FILES_S3 if s3 else FEW_FILES
+    infinite = soft == resource.RLIM_INFINITY
+    if infinite or soft >= needed:
+        return ok("nofile", "no limit" if infinite else f"{soft} open files")
+    enough = hard == resource.RLIM_INFINITY or hard >= needed
+    remedy = f"ulimit -n {needed}, or LimitNOFILE={needed} in the unit file"
+    if not enough:
+        remedy += f"; the hard limit is {hard}, so raise it in /etc/security/limits.conf or docker run --ulimit nofile"
+    return warning("nofile", f"{soft} open files; connections, slots and data workers may need {needed}", remedy)
+
+
+def check_torchrun(host: Host, command: Sequence[str], drain_s: float) -> Finding:
+    """Whether torchrun would kill the trainer while it drains: it sends SIGKILL 30 s after it was told to end."""
+    used = "TORCHELASTIC_RUN_ID" in host.environ or any(
+        os.path.basename(word) == "torchrun" or word.startswith("torch.distributed.")  # noqa: PTH119
+        for word in command
+    )
+    remedy = f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={drain_s:.0f}; a torch that does not know it always takes 30 s"
+    told = _flag(command, "shutdown-timeout") or host.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    try:
+        timeout_s = float(told) if told else TORCHRUN_DEFAULT_S
+    except ValueError:
+        return failure("torchrun", f"the shutdown time-out is no number: {told!r}", remedy)
+    if not used:
+        return ok("torchrun", f"not in use; under it, a trainer is killed {timeout_s:g} s after a signal")
+    if timeout_s < drain_s:
+        return warning(
+            "torchrun", f"kills the trainer {timeout_s:g} s after a signal; a drain may take {drain_s:.0f} s", remedy
+        )
+    return ok("torchrun", f"leaves the trainer {timeout_s:g} s after a signal; a drain takes {drain_s:.0f} s at most")
+
+
+def _flag(command: Sequence[str], name: str) -> str | None:
+    """The value of `--name value` or `--name=value`, dashes or underscores."""
+    for index, word in enumerate(command):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and flag[2:].replace("_", "-") == name:
+            return value if equals else next(iter(command[index + 1 : index + 2]), None)
+    return None
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def check_memory(host: Host, settings: Settings, state_bytes: int | None) -> Finding:
+    """Whether the slots fit. memfds are charged to the cgroup of whoever fills them, like any memory."""
+    count = settings.slots or (2 if host.total() >= slot_pool.TWO_SLOTS_FROM_BYTES else 1)
+    slots = f"{count} slot{'s' if count > 1 else ''}"
+    free, limit = host.available(), "free"
+    cgroup_free = slot_pool.free_in_cgroup(host.root)
+    if cgroup_free is not None and cgroup_free < free:
+        free, limit = cgroup_free, "left by the cgroup"
+    if state_bytes is None:
+        fits = max(0, free - slot_pool.RESERVED_BYTES) / count
+        return ok("memory", f"{free / 1e9:.1f} GB {limit}: room for {slots} of up to {fits / 1e9:.1f} GB")
+    fit = slot_pool.how_many_fit(state_bytes, count, free)
+    if fit == 0:
+        what = f"{free / 1e9:.1f} GB {limit}, too little for a slot of {state_bytes / 1e9:.1f} GB"
+        if settings.slot_disk is None:
+            return failure("memory", what, "a host or a cgroup limit with more memory, or --local DIR on a fast disk")
+        return warning(
+            "memory",
+            f"{what}: snapshots go through a window to {settings.slot_disk}, and training waits for that disk",
+            "a host or a cgroup limit with more memory; else a disk as fast as can be had for --local",
+        )
+    if fit < count:
+        what = f"{free / 1e9:.1f} GB {limit}, enough for {fit} of {slots} of {state_bytes / 1e9:.1f} GB"
+        return warning(
+            "memory", what, f"--slots {fit}: it is what you get; or a host or a cgroup limit with more memory"
+        )
+    left = free - count * state_bytes
+    return ok(
+        "memory",
+        f"{free / 1e9:.1f} GB {limit}; {slots} of {state_bytes / 1e9:.1f} GB leave {left / 1e9:.1f} GB to the training",
+    )
+
+
+def check_shm(host: Host) -> Finding:
+    """/dev/shm: the harness needs none of it, DataLoader workers do; Docker gives 64 MB."""
+    path = host.root / "dev/shm"
+    remedy = "docker run --shm-size=8g, or --ipc=host; the harness itself uses memfds and needs none of it"
+    if not path.is_dir():
+        return warning("/dev/shm", "there is none: DataLoader workers cannot pass tensors", remedy)
+    total, _, free = host.disk(path)
+    if total < SMALL_SHM_BYTES:
+        return warning("/dev/shm", f"{total / 1e6:.0f} MB: DataLoader workers may die of a bus error", remedy)
+    return ok("/dev/shm", f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free, for DataLoader workers; slots need none")
+
+
+# ---- disks ----------------------------------------------------------------------------------------------------------
+
+
+def medium_of(host: Host, path: Path) -> str:
+    """What a path lies on: "instance store", "EBS", or the file system's type ("ext4", "tmpfs", "overlay", "nfs4")."""
+    best, kind, source = "", "unknown", ""
+    place = str(existing(path).resolve())
+    for line in (host.read("proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        point, fields = before.split()[4].replace("\\040", " "), after.split()
+        inside = place == point or place.startswith(point.rstrip("/") + "/")
+        if inside and len(fields) >= 2 and len(point) >= len(best):  # of equals, the last one hides the others
+            best, kind, source = point, fields[0], fields[1]
+    model = " ".join(_models(host, source.removeprefix("/dev/"))) if source.startswith("/dev/") else ""
+    if "Instance Storage" in model:
+        return "instance store"
+    return "EBS" if "Elastic Block Store" in model else kind
+
+
+def goes_with(medium: str) -> str | None:
+    """Why a store on `medium` is not durable, or `None`."""
+    return _GONE_WITH.get(medium)
+
+
+def existing(path: Path) -> Path:
+    """The path itself, or the nearest directory above it that is there."""
+    return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
+
+
+def _models(host: Host, device: str) -> list[str]:
+    """What a block device says that it is; of a RAID or a logical volume, what its members say."""
+    name = re.sub(r"^(nvme\d+n\d+)p\d+$", r"\1", device)
+    try:
+        members = sorted(entry.name for entry in (host.root / "sys/class/block" / name / "slaves").iterdir())
+    except OSError:
+        members = []
+    whole = [re.sub(r"^(nvme\d+n\d+)p\d+$", r"\1", member) for member in members] or [name]
+    return [host.read(f"sys/class/block/{each}/device/model") or "" for each in whole]
+
+
+# ---- the metadata service -------------------------------------------------------------------------------------------
+
+
+def check_metadata(host: Host, settings: Settings, open_metadata: Callable[[str], Metadata]) -> Finding:
+    """Whether a spot notice would be heard here, and if not, why not."""
+    name = "metadata"
+    if settings.metadata == "off":
+        disabled = host.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+        remedy = "unset AWS_EC2_METADATA_DISABLED" if disabled else "leave --metadata off away"
+        return warning(name, "off: no notice of EC2 is heard", f"on a spot instance, {remedy}")
+    session = open_metadata(settings.metadata)
+    try:
+        deadline = Deadline.after(_METADATA_S, host.clock)
+        cycle = session.get("meta-data/instance-life-cycle", deadline=deadline)
+        kind = session.get("meta-data/instance-type", deadline=deadline)
+    except CloudError as err:
+        return _deaf(host, settings.metadata, one_line(err))
+    finally:
+        session.close()
+    words = " ".join(answer.text.strip()[:40] for answer in (cycle, kind) if answer is not None)
+    return ok(name, f"{settings.metadata} answers{': ' if words else ''}{words}; proxies are passed by")
+
+
+def _deaf(host: Host, endpoint: str, why: str) -> Finding:
+    """No answer: on an instance that is a failure with its command, elsewhere nothing else was to be expected."""
+    instance = host.read("sys/class/dmi/id/board_asset_tag") or ""
+    on_ec2 = instance.startswith("i-") or "Amazon EC2" in (host.read("sys/class/dmi/id/sys_vendor") or "")
+    if not on_ec2:
+        return warning(
+            "metadata",
+            f"no EC2 instance, as far as can be seen; no notice is heard: {why}",
+            "elsewhere than on EC2, a SIGTERM (grace_s) or a drain file has to tell",
+        )
+    options = f"aws ec2 modify-instance-metadata-options --instance-id {instance if instance else 'i-...'}"
+    if "hop limit" in why:  # the session's own word for a token that was asked for and never came
+        remedy = f"{options} --http-put-response-hop-limit 2, or the host's network for the container"
+    elif "turned off" in why:
+        remedy = f"{options} --http-endpoint enabled"
+    else:
+        remedy = (
+            f"see what answers: curl -X PUT {endpoint}/latest/api/token -H 'X-aws-ec2-metadata-token-ttl-seconds: 60'"
+        )
+    return failure("metadata", f"no notice is heard on this EC2 instance: {why}", remedy)

@@ -1,0 +1,203 @@
+"""What a start would resume, found without doing it: nothing is claimed, quarantined, probed or downloaded.
+
+Owns the words of `harness resume --dry-run`. It goes the way of `agent.resume`, by records and by what the stores say
+of shards; that bytes are what was committed is known only once they are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloud.digest import format_crc
+from cloud.errors import CloudError, NotFound
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.agent.resume.finder import Copy, StoredCopy, is_one_place, order, stored_copies
+from harness.config.settings import Settings
+from harness.core.manifest import MAX_RECORD_BYTES, ForeignFormat, Manifest, parse_quarantine
+from harness.core.snapshot import RunKeys, SnapshotId
+from harness.errors import ExitCode, SnapshotCorrupt
+from harness.inspect import report
+from harness.snapshots import commit
+from harness.snapshots.open import open_existing_store
+
+CALL_S = 30.0
+ANSWER_S = 5.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One snapshot in one tier; `reason` says why it is not used."""
+
+    snapshot: str
+    tier: str
+    step: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a start would do.
+
+    Attributes:
+        used: what it would resume; `None` if nothing.
+        why: in words, for `used` as for nothing.
+        rejected: what it would pass over before that, and everything in quarantine.
+        notes: what else there is to know.
+        refused: the exit code where it would not start at all.
+    """
+
+    used: Row | None
+    why: str
+    rejected: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()
+    refused: ExitCode | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return dataclasses.asdict(self) | {"refused": None if self.refused is None else int(self.refused)}
+
+
+def preview(settings: Settings) -> Preview:
+    """Look at the run in its store and in the local tier.
+
+    Raises:
+        CloudError: the store cannot be asked: a start would wait for it, and nothing can be said.
+        SnapshotCorrupt: the newest claim cannot be read: a start would be refused.
+    """
+    store, keys = open_existing_store(settings.store, settings), RunKeys(settings.run)
+    known = commit.survey(store, keys, Deadline.after(CALL_S))
+    notes = tuple(_notes(settings, known))
+    if settings.fresh:
+        passed = f", and passes {len(known.commits)} snapshots over" if known.commits else ""
+        return Preview(None, f"--fresh begins at step 0 under a new identity{passed}", notes=notes)
+    if known.finished_at is not None:
+        why = f"the run finished at step {known.finished_at}: a start is refused; --fresh begins at step 0"
+        return Preview(None, why, notes=notes, refused=ExitCode.USAGE)
+    if known.stopped_early is not None and not settings.continue_:
+        why = "the run's own program stopped it early: a start is refused; --continue goes on, --fresh begins at step 0"
+        return Preview(None, why, notes=notes, refused=ExitCode.USAGE)
+    if not known.run_id:
+        return Preview(None, "there is no run of this name in the store: it begins at step 0", notes=notes)
+    search = _Search(keys, known.run_id)
+    search.add("remote", store, known)
+    if settings.local_tier is not None and Path(settings.local_tier).is_dir():
+        local = open_existing_store(settings.local_tier, settings)
+        try:
+            search.add("local", local, commit.survey(local, keys, Deadline.after(CALL_S)))
+        except (CloudError, SnapshotCorrupt) as err:
+            notes += (f"the local tier {settings.local} cannot be used: {err}",)
+    return search.outcome(notes)
+
+
+def _notes(settings: Settings, known: commit.Survey) -> Iterator[str]:
+    claim = known.last_claim
+    try:
+        live = report.ask_agent(settings, ANSWER_S)
+    except report.AgentSilent as err:
+        yield str(err)
+        return
+    if live is not None:
+        yield f"it is being trained on this host already, by process {live['trainer_pid'] or live['agent_pid']}"
+    elif claim is not None and known.done is None and not settings.fresh:
+        yield (
+            f"generation {claim.generation} on {claim.host} has not said that it ended: if it lives, a start asks it "
+            "to leave and goes on from its last snapshot"
+        )
+
+
+class _Search:
+    """All tiers' copies, and what is wrong with those that come first."""
+
+    def __init__(self, keys: RunKeys, run_id: str) -> None:
+        self._keys, self._run_id = keys, run_id
+        self._copies: list[Copy] = []
+        self._uncommitted: dict[tuple[str, SnapshotId], Manifest] = {}
+        self._quarantined: list[Row] = []
+        self._lost = False
+
+    def add(self, tier: str, store: ObjectStore, known: commit.Survey) -> None:
+        """What a survey of one tier found, and what a start would commit there first."""
+        deadline = Deadline.after(CALL_S)
+        for manifest in commit.complete(store, self._keys, self._run_id, deadline):
+            self._uncommitted[tier, manifest.id] = manifest
+        found = {*known.commits, *(id_ for named, id_ in self._uncommitted if named == tier)}
+        self._copies += stored_copies(store, tier, sorted(found))
+        for snapshot in sorted(known.quarantined, reverse=True):
+            reason = f"quarantined: {self._reason(store, snapshot, deadline)}"
+            self._quarantined.append(Row(str(snapshot), tier, snapshot.step, reason))
+            self._lost |= tier == "remote" and self._is_ours(store, snapshot, deadline)
+
+    def outcome(self, notes: tuple[str, ...]) -> Preview:
+        """The newest copy that can be used, as far as one can tell from here."""
+        rejected: list[Row] = []
+        foreign: set[str] = set()
+        unusable = False
+        for copy in order(self._copies):
+            assert isinstance(copy, StoredCopy), "memory is the agent's alone"
+            if copy.tier in foreign:
+                continue
+            try:
+                manifest = self._manifest(copy)
+                if manifest.run_id != self._run_id:
+                    foreign.add(copy.tier)
+                    reason = "belongs to another run of this name, and so do older ones there"
+                    rejected.append(Row(str(copy.id), copy.tier, copy.id.step, reason))
+                    continue
+                self._check(copy, manifest)
+            except ForeignFormat as err:
+                why = f"{err}: a start is refused; resume with a version that knows it"
+                return Preview(None, why, (*rejected, *self._quarantined), notes, ExitCode.USAGE)
+            except (SnapshotCorrupt, CloudError) as err:
+                if isinstance(err, CloudError) and not isinstance(err, NotFound) and not is_one_place(copy, self._keys):
+                    raise  # nothing may be concluded from a store that is down
+                unusable = True
+                rejected.append(Row(str(copy.id), copy.tier, copy.id.step, str(err)))
+                continue
+            complete = "complete, and committed at the start" if self._is_uncommitted(copy) else "committed"
+            why = f"{complete}; its shards are there, their bytes are verified at the start"
+            used = Row(str(copy.id), copy.tier, copy.id.step)
+            return Preview(used, why, (*rejected, *self._quarantined), notes)
+        lost = unusable or self._lost
+        why = "no snapshot of this run anywhere: it begins at step 0"
+        if lost:
+            why = "this run has snapshots, and none of them can be used: a start fails; --fresh begins at step 0"
+        return Preview(None, why, (*rejected, *self._quarantined), notes, ExitCode.BUG if lost else None)
+
+    def _is_uncommitted(self, copy: StoredCopy) -> bool:
+        return (copy.tier, copy.id) in self._uncommitted
+
+    def _manifest(self, copy: StoredCopy) -> Manifest:
+        if (manifest := self._uncommitted.get((copy.tier, copy.id))) is not None:
+            return manifest
+        return commit.read_manifest(copy.store, self._keys, copy.id, Deadline.after(CALL_S))
+
+    def _check(self, copy: StoredCopy, manifest: Manifest) -> None:
+        """Whether the store has every shard as it was committed, by its own word. Raises SnapshotCorrupt, NotFound."""
+        for part in manifest.parts:
+            for shard in part.shards:
+                key = self._keys.payload(manifest.directory, shard.name)
+                info = copy.store.stat(key, deadline=Deadline.after(CALL_S))
+                if info.size != shard.size:
+                    raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
+                if info.crc64nvme is not None and format_crc(info.crc64nvme) != shard.crc64nvme:
+                    raise SnapshotCorrupt(f"{key}: not what was committed")
+
+    def _reason(self, store: ObjectStore, snapshot: SnapshotId, deadline: Deadline) -> str:
+        key = self._keys.quarantined(snapshot)
+        try:
+            return parse_quarantine(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key).reason
+        except (SnapshotCorrupt, NotFound) as err:
+            return str(err)
+
+    def _is_ours(self, store: ObjectStore, snapshot: SnapshotId, deadline: Deadline) -> bool:
+        try:
+            return commit.read_manifest(store, self._keys, snapshot, deadline).run_id == self._run_id
+        except NotFound:
+            return False  # retired since
+        except SnapshotCorrupt:
+            return True

@@ -1,0 +1,210 @@
+"""One start of `harness run`: our child, or what is here already and was left by one that died.
+
+Owns processes and their ends. `harness run` is an agent with the trainer as its child; where the agent is killed, the
+trainer lives on and starts another, detached one. So what is here has to be looked for before anything is started:
+
+    our child ──SIGKILL──▶ its trainer, now our child, with a detached agent    } waited for; what came of it is in
+    we ourselves ──SIGKILL──▶ our child, which listens on the run's socket      } the store
+
+Nothing is killed: what trains is what we are here for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.errors import ConfigError
+from harness.ipc.channel import open_pidfd, pidfd_dead
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+AskStatus = Callable[[], dict[str, Any] | None]
+"""The status of the run's agent on this host; `None` if none answers."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How it ended.
+
+    Attributes:
+        code: exit code, as a shell shows it; `None` if nobody knows.
+        signum: the signal, if one ended `harness run` itself.
+        outcome: as the agent recorded it; `None` where it could not, or had not begun.
+    """
+
+    code: int | None
+    signum: int | None = None
+    outcome: str | None = None
+
+
+class RunAttempt(Protocol):
+    """A run that is under way."""
+
+    pidfd: int | None
+    """Readable when its process has ended; `None` where there is more to wait for than that."""
+    ours: bool
+    """Whether we started it."""
+
+    def ended(self) -> Ended | None:
+        """How it ended, or `None` while it has not. Does not block for long."""
+        ...
+
+    def signal(self, signum: int) -> None:
+        """Pass a signal on."""
+        ...
+
+    def close(self) -> None:
+        """Give up descriptors. The run is not touched."""
+        ...
+
+
+class StartedAttempt:
+    """`harness run` as our child, with our terminal and our process group."""
+
+    ours = True
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], said: Callable[[int], str | None]) -> None:
+        """Start it.
+
+        Args:
+            arguments: its command line.
+            environ: its environment.
+            said: the outcome that an agent of that process has recorded on this host.
+
+        Raises:
+            ConfigError: it cannot be started.
+        """
+        self._said = said
+        try:
+            self._process = subprocess.Popen(list(arguments), env=dict(environ))
+        except OSError as err:
+            raise ConfigError(f"{arguments[0]}: {err.strerror}") from err
+        self.pidfd: int | None = os.pidfd_open(self._process.pid)
+
+    def ended(self) -> Ended | None:
+        """See `RunAttempt`."""
+        code = self._process.poll()
+        reap_strangers(but=self._process.pid)
+        if code is None:
+            return None
+        return Ended(128 - code, -code) if code < 0 else Ended(code, outcome=self._said(self._process.pid))
+
+    def signal(self, signum: int) -> None:
+        """See `RunAttempt`. To the agent alone: it knows what its trainer has to be told."""
+        if self._process.poll() is None and self.pidfd is not None:
+            signal.pidfd_send_signal(self.pidfd, signum)
+
+    def close(self) -> None:
+        """See `RunAttempt`."""
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class FoundAttempt:
+    """A run that is here already: an agent that answers, or processes that may start one.
+
+    Args:
+        ask: see `AskStatus`.
+        outcome: the exit code that stands for what the generation that was found came to; `None` if nothing says.
+        pids: processes to wait for, whether an agent answers or not.
+        found: the agent's first answer, if there was one.
+    """
+
+    ours = False
+    pidfd: int | None = None
+
+    def __init__(
+        self,
+        ask: AskStatus,
+        outcome: Callable[[int | None], int | None],
+        pids: Sequence[int] = (),
+        found: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._ask, self._outcome = ask, outcome
+        self._agent: int | None = None
+        self._generation: int | None = None
+        self._alive: dict[int, int] = {}
+        for pid in pids:
+            self._await(pid)
+        if found is not None:
+            self._note(found)
+
+    def ended(self) -> Ended | None:
+        """See `RunAttempt`. Over once nobody is left and no agent answers."""
+        reap_strangers()
+        for pid, pidfd in list(self._alive.items()):
+            if pidfd_dead(pidfd):
+                os.close(self._alive.pop(pid))
+        answer = self._ask()
+        if answer is not None:
+            self._note(answer)
+        if answer is not None or self._alive:
+            return None
+        return Ended(self._outcome(self._generation))
+
+    def signal(self, signum: int) -> None:
+        """See `RunAttempt`. Only what ends a service is passed on: whoever presses Ctrl-C here did not start it."""
+        if signum != signal.SIGTERM:
+            return
+        target = self._agent if self._agent in self._alive else next(iter(self._alive), None)
+        if target is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._alive[target], signum)
+
+    def close(self) -> None:
+        """See `RunAttempt`."""
+        while self._alive:
+            os.close(self._alive.popitem()[1])
+
+    def _note(self, answer: Mapping[str, Any]) -> None:
+        self._generation, self._agent = answer["generation"], answer["agent_pid"]
+        for pid in (answer["agent_pid"], answer["trainer_pid"]):
+            if pid is not None:
+                self._await(pid)
+
+    def _await(self, pid: int) -> None:
+        if pid not in self._alive and (pidfd := open_pidfd(pid)) is not None:
+            self._alive[pid] = pidfd
+
+
+def adopt_orphans() -> None:
+    """From now on a process whose parent dies below us becomes our child, so that it can be found, and is reaped."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def left_behind(proc: Path = Path("/proc")) -> list[int]:
+    """Our living children in our process group: after the death of an agent, its trainer.
+
+    What a program has started to outlive it is in a group or session of its own, and is nobody to wait for.
+    """
+    found, ours, group = [], os.getpid(), os.getpgrp()
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                # Bytes: the kernel cuts a program's name off at 15 of them, be it in the middle of a character.
+                state, parent, pgrp = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+                if state not in b"ZX" and int(parent) == ours and int(pgrp) == group:
+                    found.append(int(entry.name))
+    return found
+
+
+def reap_strangers(but: int | None = None) -> None:
+    """Reap children that are not ours to wait for: orphans, and in a container everybody's. Does not block.
+
+    Args:
+        but: the child that whoever started it reaps.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid == but:
+                return  # those behind it have their turn once it is reaped
+            os.waitpid(ended.si_pid, 0)

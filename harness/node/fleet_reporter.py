@@ -1,0 +1,129 @@
+"""What the fleet is told while a run is under way: metrics, protection, heartbeats of the hook.
+
+Owns when each is due. It only looks and tells: nothing here starts or ends anything, and a call that fails is said
+once, and tried again. Each tick makes one call to AWS at most, so that whoever ticks is never held up for long.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cloud.aws.fleet import Fleet
+from cloud.errors import CloudError
+from cloud.notice import Clock, Deadline
+from harness.node.attempts import AskStatus
+from harness.node.notices import Notices
+
+MEASURE_S = 60.0
+HEARTBEAT_S = 60.0
+LOOK_S = 5.0  # what EC2's manual recommends; the agent asks every second
+ASK_S = 2.0
+CALL_S = 5.0
+
+
+class FleetReporter:
+    """Looks at the run, the announcements and the clock, and tells the fleet. One thread.
+
+    Args:
+        fleet: whom to tell; `None` for nobody.
+        announcements: about this instance.
+        ask: the run's agent on this host.
+        say: a word to the user.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet | None,
+        announcements: Notices,
+        ask: AskStatus,
+        say: Callable[[str], None],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._fleet, self._announcements, self._ask, self._say, self._clock = fleet, announcements, ask, say, clock
+        self._due: dict[str, float] = {}
+        self._failing: set[str] = set()
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._durable_at = clock()  # from the start, while there is none
+        self._saving = self._protected = False
+        self.generation: int | None = None
+        """Of the agent that answered last, since `started`."""
+        self.claimed = False
+        """Whether an agent has said, since `started`, that the store knows of its start."""
+
+    def started(self) -> None:
+        """`harness run` was started."""
+        self.generation, self.claimed = None, False
+        self._counts["Starts"] += 1
+        self._due.pop("measure", None)
+
+    def ended(self, *, failed: bool) -> None:
+        """It has ended: nothing is being saved any more. Tells the fleet at once; blocks for some seconds."""
+        if failed:
+            self._counts["FailedStarts"] += 1
+        self._saving = False
+        self._protect(CALL_S)
+        self._measure()
+
+    def tick(self) -> None:
+        """Do what is due. Blocks for some seconds at most, however little the services answer."""
+        if self._is_due("ask", ASK_S) and (status := self._ask()) is not None:
+            self._look_at_agent(status)
+        if self._fleet is None:
+            return
+        if self._is_due("look", LOOK_S):
+            self._announcements.look()
+        if self._announcements.last.by_group and self._is_due("heartbeat", HEARTBEAT_S):
+            self._try("heartbeat of the lifecycle hook", self._fleet.heartbeat, CALL_S)
+        elif self._wants_protection() != self._protected and self._is_due("protect", LOOK_S):
+            self._protect(CALL_S)
+        elif self._is_due("measure", MEASURE_S):
+            self._measure()
+
+    def _look_at_agent(self, status: Mapping[str, Any]) -> None:
+        self.generation = status["generation"]
+        self.claimed |= bool(status["claimed"])
+        if (age_s := status["durable_age_s"]) is not None:
+            self._durable_at = max(self._durable_at, self._clock() - age_s)
+        finishing = status["finished_step"] is not None and not status["everything_durable"]
+        self._saving = status["state"] == "draining" or finishing
+
+    def _wants_protection(self) -> bool:
+        return self._saving and not self._announcements.last.by_group
+
+    def _protect(self, seconds: float) -> None:
+        wanted = self._wants_protection()
+        if self._fleet is None or wanted == self._protected:
+            return
+        fleet = self._fleet
+        if self._try("protection of this instance", lambda deadline: fleet.protect(wanted, deadline), seconds):
+            self._protected = wanted
+
+    def _measure(self) -> None:
+        if self._fleet is None:
+            return
+        fleet, age_s = self._fleet, self._clock() - self._durable_at
+        values = {"DurableAgeSeconds": age_s, **self._counts}
+        if self._try("metrics", lambda deadline: fleet.measure(values, deadline), CALL_S):
+            self._counts.clear()
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self._clock()
+        if now < self._due.get(what, now):
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    def _try(self, what: str, call: Callable[[Deadline], object], seconds: float) -> bool:
+        try:
+            call(Deadline.after(seconds, self._clock))
+        except CloudError as err:
+            if what not in self._failing:
+                self._say(f"{what}: {err} (training goes on; tried again)")
+            self._failing.add(what)
+            return False
+        self._failing.discard(what)
+        return True

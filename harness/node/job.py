@@ -1,0 +1,118 @@
+"""What is to be run: options, then environment, then the instance's tags; harness.toml and defaults below.
+
+Owns that order, and how the settings reach `harness run` unchanged: by the same options, and by an environment in which
+tags stand where a variable was missing. It then resolves the very same, whatever it is that we do not know of.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.agent.trainers.child import script_of
+from harness.config.settings import Settings, resolve
+from harness.errors import ConfigError
+from harness.ipc.channel import safe_python
+
+COMMAND_VARIABLE = "HARNESS_COMMAND"
+_FIRST = ("fresh", "continue_")
+_TAGS = {"HARNESS_RUN": "harness-run", "HARNESS_STORE": "harness-store", COMMAND_VARIABLE: "harness-command"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as it is handed to `harness run`.
+
+    Attributes:
+        settings: as it will resolve them.
+        command: the program.
+        options: its options, without those of a first start.
+        environ: its environment.
+    """
+
+    settings: Settings
+    command: tuple[str, ...]
+    options: tuple[str, ...]
+    environ: Mapping[str, str]
+
+    @property
+    def anew(self) -> bool:
+        """Whether a first start has an option of its own."""
+        return self.settings.fresh or self.settings.continue_
+
+    def arguments(self, *, anew: bool) -> list[str]:
+        """The command line of `harness run`.
+
+        Args:
+            anew: whether with --fresh or --continue, if they were given: for a first start only, since they would count
+                for each one.
+        """
+        given = {"--fresh": self.settings.fresh, "--continue": self.settings.continue_}
+        first = [option for option, is_given in given.items() if anew and is_given]
+        return [*safe_python("harness"), "run", *self.options, *first, "--", *self.command]
+
+
+def resolve_job(
+    flags: Mapping[str, Any],
+    words: Sequence[str],
+    line: str | None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    tag: Callable[[str], str | None],
+) -> Job:
+    """Find out what to run.
+
+    Args:
+        flags: options of `harness run`, by the names of settings; `None` values count as not given.
+        words: the program, as it stood behind `--`; may be empty.
+        line: the program as one line, of --command.
+        environ: the environment.
+        cwd: as in `harness.config.settings.resolve`.
+        tag: a tag of the instance, asked only for what is still missing; `None` where there is none.
+
+    Raises:
+        ConfigError: nothing to run, two things to run, or settings that cannot be.
+    """
+    if words and line is not None:
+        raise ConfigError("the program is given twice: behind -- and as --command")
+    known = {"HARNESS_RUN": flags.get("run"), "HARNESS_STORE": flags.get("store"), COMMAND_VARIABLE: words or line}
+    found = dict(environ)
+    for variable, name in _TAGS.items():
+        if not known[variable] and not found.get(variable):
+            found.pop(variable, None)  # an empty one is none
+            if value := tag(name):
+                found[variable] = value
+    command = tuple(words) or _split(line if line is not None else found.get(COMMAND_VARIABLE))
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = resolve(given, found, cwd, script=script_of(command))
+    options = [word for name, value in given.items() if name not in _FIRST for word in _option(name, value)]
+    return Job(settings, command, tuple(options), found)
+
+
+def metadata_url(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path) -> str:
+    """Where the metadata service is, before anything else is known; also where the settings cannot be resolved."""
+    try:
+        return resolve({**flags, "run": "_"}, environ, cwd, script=None).metadata
+    except ConfigError:
+        about_it = {name: value for name, value in environ.items() if "METADATA" in name}
+        flag = {"run": "_", "metadata": flags.get("metadata")}
+        return resolve(flag, about_it, Path("/"), script=None).metadata
+
+
+def _split(line: str | None) -> tuple[str, ...]:
+    if not (line or "").strip():
+        raise ConfigError(
+            "nothing to run: harness resume -- python train.py, or --command, HARNESS_COMMAND, or the instance's tag "
+            "harness-command"
+        )
+    try:
+        return tuple(shlex.split(line or ""))
+    except ValueError as err:
+        raise ConfigError(f"the command cannot be read ({err}): {line}") from err
+
+
+def _option(name: str, value: object) -> list[str]:
+    return [f"--{name.replace('_', '-')}", format(value, ".17g") if isinstance(value, float) else str(value)]

@@ -1,0 +1,78 @@
+"""What is announced about this instance, as far as it matters to whoever starts runs on it.
+
+Owns the sources and their last words. An agent hears notices as well, and sooner; here is only asked whether one is in
+force, until when, and whether it is the group that ends the instance.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cloud.errors import CloudError
+from cloud.notice import Clock, NoticeKind, NoticeSource
+
+DRAIN_FILE = "drain file"
+GROUP = "ec2 autoscaling"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is in force.
+
+    Attributes:
+        ends_at: when the instance ends, on the monotonic clock; `None` if nothing says that it does. A drain file has
+            no end: nothing is started while it is there.
+        by_group: whether the Auto Scaling group ends it.
+    """
+
+    ends_at: float | None = None
+    by_group: bool = False
+
+
+class Notices:
+    """Sources of notices, asked on demand. One thread.
+
+    Args:
+        sources: closed with this.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, sources: Sequence[NoticeSource], clock: Clock = time.monotonic) -> None:
+        self._sources, self._clock = sources, clock
+        self._said: dict[str, Outlook] = {}
+        self.seen = False
+        """Whether an end was announced since `forget`."""
+
+    @property
+    def last(self) -> Outlook:
+        """What the last `look` came to."""
+        ends = [outlook.ends_at for outlook in self._said.values() if outlook.ends_at is not None]
+        return Outlook(max(ends, default=None), any(outlook.by_group for outlook in self._said.values()))
+
+    def look(self) -> Outlook:
+        """Ask every source; what one that does not answer has said last is still in force. Blocks for some seconds."""
+        for source in self._sources:
+            try:
+                notices = [notice for notice in source.poll() if notice.kind is NoticeKind.INTERRUPT]
+            except CloudError:  # the agent tells the user that a source is blind
+                continue
+            ends = [
+                math.inf if source.name == DRAIN_FILE or notice.deadline is None else notice.deadline.at
+                for notice in notices
+            ]
+            by_group = any(notice.source == GROUP for notice in notices)
+            self._said[source.name] = Outlook(max(ends, default=None), by_group)
+        self.seen |= self.last.ends_at is not None
+        return self.last
+
+    def forget(self) -> None:
+        """Another run begins: what was announced before is no news of it."""
+        self.seen = False
+
+    def close(self) -> None:
+        """Close every source."""
+        for source in self._sources:
+            source.close()

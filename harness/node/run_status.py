@@ -1,0 +1,105 @@
+"""One run, as far as it is on this host and in its store: found, started, and asked what came of it.
+
+Owns what has to be known of a run to supervise it; decides nothing. Nothing is written here: agents do that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloud.errors import CloudError
+from cloud.notice import Deadline
+from harness.agent.outcome import read_outcome
+from harness.core.snapshot import RunKeys
+from harness.errors import ConfigError, ExitCode, SnapshotCorrupt
+from harness.inspect import report
+from harness.ipc.channel import RuntimeDir
+from harness.node.attempts import FoundAttempt, RunAttempt, StartedAttempt, left_behind
+from harness.node.exit_policy import code_of
+from harness.node.job import Job
+from harness.snapshots import commit
+from harness.snapshots.open import open_existing_store
+
+ANSWER_S = 5.0  # an agent may be busy for a moment
+STORE_S = 20.0
+
+
+class RunStatus:
+    """See `harness.node.supervisor.Runs`.
+
+    Args:
+        job: what to run.
+        generation: which one was seen last, where nobody answers any more.
+    """
+
+    def __init__(self, job: Job, generation: Callable[[], int | None]) -> None:
+        self._job, self._generation = job, generation
+        self._strangers = frozenset(left_behind())  # an entrypoint's daemons, say: whoever started us had them
+
+    def ask(self) -> dict[str, Any] | None:
+        """See `harness.node.attempts.AskStatus`."""
+        try:
+            return report.ask_agent(self._job.settings, ANSWER_S)
+        except report.AgentSilent:
+            return None
+
+    def find(self) -> RunAttempt | None:
+        """See `Runs`."""
+        answer, pids = self.ask(), [pid for pid in left_behind() if pid not in self._strangers]
+        return FoundAttempt(self.ask, self._outcome, pids, answer) if answer is not None or pids else None
+
+    def start(self, *, anew: bool) -> RunAttempt:
+        """See `Runs`."""
+        return StartedAttempt(self._job.arguments(anew=anew), self._job.environ, self._said)
+
+    def durable_step(self) -> int | None:
+        """See `Runs`."""
+        known = self._survey()
+        return known.commits[-1].step if known is not None and known.commits else None
+
+    def over(self) -> bool:
+        """See `Runs`."""
+        known = self._survey()
+        return known is not None and (known.finished_at is not None or known.stopped_early is not None)
+
+    def _said(self, pid: int) -> str | None:
+        """The outcome that an agent with this process recorded here. A store that is down does not hide it."""
+        return read_outcome(self._runtime_dir, pid)
+
+    def _outcome(self, generation: int | None) -> int | None:
+        """What a life that was found came to, as an exit code; `None` if nothing says, or it is to be started again."""
+        number, known = generation or self._generation(), self._survey()
+        if known is None or known.last_claim is None or number is None:
+            return None
+        newest = known.last_claim
+        if newest.generation > number and newest.place and newest.place != self._lock_id():
+            return int(ExitCode.SUPERSEDED)
+        return code_of(known.done.outcome if known.done is not None and newest.generation >= number else None)
+
+    def _lock_id(self) -> str:
+        """The lock that claims of this host's agents name."""
+        runtime_dir = self._runtime_dir
+        try:
+            lock = os.open(runtime_dir.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return ""
+        try:
+            return runtime_dir.identity(lock)
+        finally:
+            os.close(lock)
+
+    @property
+    def _runtime_dir(self) -> RuntimeDir:
+        settings = self._job.settings
+        return RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+
+    def _survey(self) -> commit.Survey | None:
+        settings = self._job.settings
+        try:
+            store = open_existing_store(settings.store, settings)
+            return commit.survey(store, RunKeys(settings.run), Deadline.after(STORE_S))
+        except (CloudError, SnapshotCorrupt, ConfigError):
+            return None

@@ -1,0 +1,1 @@
+"""The commit protocol over any ObjectStore. Knows no process and no torch."""

@@ -1,0 +1,1 @@
+"""Copies between live tensors and slots."""

@@ -1,0 +1,1 @@
+"""Positions in DataLoaders and other loaders, so that a resumed run sees each batch once."""

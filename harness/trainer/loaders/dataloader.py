@@ -1,0 +1,447 @@
+"""A map-style DataLoader whose iteration goes on in the middle, with the very next batch.
+
+Owns what is needed to replay an iteration up to a batch without reading data. Knows nothing of snapshots or the agent:
+it gives and takes a plain tree, the *position*.
+
+    iterate()   record RNG ── iter() draws a base seed ── first draw shuffles ── batch 1 ── … ── batch k ── position()
+    restore()   set it back ── iter() draws the same   ── draws k batches of indices, reads nothing
+                                                       └─ RNG of the snapshot ── batch k + 1
+
+What torch's DataLoader does, and this file relies on (2.6 to 2.13, torch/utils/data/dataloader.py):
+
+- `iter(loader)` calls `iter(batch_sampler)`, then draws a base seed from `loader.generator` or the global RNG.
+- A sampler draws its order at the first `next`: with 0 workers that is at the first batch, with workers inside
+  `iter(loader)`, which prefetches. So a replay must skip at the first `next` too, or the two draws swap places.
+- Persistent workers draw the base seed when they are started, never again.
+
+The epoch seed, which workers are seeded with, is a hash of the RNG state: it draws nothing.
+
+A position is exact for the same number of workers, or where the sampler draws its order all at once (torch's own do).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, MapDataPipe
+
+from harness.errors import StateError
+from harness.trainer.loaders.generators import generators_in, set_state, states, word_of
+from harness.trainer.loaders.hook import OnIter, Tree, call, check_kind, hook, switch, weakly
+from harness.trainer.loaders.workers import SeededBatch, Workers
+from harness.trainer.state.kinds import SAME_PROGRAM
+
+_KIND = "DataLoader"
+
+
+class TorchLoader:
+    """A map-style DataLoader. Its class is switched to a subclass of its own; its attributes stay the user's."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        name: str,
+        capture_rng: Callable[[], Any],
+        restore_rng: Callable[[Any], None],
+        seed_workers: bool,
+    ) -> None:
+        """See `loader.instrument`. Raises StateError: this one cannot be resumed exactly."""
+        _check(loader, name)
+        self.name = name
+        self._loader = loader
+        self._capture_rng = capture_rng
+        self._restore_rng = restore_rng
+        self._order = _Order(loader, name, capture_rng, restore_rng, seed_workers)
+        self._on_iter: Callable[[], OnIter | None] = lambda: None
+        self._started = 0
+        self._live: weakref.WeakSet[_Iteration] = weakref.WeakSet()
+        self._pending: tuple[Tree, Any] | None = None
+        # Workers that an earlier look into the loader started know nothing of seeds: the next iteration starts others.
+        loader._iterator = None
+        _tap(loader, self, self._order, Workers(seed_workers))
+
+    def iterate(self) -> Iterator[Any]:
+        """See `InstrumentedLoader.iterate`."""
+        if self._pending is None:
+            epoch, batches = self._begin()
+        else:
+            epoch, batches = self._replay(*self._pending)
+            self._pending = None
+        self._started = epoch.number + 1
+        iteration = _Iteration(batches, epoch, self._live)
+        self._live.add(iteration)
+        return iteration
+
+    def position(self) -> Tree:
+        """See `InstrumentedLoader.position`."""
+        if self._pending is not None:
+            return self._pending[0]
+        live = list(self._live)
+        if len(live) > 1:
+            raise StateError(
+                f"{len(live)} iterations of {self.name} are under way at once: finish one before the next, let go of"
+                " iterators that are not needed, or make a second DataLoader"
+            )
+        return {
+            "kind": _KIND,
+            "started": self._started,
+            "generators": self._order.states(),
+            "workers_running": self._loader._iterator is not None,
+            "epoch": live[0].epoch.to_tree() if live else None,
+        }
+
+    def restore(self, position: Tree, rng: Any) -> None:
+        """See `InstrumentedLoader.restore`."""
+        check_kind(position, _KIND, self.name)
+        self._live.clear()
+        if position["epoch"] is not None:
+            self._pending = position, rng
+            return
+        self._pending = None
+        now = self._capture_rng()
+        self._match_workers(position["workers_running"])
+        self._order.set_states(position["generators"])
+        self._restore_rng(now)
+        self._started = position["started"]
+
+    def hook_iter(self, on_iter: OnIter) -> None:
+        """See `InstrumentedLoader.hook_iter`."""
+        self._on_iter = weakly(on_iter)
+
+    def on_iter(self) -> Iterator[Any] | None:
+        """See `Hookable.on_iter`."""
+        return call(self._on_iter, self)
+
+    def _begin(self) -> tuple[_Epoch, Iterator[Any]]:
+        start = self._order.moment()
+        epoch = _Epoch(
+            number=self._started,
+            seed=self._epoch_seed(),
+            start=start,
+            workers_running=self._loader._iterator is not None,
+            recent=self._recent(),
+        )
+        return epoch, self._open(epoch)
+
+    def _epoch_seed(self) -> int:
+        """What the seeds of an epoch's batches come from. Draws nothing.
+
+        Only the generator counts that torch would have drawn its workers' seeds from: a script that seeds torch, and
+        not Python's `random`, has the same data in every run.
+        """
+        generator = self._loader.generator or torch.default_generator
+        state = hashlib.blake2b(bytes(generator.get_state().tolist())).hexdigest()
+        return word_of(f"{self.name}/{self._started}/{state}")
+
+    def _replay(self, position: Tree, rng: Any) -> tuple[_Epoch, Iterator[Any]]:
+        epoch = _Epoch.from_tree(position["epoch"], self._recent())
+        self._match_workers(epoch.workers_running)
+        self._order.set_moment(epoch.start)
+        batches = self._open(epoch)
+        if epoch.drawn < epoch.skip:  # 0 workers: nothing was prefetched, so the sampler has not drawn its order yet
+            if epoch.first_draw is not None:
+                self._order.set_moment(epoch.first_draw)
+            self._order.skip(epoch)
+        self._order.set_states(position["generators"])
+        self._restore_rng(rng)
+        return epoch, batches
+
+    def _open(self, epoch: _Epoch) -> Iterator[Any]:
+        self._order.epoch = epoch
+        try:
+            batches = DataLoader.__iter__(self._loader)
+        finally:
+            self._order.epoch = None
+        if self._loader.num_workers == 0:
+            epoch.opened = self._order.moment()
+        return batches
+
+    def _match_workers(self, running: bool) -> None:
+        """Have persistent workers running, or not, as they were. May draw from the global RNG."""
+        if not running:
+            self._loader._iterator = None
+        elif self._loader._iterator is None and self._loader.persistent_workers:
+            self._order.empty = True  # or they would prefetch, and read data
+            try:
+                DataLoader.__iter__(self._loader)
+            finally:
+                self._order.empty = False
+
+    def _recent(self) -> deque[Any]:
+        prefetched = self._loader.num_workers * (self._loader.prefetch_factor or 0)
+        return deque(maxlen=prefetched + 1)
+
+
+def _check(loader: DataLoader[Any], name: str) -> None:
+    kind = type(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        raise StateError(
+            f"{name} reads an IterableDataset, which cannot be skipped without reading it: use"
+            " torchdata.stateful_dataloader.StatefulDataLoader and give the dataset a state_dict, or make it map-style"
+        )
+    if isinstance(loader.dataset, MapDataPipe):
+        raise StateError(f"{name} reads a MapDataPipe, which is deprecated: give the DataLoader a map-style dataset")
+    if loader.batch_sampler is None:
+        raise StateError(
+            f"{name} has batch_size=None, so nothing says what a batch is: give batch_size, or a batch_sampler"
+        )
+    if loader.num_workers > 0 and not loader.in_order:
+        raise StateError(f"{name} has in_order=False, so the order of its batches is chance: remove in_order=False")
+    if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
+        raise StateError(
+            f"{name} is a {kind.__name__}, which iterates in its own way: give it state_dict and load_state_dict, or"
+            " use a plain DataLoader and transform its batches in the training loop"
+        )
+
+
+class _Moment(NamedTuple):
+    """Every random state that a loader's order can depend on, at one instant."""
+
+    rng: Any
+    generators: dict[str, Any]
+
+
+@dataclass(eq=False)
+class _Epoch:
+    """One iteration of a DataLoader, and what it takes to replay it.
+
+    Attributes:
+        number: how many iterations of this loader were started before.
+        seed: what the seeds of its batches come from.
+        start: before `iter(loader)`.
+        workers_running: persistent workers were running before `iter(loader)`.
+        recent: the last indices drawn, back to those of the batch that was handed out last.
+        first_draw: before the sampler's first draw, where something else drew since `iter(loader)`: zip does.
+        skip: batches handed out before the snapshot that this iteration goes on from.
+        expected: fingerprint of the last of them.
+        handed: batches handed out, skipped ones included.
+        drawn: batches of indices drawn; ahead of `handed` by what workers prefetch.
+        opened: after `iter(loader)`, with 0 workers.
+        indices: what is left of the batch sampler's order.
+    """
+
+    number: int
+    seed: int
+    start: _Moment
+    workers_running: bool
+    recent: deque[Any]
+    first_draw: _Moment | None = None
+    skip: int = 0
+    expected: int | None = None
+    handed: int = 0
+    drawn: int = 0
+    opened: _Moment | None = None
+    indices: Iterator[Any] = field(default_factory=lambda: iter(()))
+
+    def to_tree(self) -> Tree:
+        return {
+            "number": self.number,
+            "seed": self.seed,
+            "start": self.start._asdict(),
+            "workers_running": self.workers_running,
+            "first_draw": self.first_draw and self.first_draw._asdict(),
+            "handed": self.handed,
+            "last": _fingerprint(self.recent[self.handed - self.drawn - 1]) if self.handed else None,
+        }
+
+    @classmethod
+    def from_tree(cls, tree: Tree, recent: deque[Any]) -> _Epoch:
+        return cls(
+            number=tree["number"],
+            seed=tree["seed"],
+            start=_Moment(**tree["start"]),
+            workers_running=tree["workers_running"],
+            recent=recent,
+            first_draw=tree["first_draw"] and _Moment(**tree["first_draw"]),
+            skip=tree["handed"],
+            expected=tree["last"],
+            handed=tree["handed"],
+        )
+
+
+class _Iteration:
+    """What the training loop iterates: hands out torch's batches, and counts."""
+
+    __slots__ = ("__weakref__", "_batches", "_live", "epoch")
+
+    def __init__(self, batches: Iterator[Any], epoch: _Epoch, live: weakref.WeakSet[_Iteration]) -> None:
+        self.epoch = epoch
+        self._batches = batches
+        self._live = live
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        self.epoch.handed += 1  # before, so that a batch which fails counts as well: its indices are used up
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self.epoch.handed -= 1
+            self._live.discard(self)
+            raise
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+
+class _Order:
+    """Stands between torch and the batch sampler; transparent while no epoch of ours is being opened.
+
+    Holds nothing that leads back to the loader: torch's iterator holds this, and with persistent workers the loader
+    holds the iterator. Such a ring would be left to the garbage collector, which closes queues before the iterator can
+    tell its workers to end; they would be waited for in vain, 10 s each.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        name: str,
+        capture_rng: Callable[[], Any],
+        restore_rng: Callable[[Any], None],
+        seed_workers: bool,
+    ) -> None:
+        self.batch_sampler: Any = loader.batch_sampler
+        self.epoch: _Epoch | None = None
+        self.empty = False
+        self._name = name
+        self._capture_rng = capture_rng
+        self._restore_rng = restore_rng
+        self._seeds = seed_workers and loader.num_workers > 0
+        self._sampler_was_watched = False
+        self._roots = {
+            "generator": loader.generator,
+            "sampler": loader.sampler,
+            "batch_sampler": loader.batch_sampler,
+            "dataset": loader.dataset,
+            "collate_fn": loader.collate_fn,
+        }
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.empty:
+            return iter(())
+        indices = iter(self.batch_sampler)
+        return indices if self.epoch is None else self._pass(self.epoch, indices)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def moment(self) -> _Moment:
+        return _Moment(self._capture_rng(), self.states())
+
+    def set_moment(self, moment: _Moment) -> None:
+        self._restore_rng(moment.rng)
+        self.set_states(moment.generators)
+
+    def states(self) -> dict[str, Any]:
+        return states(generators_in(self._roots))
+
+    def set_states(self, states: Mapping[str, Any]) -> None:
+        generators = generators_in(self._roots)
+        for path, state in states.items():
+            if path not in generators:
+                raise StateError(
+                    f"the snapshot has the state of a generator at {self._name}.{path}, and there is none: make it"
+                    " where the object that holds it is made, not later"
+                )
+            try:
+                set_state(generators[path], state)
+            except (RuntimeError, ValueError, TypeError, LookupError) as err:
+                raise StateError(
+                    f"the generator at {self._name}.{path} refused its stored state ({err}): {SAME_PROGRAM}"
+                ) from err
+
+    def _pass(self, epoch: _Epoch, indices: Iterator[Any]) -> Iterator[Any]:
+        """One pass over the batch sampler as torch sees it. With workers torch starts two, and draws from the last."""
+        epoch.indices = self._watch(indices)
+        return self._draw(epoch)
+
+    def _draw(self, epoch: _Epoch) -> Iterator[Any]:
+        if epoch.drawn < epoch.skip:  # workers: torch prefetches, inside iter(loader)
+            self.skip(epoch)
+        elif epoch.drawn == 0 and epoch.opened is not None and (now := self.moment()) != epoch.opened:
+            epoch.first_draw = now
+        for indices in epoch.indices:
+            epoch.recent.append(indices)
+            epoch.drawn += 1
+            yield SeededBatch(epoch.seed, epoch.drawn, indices) if self._seeds else indices
+
+    def skip(self, epoch: _Epoch) -> None:
+        """Draw the indices of the batches that were handed out before the snapshot. Reads no data."""
+        for indices in islice(epoch.indices, epoch.skip):
+            epoch.recent.append(indices)
+            epoch.drawn += 1
+        if epoch.drawn < epoch.skip:
+            raise StateError(
+                f"{self._name} had given {epoch.skip} batches when the snapshot was taken, and has {epoch.drawn} now:"
+                " the data, the sampler or the batch size has changed; resume with the old ones, or start a new run"
+            )
+        if _fingerprint(epoch.recent[-1]) != epoch.expected:
+            raise StateError(
+                f"{self._name} gives other batches than before the snapshot: the data, the sampler or the batch size"
+                " has changed, or the sampler draws from a source that cannot be restored; resume with the old ones, or"
+                " have the sampler draw from a generator that is an attribute of it"
+            )
+
+    def _watch(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """`indices`, unless the sampler goes on drawing from the global RNG: then a replay would draw other numbers.
+
+        Compared around the second draw of the first iteration only; what begins later, a replay finds by fingerprint.
+        """
+        yield from islice(indices, 1)
+        if not self._sampler_was_watched:
+            before = self._capture_rng()
+            second = list(islice(indices, 1))
+            if self._capture_rng() != before:
+                raise StateError(
+                    f"the sampler of {self._name} ({self._sampler_type()}) draws from the global RNG at every batch, in"
+                    " turns with the training loop, so its order cannot be replayed: give the sampler a generator of"
+                    " its own as an attribute, or have it draw its whole order at once"
+                )
+            self._sampler_was_watched = True
+            yield from second
+        yield from indices
+
+    def _sampler_type(self) -> str:
+        sampler = self._roots["sampler" if type(self.batch_sampler) is BatchSampler else "batch_sampler"]
+        return type(sampler).__name__
+
+
+def _tap(loader: DataLoader[Any], instrumented: TorchLoader, order: _Order, workers: Workers) -> None:
+    """Stand between torch and its sampler too. Its attributes stay the user's own: replacing them would show."""
+    hook(loader, instrumented)
+    kind: Any = type(loader)
+
+    class Tapped(kind):  # type: ignore[misc]
+        @property
+        def _index_sampler(self) -> _Order:
+            return order
+
+        def _get_iterator(self) -> Any:
+            return workers.start(self, super()._get_iterator)
+
+    switch(loader, Tapped)
+
+
+def _fingerprint(indices: Any) -> int | None:
+    """Tells one batch of indices from another, in any process; `None` for indices that are neither numbers nor text.
+
+    Only the last batch that was handed out is compared. A running checksum of all would cost 0.8 µs a batch of 32 (two
+    cores, torch 2.13), and a shuffle that differs anywhere differs there.
+    """
+    if isinstance(indices, torch.Tensor):
+        indices = indices.tolist()
+    try:
+        plain = [index if isinstance(index, str) else operator.index(index) for index in indices]
+    except TypeError:
+        return None
+    return zlib.crc32(repr(plain).encode())

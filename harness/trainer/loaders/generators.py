@@ -1,0 +1,119 @@
+"""Random number generators that a loader's parts hold: found, recorded, set and seeded, whoever made them.
+
+Owns which kinds there are (torch's, Python's, numpy's two) and how deep is looked for them. The global ones are not
+meant; `state/capture.py` has those. numpy is not imported for it: where nobody has, there is nothing of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from harness.trainer.state.rng import check_positions
+
+_MOST_OBJECTS = 2000
+_MOST_DEPTH = 6  # dataset → .dataset (Subset) → .transform → .transforms (Compose) → [0] → .generator
+_MOST_ITEMS = 64  # a list of transforms has fewer, a list of samples has more
+_OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Tensor)
+
+
+def generators_in(roots: Mapping[str, Any]) -> dict[str, Any]:
+    """Every generator that `roots` hold as attributes and items, nearest first, by the path to it."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    queue = deque((path, root, 0) for path, root in roots.items())
+    while queue and len(seen) < _MOST_OBJECTS:
+        path, value, depth = queue.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _is_generator(value):
+            found[path] = value
+        elif depth < _MOST_DEPTH:
+            queue.extend((path + step, part, depth + 1) for step, part in _parts(value))
+    return found
+
+
+def states(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """Of every generator, as plain trees."""
+    return {path: _state(generator) for path, generator in generators.items()}
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """The inverse of what `states` has for one generator. Raises ValueError, TypeError, LookupError: it is none."""
+    check_positions(state)
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.tensor(list(state), dtype=torch.uint8))
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif _is_numpy(generator, "Generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def reseed(generator: Any, word: int) -> None:
+    """Seed a generator with 64 bits."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(word)
+    elif isinstance(generator, random.Random):
+        generator.seed(word)
+    elif _is_numpy(generator, "Generator"):
+        generator.bit_generator.state = type(generator.bit_generator)(word).state
+    else:
+        generator.seed(halves(word))
+
+
+def word_of(text: str) -> int:
+    """64 bits that depend on `text` alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def halves(word: int) -> list[int]:
+    """A word as the two of 32 bits that numpy's legacy generator takes."""
+    return [word & 0xFFFFFFFF, word >> 32]
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, _OPAQUE):
+        return []
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()] if len(value) <= _MOST_ITEMS else []
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", part) for index, part in enumerate(value)] if len(value) <= _MOST_ITEMS else []
+    return [(f".{key}", part) for key, part in getattr(value, "__dict__", {}).items()]
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, torch.Generator | random.Random):
+        return not isinstance(value, random.SystemRandom)
+    return _is_numpy(value, "Generator") or _is_numpy(value, "RandomState")
+
+
+def _is_numpy(value: Any, kind: str) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy.random, kind))
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return bytes(generator.get_state().tolist())
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if _is_numpy(generator, "Generator"):
+        return _without_arrays(generator.bit_generator.state)
+    return _without_arrays(generator.get_state(legacy=False))
+
+
+def _without_arrays(value: Any) -> Any:
+    """A state of numpy's with lists for arrays; numpy takes it back."""
+    if isinstance(value, dict):
+        return {key: _without_arrays(part) for key, part in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,53 @@
+"""Exact position in a loader: an iteration that ended in the middle goes on with the very next batch.
+
+Owns which loaders that can be promised for, and by whom. Each kind has a file: `dataloader.py` replays a DataLoader,
+`own_state.py` asks a loader that knows its position, `sequence.py` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from harness.errors import StateError
+from harness.trainer.loaders.dataloader import TorchLoader
+from harness.trainer.loaders.hook import InstrumentedLoader, instruments_of
+from harness.trainer.loaders.own_state import OwnStateLoader
+from harness.trainer.loaders.sequence import SequenceLoader
+
+
+def instrument(
+    loader: Any,
+    name: str,
+    capture_rng: Callable[[], Any],
+    restore_rng: Callable[[Any], None],
+    seed_workers: bool = True,
+) -> InstrumentedLoader:
+    """Make the iteration of `loader` resumable. An instrumented loader is returned as it is.
+
+    Args:
+        loader: a map-style DataLoader; anything with `state_dict` and `load_state_dict`, such as torchdata's
+            StatefulDataLoader, which is used as it is; or a sequence.
+        name: see `InstrumentedLoader.name`.
+        capture_rng: returns the state of every global RNG as a plain tree. Draws nothing.
+        restore_rng: takes such a tree.
+        seed_workers: seed the RNG of data workers for every batch. Without it random numbers drawn in workers are
+            torch's, and differ after a resume.
+
+    Raises:
+        StateError: the loader cannot be resumed exactly; says why, and the remedy.
+    """
+    if (instrumented := instruments_of(loader)) is not None:
+        return instrumented
+    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        return OwnStateLoader(loader, name, capture_rng, restore_rng)
+    if isinstance(loader, DataLoader):
+        return TorchLoader(loader, name, capture_rng, restore_rng, seed_workers)
+    if isinstance(loader, Sequence):
+        return SequenceLoader(loader, name, restore_rng)
+    raise StateError(
+        f"{name} is a {type(loader).__name__}: an exact position is known for a DataLoader, a sequence, and what has"
+        " state_dict and load_state_dict; wrap it in one of them, or use ckpt.steps(n) if it draws its data from RNG"
+    )

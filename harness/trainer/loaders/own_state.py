@@ -1,0 +1,109 @@
+"""A loader that knows its own position, such as torchdata's StatefulDataLoader. Exact as far as it is.
+
+Owns when such a loader is asked, and how tensors in its state become plain values; replays nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from harness.trainer.loaders.hook import OnIter, Tree, call, check_kind, hook, is_hooked, weakly
+
+_KIND = "own state"
+_TENSOR = "\u0000tensor"
+
+
+class OwnStateLoader:
+    """A loader that knows its position itself, such as torchdata's StatefulDataLoader. Exact as far as it is."""
+
+    def __init__(
+        self, loader: Any, name: str, capture_rng: Callable[[], Any], restore_rng: Callable[[Any], None]
+    ) -> None:
+        self.name = name
+        self._loader = loader
+        self._iter = type(loader).__iter__
+        self._on_iter: Callable[[], OnIter | None] = lambda: None
+        self._capture_rng = capture_rng
+        self._restore_rng = restore_rng
+        self._pending: tuple[Tree, Any] | None = None
+        self._iteration: Callable[[], Iterator[Any] | None] = lambda: None
+        self._exhausted = False
+
+    def iterate(self) -> Iterator[Any]:
+        """See `InstrumentedLoader.iterate`."""
+        self._exhausted = False
+        if self._pending is None:
+            batches = self._iter(self._loader)
+        else:
+            position, rng = self._pending
+            self._loader.load_state_dict(_with_tensors(position["state"]))
+            batches = self._iter(self._loader)
+            self._restore_rng(rng)
+            self._pending = None
+        iteration = self._hand_out(batches)
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def position(self) -> Tree:
+        """See `InstrumentedLoader.position`."""
+        if self._pending is not None:
+            return self._pending[0]
+        under_way = self._iteration() is not None and not self._exhausted
+        # Not before the first iteration: StatefulDataLoader would start one, which draws. Not after a break: its state
+        # says the middle, where the next iteration starts afresh.
+        state = _without_tensors(self._loader.state_dict()) if under_way or self._exhausted else None
+        return {"kind": _KIND, "under_way": under_way, "state": state}
+
+    def restore(self, position: Tree, rng: Any) -> None:
+        """See `InstrumentedLoader.restore`."""
+        check_kind(position, _KIND, self.name)
+        self._pending = None
+        if position["under_way"]:
+            self._pending = position, rng
+        elif position["state"] is not None:
+            now = self._capture_rng()
+            self._loader.load_state_dict(_with_tensors(position["state"]))
+            self._loader.state_dict()  # has StatefulDataLoader start, and draw, now and not in the next iteration
+            self._restore_rng(now)
+            self._exhausted = True
+
+    def hook_iter(self, on_iter: OnIter) -> None:
+        """See `InstrumentedLoader.hook_iter`."""
+        self._on_iter = weakly(on_iter)
+        if not is_hooked(self._loader):
+            hook(self._loader, self)
+
+    def on_iter(self) -> Iterator[Any] | None:
+        """See `Hookable.on_iter`."""
+        return call(self._on_iter, self)
+
+    def _hand_out(self, batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+        self._exhausted = True
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return {_TENSOR: (str(value.dtype).removeprefix("torch."), tuple(value.shape), bytes(flat.tolist()))}
+    if type(value) is dict:
+        return {key: _without_tensors(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(part) for part in value)
+    return value
+
+
+def _with_tensors(value: Any) -> Any:
+    if type(value) is dict:
+        if value.keys() == {_TENSOR}:
+            dtype, shape, data = value[_TENSOR]
+            flat = torch.tensor(list(data), dtype=torch.uint8).view(getattr(torch, dtype))
+            return flat.reshape(shape)
+        return {key: _with_tensors(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_tensors(part) for part in value)
+    return value

@@ -1,0 +1,64 @@
+"""A list, tuple or range of batches, whose position is an index.
+
+Owns nothing but how far it is; reads no batch that is skipped.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from harness.errors import StateError
+from harness.trainer.loaders.hook import OnIter, Tree, check_kind
+
+_KIND = "sequence"
+
+
+class SequenceLoader:
+    """A list, tuple or range of batches: the position is an index."""
+
+    def __init__(self, batches: Sequence[Any], name: str, restore_rng: Callable[[Any], None]) -> None:
+        self.name = name
+        self._batches = batches
+        self._restore_rng = restore_rng
+        self._pending: tuple[Tree, Any] | None = None
+        self._iteration: Callable[[], Iterator[Any] | None] = lambda: None
+        self._handed = 0
+
+    def iterate(self) -> Iterator[Any]:
+        """See `InstrumentedLoader.iterate`."""
+        self._handed = 0
+        if self._pending is not None:
+            position, rng = self._pending
+            self._handed = position["handed"]
+            if self._handed > len(self._batches):
+                raise StateError(
+                    f"{self.name} had given {self._handed} batches when the snapshot was taken, and has"
+                    f" {len(self._batches)} now: resume with the old ones, or start a new run"
+                )
+            self._restore_rng(rng)
+            self._pending = None
+        iteration = self._hand_out()
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def position(self) -> Tree:
+        """See `InstrumentedLoader.position`."""
+        if self._pending is not None:
+            return self._pending[0]
+        return {"kind": _KIND, "handed": None if self._iteration() is None else self._handed}
+
+    def restore(self, position: Tree, rng: Any) -> None:
+        """See `InstrumentedLoader.restore`."""
+        check_kind(position, _KIND, self.name)
+        self._pending = None if position["handed"] is None else (position, rng)
+
+    def hook_iter(self, on_iter: OnIter) -> None:
+        """See `InstrumentedLoader.hook_iter`."""
+        raise StateError(f"{self.name} is a sequence, whose iteration nobody can follow: use ckpt.batches({self.name})")
+
+    def _hand_out(self) -> Iterator[Any]:
+        for index in range(self._handed, len(self._batches)):  # not by iter(), which would read what is skipped
+            self._handed += 1
+            yield self._batches[index]

@@ -1,0 +1,157 @@
+"""A loader's data workers: seeded for each batch, deaf to the first signal, ended with the trainer.
+
+Owns what runs in a data worker beside the user's dataset, and how workers are started and ended. Knows neither epochs
+nor positions: whoever draws a batch says what it is seeded with.
+
+Random numbers of workers are lost with the workers, and no snapshot can bring them back. So every batch seeds the
+worker's own RNG from (epoch seed, batch number), in unbroken runs too. With 0 workers the dataset draws from the
+trainer's RNG, in order, and nothing is seeded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from harness.trainer.loaders.generators import generators_in, halves, reseed, word_of
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Workers:
+    """Starts data workers with a dataset that seeds and a beginning of our own; ends them when the trainer exits."""
+
+    def __init__(self, seed_workers: bool) -> None:
+        """`seed_workers`: whether batches come as `SeededBatch`."""
+        self._seed_workers = seed_workers
+        self._iterators: weakref.WeakSet[Any] | None = None
+
+    def start(self, loader: DataLoader[Any], make_iterator: Callable[[], Any]) -> Any:
+        """Torch's iterator for `loader`, made by `make_iterator`, which starts the workers."""
+        if loader.num_workers == 0:
+            return make_iterator()
+        if self._iterators is None:
+            self._iterators = weakref.WeakSet()
+            # Runs before the hooks that torch and multiprocessing registered when they were imported (last in, first
+            # out), and so while workers can still be told to end; see _outlive_first_sigterm for why they must be.
+            atexit.register(_end_workers, self._iterators, os.getpid())
+        dataset, worker_init_fn = loader.dataset, loader.worker_init_fn
+        if self._seed_workers:
+            object.__setattr__(loader, "dataset", _SeededDataset(dataset))  # DataLoader.__setattr__ refuses
+        loader.worker_init_fn = _WorkerStart(worker_init_fn)
+        # Workers inherit the mask, and lift it when they are ready for signals: until then one would end them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            iterator = make_iterator()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            object.__setattr__(loader, "dataset", dataset)
+            loader.worker_init_fn = worker_init_fn
+        self._iterators.add(iterator)
+        return iterator
+
+
+class SeededBatch(NamedTuple):
+    """What the sampler sends to a worker: the indices of a batch, and what to seed with before they are fetched."""
+
+    epoch_seed: int
+    number: int
+    indices: Any
+
+
+# -------------------------------------------------------------------------------------------------- in the data workers
+
+
+class _SeededDataset:
+    """What a worker fetches from: seeds, then asks the user's dataset."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._generators: dict[str, Any] | None = None  # found once in each worker
+
+    def __getitems__(self, batch: Any) -> Any:
+        if isinstance(batch, SeededBatch):
+            if self._generators is None:
+                self._generators = generators_in({"dataset": self.dataset})
+            _seed(batch, self._generators)
+            batch = batch.indices
+        getitems = getattr(self.dataset, "__getitems__", None)
+        return getitems(batch) if getitems else [self.dataset[index] for index in batch]
+
+
+class _WorkerStart:
+    """The worker_init_fn of every worker: shows the user's dataset, settles signals, then calls the user's own."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self.worker_init_fn = worker_init_fn
+        self.trainer_pid = os.getpid()
+
+    def __call__(self, worker_id: int) -> None:
+        _end_without(self.trainer_pid)
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, _SeededDataset):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # frozen
+        _outlive_first_sigterm()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+        _end_without(self.trainer_pid)
+
+
+def _end_without(trainer_pid: int) -> None:
+    """End a worker whose trainer was killed while it started: torch's watchdog would take the new parent for it.
+
+    A fork server's workers are not the trainer's children; those are left to torch.
+    """
+    forked = getattr(multiprocessing.current_process(), "_start_method", None) in ("fork", "spawn")
+    if forked and os.getppid() != trainer_pid:
+        os._exit(1)
+
+
+def _outlive_first_sigterm() -> None:
+    """A signal to the process group or to all of a unit must not take the workers before the snapshot is taken.
+
+    The second SIGTERM ends the worker, and SIGINT is the trainer's business. torch ends workers by SIGTERM only where
+    all else failed, and multiprocessing at exit, after `_end_workers`, which ends by SIGKILL. A worker whose trainer is
+    gone notices that by itself within 5 s (torch's ManagerWatchdog).
+    """
+    signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which a program that is executed inherits
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if ending == signal.SIGTERM or signal.getsignal(ending) is not signal.SIG_IGN:
+            signal.signal(ending, lambda signum, frame: signal.signal(signum, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _seed(batch: SeededBatch, generators: Mapping[str, Any]) -> None:
+    """Seed the process's RNG, and `generators`, each with a word of its own."""
+
+    def word(label: str) -> int:
+        return word_of(f"{batch.epoch_seed}/{batch.number}/{label}")
+
+    torch.default_generator.manual_seed(word("torch"))  # torch.manual_seed would queue a call for every device
+    random.seed(word("python"))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(halves(word("numpy")))
+    for path, generator in generators.items():
+        reseed(generator, word(path))
+
+
+# ------------------------------------------------------------------------------------------------------- at the exit
+
+
+def _end_workers(iterators: Iterable[Any], pid: int) -> None:
+    if os.getpid() != pid:  # a fork of the trainer that runs exit hooks
+        return
+    for iterator in list(iterators):
+        iterator._shutdown_workers()
+        for worker in iterator._workers:
+            worker.kill()

@@ -1,0 +1,305 @@
+"""Overlap: the copy of what a torch optimizer owns, made while the next forward and backward run.
+
+Owns which tensors may be copied late, the thread that copies them, and the watch over them. Knows neither slots nor
+when a snapshot is due: it has sources, targets, and somebody who says when an optimizer is about to step.
+
+    boundary ─▶ everything else is copied ─▶ forward, backward ─▶ pre-hook: wait, look, seal ─▶ optimizer.step()
+                       └─ a thread copies parameters and moments ─────┘
+
+It is right as long as nothing but `Optimizer.step()` changes those tensors, and everything else goes past the hook:
+CUDA graphs, hand-written updates, foreign optimizers, weights that are swapped for validation. So it is looked at:
+
+- always: the version counter of each tensor, which any write by torch raises that does not go through `.data`; and the
+  first and last bytes of each, live and in the slot, which have to be those of the boundary;
+- for the first `PROOFS` snapshots, which are taken at the boundary: each byte is compared, by the thread at the time
+  when it would have copied, and once more when the optimizer is about to step;
+- where a step was counted and no hook has fired: each byte again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from harness.trainer.copy.to_slot import is_block
+
+PROOFS: Final = 2
+"""Snapshots that are taken at the boundary and compared, before one is trusted to a late copy."""
+
+MIN_BYTES: Final = 64 * 1024
+"""A smaller tensor is copied at the boundary: most of a model's tensors, and next to none of its bytes."""
+
+_PIECE: Final = 16 * 1024 * 1024
+_END: Final = 4096
+_LATE_DEVICES: Final = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A tensor that is copied late.
+
+    Attributes:
+        name: the tensor's, for messages.
+        target: its view into the slot.
+        source: the live tensor, detached: held, so that its memory is nobody else's meanwhile.
+        version: the live tensor's version counter at the boundary.
+        address: of the live tensor's memory at the boundary.
+    """
+
+    name: str
+    target: Tensor
+    source: Tensor
+    version: int
+    address: int
+
+    @property
+    def moved(self) -> bool:
+        """Whether the storage was given other memory, or none (`resize_`): there is nothing to read any more."""
+        return self.source.data_ptr() != self.address
+
+
+@dataclass(frozen=True)
+class Work:
+    """One copy, or one comparison, in the thread.
+
+    Attributes:
+        late: what it is about.
+        proving: it compares, with what was copied at the boundary.
+        ends: the first and last bytes of each tensor at the boundary.
+        result: seconds that it took, and the name of a tensor that differed, or whose memory had gone.
+    """
+
+    late: tuple[Deferred, ...]
+    proving: bool
+    ends: Mapping[torch.device, Tensor]
+    result: Future[tuple[float, str | None]]
+
+    @property
+    def done(self) -> bool:
+        """Whether the thread neither reads nor writes any more."""
+        return self.result.done()
+
+    def wait(self) -> float:
+        """Until the thread is done; the seconds that it took. Raises what went wrong there."""
+        return self.result.result()[0]
+
+    def changed(self, *, thoroughly: bool) -> str | None:
+        """The name of a tensor that was not the same all the time since the boundary, after `wait`.
+
+        Args:
+            thoroughly: compare every byte, as well as every version and the ends.
+        """
+        if (name := self.result.result()[1]) is not None:
+            return name
+        for late in self.late:
+            if late.source._version != late.version or late.moved:
+                return late.name
+        if (name := _first_other_end(self.late, self.ends)) is not None:
+            return name
+        return _first_difference(self.late) if thoroughly else None
+
+
+class Overlap:
+    """Late copies, one at a time. Switches itself off, loudly and for good, once a tensor changed under one."""
+
+    def __init__(self, say: Callable[[str], None], executor: Executor | None = None) -> None:
+        """On, and nothing proved yet.
+
+        Args:
+            say: tells the user.
+            executor: runs the copies; without it, a thread of its own.
+        """
+        self._say = say
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="harness-overlap")
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._proved = 0
+        self.on = True
+
+    def choose(
+        self, states: Mapping[str, object], tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> tuple[Deferred, ...]:
+        """What of a captured state may be copied late: whole blocks of memory that a torch optimizer owns.
+
+        Args:
+            states: the live objects.
+            tensors: what was captured of them.
+            targets: the slot's views, by the same names.
+        """
+        if not self.on:
+            return ()
+        owned = {tensor.data_ptr(): tensor.nbytes for tensor in _owned(states)}
+        late = tuple(
+            Deferred(name, targets[name], tensor, tensor._version, tensor.data_ptr())
+            for name, tensor in tensors.items()
+            if (size := tensor.nbytes) >= MIN_BYTES
+            and owned.get(tensor.data_ptr()) == size
+            and is_block(tensor)
+            and tensor.device.type in _LATE_DEVICES
+            and not tensor.is_inference()  # those count no versions
+        )
+        if not late:
+            self.on = False
+            self._say(f"overlap is OFF: no tensor of {MIN_BYTES} bytes or more belongs to an optimizer of torch")
+        return late
+
+    @property
+    def proving(self) -> bool:
+        """Whether the next snapshot has to be copied at the boundary and compared."""
+        return self._proved < PROOFS
+
+    def begin(self, late: tuple[Deferred, ...]) -> Work:
+        """Copy `late` in the thread; while `proving`, compare it with what was copied already. Does not wait for that.
+
+        What the current streams were given so far comes before it.
+        """
+        proving = self.proving
+        devices = {item.source.device for item in late if item.source.device.type == "cuda"}
+        ready = {device: torch.cuda.current_stream(device).record_event() for device in devices}
+        work = _first_difference if proving else _copy
+        ends = {device: _ends([item.source for item in there]) for device, there in _by_device(late).items()}
+        return Work(late, proving, ends, self._executor.submit(self._run, work, late, ready))
+
+    def note_proof(self, late: Sequence[Deferred]) -> None:
+        """A snapshot was compared up to an optimizer's step, and nothing had changed."""
+        self._proved += 1
+        if not self.proving:
+            size = sum(item.source.nbytes for item in late)
+            self._say(f"overlap is on: {size / 1e9:.3g} GB are copied during the step after a snapshot's boundary")
+
+    def switch_off(self, name: str, step: int) -> None:
+        """`name` changed under a copy: from now on every snapshot is copied at its boundary."""
+        self.on = False
+        self._say(
+            f"overlap is OFF from now on: {name} changed between the boundary of step {step} and the optimizer's step. "
+            "Something else than torch.optim writes to it (a CUDA graph, an update of your own, a foreign optimizer, "
+            "swapped weights). What was stored is right; every snapshot is copied at its boundary again"
+        )
+
+    def _run(
+        self,
+        work: Callable[[Sequence[Deferred]], str | None],
+        late: Sequence[Deferred],
+        ready: Mapping[torch.device, torch.cuda.Event],
+    ) -> tuple[float, str | None]:
+        started = time.perf_counter()
+        found = None
+        with contextlib.ExitStack() as ending:  # where one fails, too: once there is a result, nobody reads or writes
+            for device, there in _by_device(late).items():
+                if device.type == "cpu":
+                    found = found or work(there)
+                    continue
+                if device not in self._streams:
+                    self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                stream = self._streams[device]
+                ending.callback(_sleep_until_over, stream)
+                with torch.cuda.stream(stream):
+                    stream.wait_event(ready[device])
+                    found = found or work(there)
+        return time.perf_counter() - started, found
+
+
+def before_updates(call: Callable[[], object]) -> RemovableHandle:
+    """Call `call` whenever an optimizer of torch is about to step, any of them, in whatever thread."""
+
+    def about_to_step(*_: object) -> None:
+        # Nothing is updated while a CUDA graph is recorded, and waiting would spoil the recording.
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):  # type: ignore[no-untyped-call]
+            call()
+
+    # Not to be traced: an optimizer compiled as one graph would be refused in the middle of a run, by the first wait.
+    return register_optimizer_step_pre_hook(torch.compiler.disable(about_to_step))  # type: ignore[no-untyped-call]
+
+
+def _owned(states: Mapping[str, object]) -> Iterator[Tensor]:
+    """Every tensor that a torch optimizer among `states` changes in its step."""
+    for state in states.values():
+        if isinstance(state, Optimizer):
+            for group in state.param_groups:
+                yield from group["params"]
+            yield from _tensors(state.state.values())
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _by_device(late: Iterable[Deferred]) -> dict[torch.device, list[Deferred]]:
+    found: dict[torch.device, list[Deferred]] = {}
+    for item in late:
+        found.setdefault(item.source.device, []).append(item)
+    return found
+
+
+def _ends(tensors: Iterable[Tensor]) -> Tensor:
+    """The first and the last bytes of each, one after another, on the CPU. All lie on one device."""
+    flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    return torch.cat([end for each in flat for end in (each[:_END], each[-_END:])]).cpu()
+
+
+def _first_other_end(late: Sequence[Deferred], ends: Mapping[torch.device, Tensor]) -> str | None:
+    """The name of the first tensor that does not begin and end as it did, or whose target does not."""
+    for device, there in _by_device(late).items():
+        for now in (_ends([item.source for item in there]), _ends([item.target for item in there])):
+            if not torch.equal(now, ends[device]):
+                return there[int((now != ends[device]).nonzero()[0]) // (2 * _END)].name
+    return None
+
+
+# In the thread. What takes long does not hold the GIL: memmove and memcmp through ctypes, and torch. -----------------
+
+
+def _copy(late: Sequence[Deferred]) -> str | None:
+    """Copy all; the name of a tensor whose memory has gone, and then not all of it is copied."""
+    if (gone := next((item.name for item in late if item.moved), None)) is not None:
+        return gone
+    if late[0].source.device.type == "cpu":
+        # Not torch's copy: from another thread it starts a second team of OpenMP threads beside that of the training.
+        for item in late:
+            ctypes.memmove(item.target.data_ptr(), item.address, item.source.nbytes)
+        return None
+    with torch.no_grad():
+        torch._foreach_copy_([item.target for item in late], [item.source for item in late], non_blocking=True)
+    return None
+
+
+def _first_difference(late: Sequence[Deferred]) -> str | None:
+    """The name of the first tensor whose bytes are not those of its target. Bytes: a nan is equal to itself."""
+    return next((item.name for item in late if item.moved or not _same_bytes(item.target, item.source)), None)
+
+
+def _same_bytes(target: Tensor, source: Tensor) -> bool:
+    if source.device.type == "cpu":
+        return _equal(target.data_ptr(), source.data_ptr(), source.nbytes)
+    there, live = (tensor.reshape(-1).view(torch.uint8) for tensor in (target, source))
+    for start in range(0, live.nbytes, _PIECE):
+        piece = live[start : start + _PIECE].cpu()
+        if not _equal(there[start:].data_ptr(), piece.data_ptr(), piece.nbytes):
+            return False
+    return True
+
+
+def _sleep_until_over(stream: torch.cuda.Stream) -> None:
+    """Blocking: the thread sleeps until the copy is over, and does not spin on a core of the training."""
+    stream.record_event(torch.cuda.Event(blocking=True)).synchronize()  # type: ignore[no-untyped-call]
+
+
+def _equal(one: int, other: int, size: int) -> bool:
+    memcmp = ctypes.CDLL(None).memcmp
+    return bool(memcmp(ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_size_t(size)) == 0)

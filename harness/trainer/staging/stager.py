@@ -1,0 +1,335 @@
+"""Stager: from live state to a sealed slot, and back to tensors.
+
+Owns the layout of the slots, their views, and which step was sealed last. Knows neither loops nor when a snapshot is
+due: it fills the slot that the agent has granted, when it is told to.
+
+    capture ─▶ same layout as before? ─no─▶ plan ─▶ ask the agent for slots (the next boundary tries again)
+                     └─yes─▶ one copy into the granted slot ─▶ seal ─▶ tell the agent
+
+With overlap, the copy of what an optimizer owns goes on behind the boundary, and the seal waits for `settle`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core import tree
+from harness.core.manifest import MAX_STATE_BYTES
+from harness.core.shard import ShardLayout, TensorSpec, header_bytes, parse_header, plan_shards
+from harness.core.snapshot import shard_name
+from harness.errors import NoSpace, StateError
+from harness.ipc.slots import ShardSpan, Slot, SlotFull, SlotRecord, place_shards, slot_bytes
+from harness.ipc.window import Window
+from harness.trainer.copy import to_slot
+from harness.trainer.link import Link
+from harness.trainer.staging.overlap import Deferred, Overlap, Work
+from harness.trainer.state import capture
+from harness.trainer.state.environment import environment
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The plan of a slot: which tensors lie where, and what does not change from snapshot to snapshot."""
+
+    specs: tuple[TensorSpec, ...]
+    shards: tuple[ShardLayout, ...]
+    spans: tuple[ShardSpan, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A snapshot whose boundary is over, while a thread still copies some of it, or compares it.
+
+    Attributes:
+        step: of the snapshot.
+        grant: which it uses.
+        slot: where it is.
+        record: what will name it.
+        work: what the thread does.
+        stall_s: how long the boundary was.
+    """
+
+    step: int
+    grant: int
+    slot: Slot
+    record: SlotRecord
+    work: Work
+    stall_s: float
+
+
+class Stager:
+    """Takes snapshots. One per trainer; used from the thread that trains, and `settle` from any."""
+
+    def __init__(
+        self,
+        link: Link,
+        states: Mapping[str, object],
+        small_state: Callable[[int, dict[str, Any]], dict[str, Any]],
+        overlap: Overlap,
+    ) -> None:
+        """Plans nothing yet.
+
+        Args:
+            link: to the agent.
+            states: what to capture, by name.
+            small_state: everything of a snapshot but its tensors, from its step and the captured states' tree.
+            overlap: makes late copies, where they are asked for.
+        """
+        self._link, self._states, self._small_state, self._overlap = link, states, small_state, overlap
+        self._unsettled: _Pending | None = None
+        self._settling = threading.Lock()
+        self._layout: _Layout | None = None
+        self._views: weakref.WeakKeyDictionary[Slot, tuple[_Layout, dict[str, Tensor]]] = weakref.WeakKeyDictionary()
+        self._record_bytes = 0
+        self._told_unpinned = False
+        self._sequence = 0
+        self._used_grant = 0
+        self.sealed_step: int | None = None
+        self.holds = False
+        """Whether the agent is to keep what is sealed from now on, until it knows how the process ended."""
+
+    def begin(self) -> None:
+        """Training begins: seals are numbered on from those that the agent knows of."""
+        self._sequence = self._link.sequence
+
+    @property
+    def planned(self) -> bool:
+        """Whether slots were asked for."""
+        return self._layout is not None
+
+    def plan(self, step: int) -> None:
+        """Lay out the slots for what there is to capture now, and ask the agent for them. Does not wait.
+
+        Raises:
+            StateError: something in the states cannot be stored; names it, and the remedy.
+        """
+        self._plan(step, capture.capture(self._states))
+
+    def stage(self, step: int, *, overlap: bool = False) -> bool:
+        """Copy the live state into the granted slot and seal it. Blocks the training step; nothing else does.
+
+        A step is sealed once: (generation, step) names one snapshot, and never two.
+
+        Args:
+            step: completed optimizer steps.
+            overlap: leave the copy of what an optimizer owns to a thread, and the seal to `settle`.
+
+        Returns:
+            Whether `step` is sealed, or will be by `settle`. False, at once, while there is no slot to fill, and where
+            the layout had to be planned again, because tensors came, went or changed their shape.
+
+        Raises:
+            NoSpace: the slots fit neither into memory nor onto the local disk, or that has failed.
+            StateError: something in the states cannot be stored.
+        """
+        self.settle(step)
+        if self.sealed_step == step:
+            return True
+        if (error := self._link.slot_error) is not None:
+            raise error
+        granted = self._link.granted(self._used_grant, self._sequence)
+        if granted is None:
+            return False
+        grant, slot = granted
+        started = time.perf_counter()
+        captured = capture.capture(self._states)
+        layout = self._layout
+        if layout is None or tuple(captured.specs()) != layout.specs:
+            self._plan(step, captured)
+            return False
+        record = self._record(step, captured, layout)
+        slot.begin()
+        late = self._copy(slot, layout, captured, overlap=overlap)
+        if (not late or self._overlap.proving) and not self._seal(grant, slot, record, started):
+            self._plan(step, captured)
+            return False
+        if late:
+            work = self._overlap.begin(late)
+            self._unsettled = _Pending(step, grant, slot, record, work, time.perf_counter() - started)
+        return True
+
+    def _copy(self, slot: Slot, layout: _Layout, captured: capture.Captured, *, overlap: bool) -> tuple[Deferred, ...]:
+        """Fill the slot with all that has to be copied before the loop goes on; what is left, or is to be compared."""
+        if slot.on_disk:
+            self._pass_through(slot, layout, captured)
+            return ()
+        views = self._views_of(slot, layout)
+        late = self._overlap.choose(self._states, captured.tensors, views) if overlap else ()
+        left = set() if self._overlap.proving else {item.name for item in late}
+        now = {name: tensor for name, tensor in captured.tensors.items() if name not in left}
+        to_slot.copy_into({name: views[name] for name in now}, now)
+        return late
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether `settle` has something to do."""
+        return self._unsettled is not None
+
+    def settle(self, step: int, *, updating: bool = False) -> bool:
+        """Wait until what `stage` has left to the thread is done, and seal it if nothing has changed meanwhile.
+
+        Before an optimizer steps, before the next snapshot, and before anything waits for the newest one.
+
+        Args:
+            step: completed optimizer steps by now.
+            updating: an optimizer of torch is about to step.
+
+        Returns:
+            False where the snapshot that was begun is void: `stage` can be called again, and will not overlap.
+        """
+        if self._unsettled is None:
+            return True
+        with self._settling:  # a backward pass that steps optimizers calls from several threads at once
+            unsettled: _Pending | None = self._unsettled
+            if unsettled is None:  # another one has settled it
+                return True
+            try:
+                return self._settle(unsettled, step, updating=updating)
+            finally:
+                if unsettled.work.done:  # not where Ctrl-C came while the thread was still writing into the slot
+                    self._unsettled = None
+
+    def _settle(self, unsettled: _Pending, step: int, *, updating: bool) -> bool:
+        started, work = time.perf_counter(), unsettled.work
+        copied_s = work.wait()
+        stepped = step != unsettled.step  # and no hook has fired: a skipped step, or one that went past the hook
+        changed = work.changed(thoroughly=stepped or (work.proving and updating))
+        if changed is not None:
+            self._overlap.switch_off(changed, unsettled.step)
+            return work.proving  # what was copied at the boundary is sealed, and right
+        if work.proving:
+            if updating:
+                self._overlap.note_proof(work.late)
+            return True
+        return self._seal(
+            unsettled.grant, unsettled.slot, unsettled.record, started - unsettled.stall_s, unsettled.stall_s + copied_s
+        )
+
+    def _seal(self, grant: int, slot: Slot, record: SlotRecord, started: float, copy_s: float | None = None) -> bool:
+        """Seal what is copied and tell the agent; False where the record does not fit into the slot.
+
+        Args:
+            grant: for this slot.
+            slot: with the tensors.
+            record: what names them.
+            started: when the loop began to wait, or would have, had it waited in one go.
+            copy_s: what the same snapshot takes without overlap, at most; without it, as long as the loop waited.
+        """
+        try:
+            slot.seal(record, self._sequence + 1)
+        except SlotFull:
+            self._record_bytes = 2 * len(record.encode())
+            self._layout = None
+            return False
+        self._used_grant = grant
+        self._sequence += 1
+        self.sealed_step = record.step
+        stall_s = time.perf_counter() - started
+        self._link.send(
+            "sealed",
+            index=self._link.index_of(slot),
+            step=record.step,
+            bytes=sum(span.size for span in record.shards),
+            stall_s=stall_s,
+            copy_s=stall_s if copy_s is None else copy_s,
+            held=self.holds,
+        )
+        return True
+
+    def _plan(self, step: int, captured: capture.Captured) -> None:
+        specs = tuple(captured.specs())
+        shards = plan_shards(specs)
+        small = self._dumped(step, captured)
+        if tree.dumps(tree.loads(small)) != small:
+            raise StateError(
+                "small state does not survive its own encoding: please report this, with your states' types"
+            )
+        capture.check_encoding(captured.tree)
+        spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in shards])
+        self._layout = _Layout(specs, shards, spans, environment())
+        self._views.clear()
+        devices = sorted({tensor.device for tensor in captured.tensors.values() if tensor.is_cuda}, key=str)
+        prepare = functools.partial(self._pin, devices[0]) if devices else None
+        self._link.ask_slots(slot_bytes(spans, max(len(small), self._record_bytes)), prepare)
+
+    def _pin(self, device: torch.device, slot: Slot) -> None:
+        """In the link's thread: a slot becomes pinned memory, where the driver lets it."""
+        if slot.on_disk:
+            return
+        try:
+            slot.at_close(to_slot.pin(slot.buffer, device))
+        except RuntimeError as err:
+            if not self._told_unpinned:
+                self._told_unpinned = True
+                with contextlib.suppress(UserWarning):  # as an error (-W error) it would end the link's thread
+                    warnings.warn(f"slots are not pinned, so copies from the GPU are slower: {err}", stacklevel=2)
+
+    def _views_of(self, slot: Slot, layout: _Layout) -> dict[str, Tensor]:
+        """The slot's tensors, made once for each layout; the shards' headers are written then too."""
+        known = self._views.get(slot)
+        if known is not None and known[0] is layout:
+            return known[1]
+        _write_headers(slot, layout)
+        found = to_slot.views(slot.buffer, layout.shards, [span.offset for span in layout.spans])
+        self._views[slot] = (layout, found)
+        return found
+
+    def _pass_through(self, slot: Slot, layout: _Layout, captured: capture.Captured) -> None:
+        """Memory has no room for a slot: the loop waits for the disk that has it."""
+        _write_headers(slot, layout)
+        window = Window(slot)
+        try:
+            to_slot.copy_through(window, layout.shards, [span.offset for span in layout.spans], captured.tensors)
+        except OSError as err:
+            raise NoSpace(
+                f"there is no memory for a snapshot, and the disk that takes it instead has failed: {err.strerror}"
+            ) from err
+
+    def _record(self, step: int, captured: capture.Captured, layout: _Layout) -> SlotRecord:
+        return SlotRecord(
+            step=step,
+            rank=0,
+            world_size=1,
+            generation=int(self._link.life["number"]),
+            shards=layout.spans,
+            state=self._dumped(step, captured).decode(),
+            environment=layout.environment,
+            sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        )
+
+    def _dumped(self, step: int, captured: capture.Captured) -> bytes:
+        small = tree.dumps(self._small_state(step, captured.tree))
+        if len(small) > MAX_STATE_BYTES:
+            raise StateError(
+                f"what is not in tensors takes {len(small) / 1e6:.0f} MB as JSON, and {MAX_STATE_BYTES / 1e6:.0f} MB "
+                "can be resumed: keep large data (a buffer of samples, a history) in tensors"
+            )
+        return small
+
+
+def _write_headers(slot: Slot, layout: _Layout) -> None:
+    for shard, span in zip(layout.shards, layout.spans, strict=True):
+        slot.buffer[span.offset : span.offset + len(shard.header)] = shard.header
+
+
+def read_tensors(slot: Slot, record: SlotRecord) -> dict[str, Tensor]:
+    """Every tensor of a sealed slot as a view into it, by the shards' own headers. Raises SnapshotCorrupt."""
+    layouts = []
+    for index, span in enumerate(record.shards):
+        data = slot.shard(span)
+        head = header_bytes(bytes(data[:8]), span.size)
+        layouts.append(parse_header(bytes(data[:head]), span.size, index))
+    return to_slot.views(slot.buffer, layouts, [span.offset for span in record.shards])

@@ -1,0 +1,1 @@
+"""The user's states: captured, compared and restored."""

@@ -1,0 +1,275 @@
+"""Capture of a tree of states: taken apart into small values, and tensors by name. Copies no tensor.
+
+Owns what a snapshot's tree looks like, and how its tensors are named; `restore.py` is the way back.
+
+    {"model": Module, ...}  --capture-->  Captured(tree of small values with TensorRefs, tensors by name)
+
+A state's node in the tree is {"kind": Kind, "state": its state_dict, ...}. Tensors leave the state_dict and are named
+by their path: "model/transformer.h.0.weight", "optimizer/state/0/exp_avg". One that is reached twice is stored once.
+
+Nothing here draws a random number, or knows of slots, shards and steps. numpy is used only where the process has it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.core import tree as trees
+from harness.core.shard import TensorSpec
+from harness.core.tree import EnumValue, TensorRef, format_path
+from harness.errors import StateError
+from harness.trainer.copy.to_slot import DTYPE_NAMES
+from harness.trainer.state.kinds import (
+    Kind,
+    classify,
+    describe_parameters,
+    flatten,
+    is_array,
+    is_tensor,
+    parameter_names,
+    plain_keys,
+)
+from harness.trainer.state.rng import arrays_to_bytes, tensor_bytes
+
+
+@dataclass(frozen=True)
+class Captured:
+    """States at one moment. The tree is a copy; the tensors are the live ones, to be copied before training goes on.
+
+    Attributes:
+        tree: small state with a `TensorRef` where a tensor was; `harness.core.tree` encodes it.
+        tensors: what goes into shards, by name; dense or not, on any device, always of a dtype that a shard can hold.
+        frozen: names of parameters of modules that nobody trains: they require no gradient, and no optimizer has them.
+            A hint for the layout, no promise: an EMA's parameters may be frozen and still change. What an optimizer has
+            is never frozen, so that the two sides of a GAN, frozen in turns, have one layout.
+    """
+
+    tree: dict[str, Any]
+    tensors: dict[str, Tensor]
+    frozen: frozenset[str]
+
+    def specs(self) -> list[TensorSpec]:
+        """The tensors as `plan_shards` wants them."""
+        return [
+            TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), frozen=name in self.frozen)
+            for name, tensor in self.tensors.items()
+        ]
+
+
+def capture(states: Mapping[str, object]) -> Captured:
+    """Take every state apart into small values and tensors. Copies no tensor.
+
+    Args:
+        states: what the user gave, by name; may nest in dicts, lists and tuples.
+
+    Raises:
+        StateError: something in a state cannot be stored; names its path, its type and the remedy.
+    """
+    flat = flatten(states)
+    names = parameter_names(flat)
+    walk = _Walk(_optimized(flat))
+    tree = {name: _capture_state(name, state, names, walk) for name, state in flat.items()}
+    return Captured(tree, walk.tensors, frozenset(walk.frozen))
+
+
+def check_encoding(tree: Mapping[str, Any]) -> None:
+    """Prove that small state comes back as it was, with its types. Done whenever a layout is planned.
+
+    Raises:
+        StateError: it would not; names the state.
+    """
+    for name, node in tree.items():
+        if not trees.same(trees.loads(trees.dumps({name: node})), {name: node}):
+            raise StateError(
+                f"{name}: its state does not survive being stored: keep numbers, strings and tensors in it"
+            )
+
+
+def _capture_state(name: str, state: Any, names: Mapping[int, str], walk: _Walk) -> dict[str, Any]:
+    kind = classify(name, state)
+    path: list[str | int] = [name]
+    node: dict[str, Any] = {"kind": kind.value}
+    match kind:
+        case Kind.MODULE:
+            node["state"] = _capture_module(state, path, walk)
+        case Kind.OPTIMIZER:
+            node["state"] = walk.value(state.state_dict(), path)
+            node["params"] = describe_parameters(state, names)
+        case Kind.TORCH_GENERATOR:
+            node["state"] = tensor_bytes(state.get_state())
+        case Kind.NUMPY_GENERATOR:
+            node["state"] = arrays_to_bytes(state.bit_generator.state)
+        case Kind.PYTHON_GENERATOR:
+            node["state"] = walk.value(state.getstate(), path)
+        case _:
+            node["state"] = walk.value(state.state_dict(), path)
+    return node
+
+
+def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> dict[str, Any]:
+    live = module.state_dict()
+    frozen = {
+        key
+        for key, param in module.named_parameters(remove_duplicate=False)
+        if not param.requires_grad and id(param) not in walk.optimized
+    }
+    captured = {}
+    for key, plain in plain_keys(module, live).items():
+        path.append(plain)
+        value = live[key]
+        captured[plain] = walk.tensor(value, path, key in frozen) if is_tensor(value) else walk.value(value, path)
+        if is_tensor(value) and 0 in value.stride() and _is_expanded(value):
+            _refuse_tensor(path, "a buffer that is one memory many times over", "make it with expand(...).clone()")
+        path.pop()
+    return captured
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and any(
+        step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def _optimized(flat: Mapping[str, object]) -> frozenset[int]:
+    """Identities of the parameters that an optimizer has."""
+    return frozenset(
+        id(param)
+        for state in flat.values()
+        if isinstance(state, Optimizer)
+        for group in state.param_groups
+        for param in group["params"]
+    )
+
+
+class _Walk:
+    """One pass over state_dicts: tensors are taken out, everything else is copied and found storable."""
+
+    def __init__(self, optimized: frozenset[int]) -> None:
+        self.optimized = optimized
+        self.tensors: dict[str, Tensor] = {}
+        self.frozen: set[str] = set()
+        self._stored: dict[Hashable, str] = {}
+
+    def value(self, value: Any, path: list[str | int]) -> Any:
+        """A copy of `value` with a `TensorRef` for every tensor and array in it."""
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if is_tensor(value):
+            return self.tensor(value, path)
+        if kind is dict or kind is OrderedDict or kind is Counter:
+            items = ((self._inside(key, path, key), self._inside(item, path, key)) for key, item in value.items())
+            return kind(items) if kind is not Counter else Counter(dict(items))
+        if kind is list or kind is tuple:
+            return kind([self._inside(item, path, index) for index, item in enumerate(value)])
+        if isinstance(value, enum.Enum):
+            return EnumValue(self._inside(value.value, path, "value"))
+        if is_array(value):
+            return self._array(value, path)
+        trees.encode(value, tuple(path))  # refuses what cannot be stored
+        return kind(value) if kind in (set, bytearray) else value
+
+    def tensor(self, tensor: Tensor, path: list[str | int], frozen: bool = False, prefix: str = "") -> TensorRef:
+        """Put a tensor on the list, unless the very same memory is there under an earlier name."""
+        check_tensor(tensor, path)
+        tensor = tensor.detach()
+        order = _memory_order(tensor)
+        alias = alias_of(tensor)
+        if (form := _stored_form(tensor)) is None:
+            _refuse_tensor(path, f"a tensor of {tensor.dtype}", "store tensor.view(torch.uint8) instead")
+        kind = prefix + ("complex" if form.dtype != tensor.dtype else "")
+        name = self._stored.get(alias) if alias is not None else None
+        if name is None:
+            name = self._name(path)
+            self.tensors[name] = form
+            if frozen:
+                self.frozen.add(name)
+            if alias is not None:
+                self._stored[alias] = name
+        elif not frozen:
+            self.frozen.discard(name)
+        return TensorRef(name, DTYPE_NAMES[form.dtype], kind.removesuffix("-") or "plain", order)
+
+    def _inside(self, value: Any, path: list[str | int], key: Any) -> Any:
+        if len(path) >= trees.MAX_DEPTH:
+            raise StateError(
+                f"{format_path(path[:6])}… is nested more than {trees.MAX_DEPTH} deep, or contains itself: "
+                "keep a flat record of it in the state instead"
+            )
+        path.append(key if type(key) in (str, int) else repr(key)[:80])
+        copied = self.value(value, path)
+        path.pop()
+        return copied
+
+    def _array(self, array: Any, path: list[str | int]) -> TensorRef:
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            array = array.copy(order="K")  # torch has neither read-only tensors nor negative strides
+        try:
+            tensor = torch.from_numpy(array)
+        except (TypeError, ValueError):
+            _refuse_tensor(
+                path, f"a numpy array of {array.dtype}", "store numbers in the machine's byte order, or a list"
+            )
+        return self.tensor(tensor, path, prefix="numpy-")
+
+    def _name(self, path: Sequence[str | int]) -> str:
+        name = base = "/".join(map(str, path))
+        copies = 1
+        while name in self.tensors:  # keys 1 and "1" in one dict
+            copies += 1
+            name = f"{base}~{copies}"
+        return name
+
+
+def check_tensor(tensor: Tensor, path: Sequence[str | int]) -> None:
+    """Raise StateError for a tensor that no shard can hold, or that is none yet."""
+    if nn.parameter.is_lazy(tensor):
+        _refuse_tensor(path, "a lazy parameter without a shape", "run one batch through the module first")
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+        kind = type(tensor)
+        remedy = "store the plain tensors that it is made of, and make it again in load_state_dict()"
+        _refuse_tensor(path, f"a {kind.__module__}.{kind.__qualname__}", remedy)
+    if tensor.is_quantized:
+        _refuse_tensor(path, "a quantized tensor", "store its int_repr(), scale and zero point")
+    if tensor.is_nested:
+        _refuse_tensor(path, "a nested tensor", "store its values and its offsets")
+    if tensor.layout is not torch.strided:
+        _refuse_tensor(path, f"a tensor of layout {tensor.layout}", "store its indices and its values, or to_dense()")
+    if tensor.is_meta:
+        _refuse_tensor(path, "a tensor on the meta device", "give the model its weights first: model.to_empty(...)")
+
+
+def _stored_form(tensor: Tensor) -> Tensor | None:
+    """The tensor as a shard can hold it: itself, or its real and imaginary parts; `None` where it cannot."""
+    if tensor.dtype in DTYPE_NAMES:
+        return tensor
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj().resolve_neg())
+    return None
+
+
+def _memory_order(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.is_contiguous():
+        return ()
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tuple(order) if tensor.permute(order).is_contiguous() else ()
+
+
+def alias_of(tensor: Tensor) -> Hashable | None:
+    """Equal for tensors that are the same memory seen the same way. `None` for an empty one: no memory is shared."""
+    if tensor.numel() == 0:
+        return None
+    where = (tensor.device, tensor.data_ptr())
+    return *where, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+
+
+def _refuse_tensor(path: Sequence[str | int], what: str, remedy: str) -> NoReturn:
+    raise StateError(f"{format_path(path)}: cannot store {what}; {remedy}")

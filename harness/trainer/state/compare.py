@@ -1,0 +1,171 @@
+"""What must be equal before anything is loaded: the live states, and those that were stored.
+
+Owns every refusal of a resume by another program than the one that wrote the snapshot. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from harness.core.tree import TensorRef
+from harness.errors import SnapshotCorrupt, StateError
+from harness.trainer.copy.to_slot import describe
+from harness.trainer.state.capture import alias_of, check_tensor
+from harness.trainer.state.kinds import SAME_PROGRAM, Kind, classify, describe_parameters, is_tensor, plain_keys
+from harness.trainer.state.stored import Stored
+
+_SHOWN: Final = 5
+"""Differences named in one message; the rest are counted."""
+
+
+def compare_state(name: str, state: Any, node: dict[str, Any], names: Mapping[int, str], stored: Stored) -> None:
+    """Refuse a live state that is not the one that was stored.
+
+    Args:
+        name: of the state.
+        state: live.
+        node: of the stored tree.
+        names: of the modules' parameters, see `parameter_names`.
+        stored: the tensors.
+
+    Raises:
+        StateError: they differ; names the path, both sides and the remedy.
+        SnapshotCorrupt: the node does not fit the tensors, or is not one that `capture` made.
+    """
+    kind = classify(name, state)
+    if node["kind"] != kind:
+        raise StateError(f"{name}: stored is a {node['kind']}, live is a {kind.value}: {SAME_PROGRAM}")
+    saved = node["state"]
+    for ref in _references(saved):
+        stored.view(ref)
+    match kind:
+        case Kind.MODULE:
+            _compare_module(name, state, mapping(name, saved), stored)
+        case Kind.OPTIMIZER:
+            _compare_optimizer(name, state, mapping(name, saved), node.get("params"), names)
+        case Kind.SCHEDULER:
+            _compare_scheduler(name, state.state_dict(), mapping(name, saved))
+        case Kind.NUMPY_GENERATOR:
+            live = state.bit_generator.state["bit_generator"]
+            if mapping(name, saved).get("bit_generator") != live:
+                raise StateError(f"{name}: stored is a {saved.get('bit_generator')}, live is a {live}: {SAME_PROGRAM}")
+
+
+def _compare_module(name: str, module: nn.Module, saved: dict[str, Any], stored: Stored) -> None:
+    live = module.state_dict()
+    keys = plain_keys(module, live)
+    compare_names(name, list(saved), list(keys.values()), "entry")
+    differences = []
+    first_live: dict[Hashable, str] = {}
+    first_saved: dict[str, str] = {}
+    for key, plain in keys.items():
+        value, ref = live[key], saved[plain]
+        if is_tensor(value) != isinstance(ref, TensorRef):
+            differences.append(f"{plain}: a tensor on one side only")
+        if not (is_tensor(value) and isinstance(ref, TensorRef)):
+            continue
+        check_tensor(value, [name, plain])
+        there = stored.view(ref)
+        if there.shape != value.shape or there.dtype != value.dtype:
+            differences.append(f"{plain}: stored {describe(there)}, live {describe(value)}")
+        alias = alias_of(value)
+        twin_live = plain if alias is None else first_live.setdefault(alias, plain)
+        twin_saved = first_saved.setdefault(ref.name, plain)
+        if twin_live != twin_saved:
+            differences.append(f"{plain}: {_tie(twin_saved, plain, 'stored')}, {_tie(twin_live, plain, 'live')}")
+    if differences:
+        raise StateError(f"{name} differs from the stored one: {_shown(differences, '; ')}: {SAME_PROGRAM}")
+
+
+def _tie(twin: str, plain: str, side: str) -> str:
+    return f"{side} tied to {twin}" if twin != plain else f"{side} on its own"
+
+
+_WRITTEN_LATER: Final = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "param_names"}
+"""What schedulers and torch itself write into an optimizer's groups, perhaps long after the start (SWALR)."""
+
+
+def _compare_optimizer(
+    name: str, optimizer: Optimizer, saved: dict[str, Any], params: Any, names: Mapping[int, str]
+) -> None:
+    live_params = describe_parameters(optimizer, names)
+    if not (isinstance(params, list) and all(isinstance(group, list) for group in params)):
+        raise SnapshotCorrupt(f"{name}: the stored optimizer does not tell its parameters")
+    if len(params) != len(live_params):
+        raise StateError(f"{name}.param_groups: stored {len(params)} groups, live {len(live_params)}: {SAME_PROGRAM}")
+    for index, (there, here) in enumerate(zip(params, live_params, strict=True)):
+        if len(there) != len(here):
+            raise StateError(
+                f"{name}.param_groups[{index}]: stored {len(there)} parameters, live {len(here)}; {SAME_PROGRAM}"
+            )
+        for position, (a, b) in enumerate(zip(there, here, strict=True)):
+            if a != b:
+                raise StateError(
+                    f"{name}.param_groups[{index}].params[{position}]: stored {a}, live {b}: "
+                    f"give the parameters in the same order; {SAME_PROGRAM}"
+                )
+    groups = saved.get("param_groups")
+    if not isinstance(groups, list) or len(groups) != len(live_params):
+        return  # an optimizer with a state_dict of its own making, which its load_state_dict judges
+    for index, (group, live) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+        written = set(mapping(name, group)) - _WRITTEN_LATER
+        expected = optimizer.defaults.keys() | (live.keys() & written)
+        compare_names(f"{name}.param_groups[{index}]", sorted(written), sorted(expected), "option")
+
+
+def _compare_scheduler(name: str, live: Mapping[str, Any], saved: dict[str, Any]) -> None:
+    compare_names(name, list(saved), list(live), "value")
+    here, there = live.get("_schedulers"), saved.get("_schedulers")
+    if isinstance(here, list) and isinstance(there, list):  # SequentialLR, ChainedScheduler
+        if len(here) != len(there):
+            raise StateError(f"{name}: stored {len(there)} schedulers, live {len(here)}: {SAME_PROGRAM}")
+        for index, (a, b) in enumerate(zip(here, there, strict=True)):
+            _compare_scheduler(f"{name}._schedulers[{index}]", a, mapping(name, b))
+
+
+def compare_names(where: str, saved: Sequence[str], live: Sequence[str], what: str) -> None:
+    """Refuse names that one side has and the other has not. Raises StateError."""
+    only_saved = [name for name in saved if name not in set(live)]
+    only_live = [name for name in live if name not in set(saved)]
+    if not (only_saved or only_live):
+        return
+    parts = []
+    if only_saved:
+        parts.append(f"stored but not live: {_shown(only_saved)}")
+    if only_live:
+        parts.append(f"live but not stored: {_shown(only_live)}")
+    raise StateError(f"{where}: not the same {what} names; {'; '.join(parts)}: {SAME_PROGRAM}")
+
+
+def _references(value: Any) -> Iterator[TensorRef]:
+    if isinstance(value, TensorRef):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _references(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _references(item)
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    """A stored dict. Raises SnapshotCorrupt for anything else."""
+    if not isinstance(value, dict):
+        raise SnapshotCorrupt(f"{name}: a {type(value).__name__} is stored where a state_dict was")
+    return value
+
+
+def node_of(name: str, node: Any) -> dict[str, Any]:
+    """A stored state's node of the tree. Raises SnapshotCorrupt for anything else."""
+    if not (isinstance(node, dict) and isinstance(node.get("kind"), str) and "state" in node):
+        raise SnapshotCorrupt(f"{name}: the stored state is not one that capture made")
+    return node
+
+
+def _shown(items: Sequence[str], separator: str = ", ") -> str:
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return separator.join(items[:_SHOWN]) + more

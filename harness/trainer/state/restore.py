@@ -1,0 +1,213 @@
+"""Restore: live states become what `capture` saw.
+
+    {"model": Module, ...}  <--restore--  tree, tensors by name
+
+Owns how each kind of state takes its stored form; what must be equal before is `compare.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.core.tree import EnumValue, TensorRef, format_path
+from harness.errors import StateError
+from harness.trainer.state.capture import alias_of
+from harness.trainer.state.compare import compare_names, compare_state, mapping, node_of
+from harness.trainer.state.kinds import SAME_PROGRAM, Kind, flatten, is_tensor, parameter_names, plain_keys
+from harness.trainer.state.rng import arrays_from_bytes, bytes_tensor
+from harness.trainer.state.stored import Stored
+
+
+def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Put states back to what `capture` saw. Compares all of them first: what differs is refused before any is changed.
+
+    Modules are loaded in place, and so is what an optimizer of torch has made already; whatever else holds tensors gets
+    copies, so `tensors` may be invalid afterwards. A copy goes to the device of the live tensor in its place; an
+    optimizer moves its own to where it wants them.
+
+    Args:
+        states: live objects, made by the same program as those that were captured.
+        tree: `Captured.tree`, decoded.
+        tensors: the stored tensors by name; typically views into a slot.
+
+    Raises:
+        StateError: the live objects differ from the stored ones; names the path, both sides and the remedy.
+        SnapshotCorrupt: the tree does not fit the tensors, or is not one that `capture` made.
+    """
+    flat = flatten(states)
+    compare_names("the snapshot", sorted(mapping("the snapshot", tree)), sorted(flat), "state")
+    names = parameter_names(flat)
+    stored = Stored(tensors)
+    for optimizer in flat.values():
+        if isinstance(optimizer, Optimizer):
+            stored.keep_off(param for group in optimizer.param_groups for param in group["params"])
+    for name, state in flat.items():
+        compare_state(name, state, node_of(name, tree[name]), names, stored)
+    # Modules first: a tensor elsewhere that shared memory with a module's is tied to the live one again.
+    order = sorted(flat, key=lambda name: not isinstance(flat[name], nn.Module))
+    loads: dict[str, Callable[[], object]] = {}
+    for name in order:
+        with _refusals(name):
+            loads[name] = _prepare(name, flat[name], tree[name], stored)
+    stored.fill()
+    for name, load in loads.items():
+        with _refusals(name):
+            load()
+
+
+@contextlib.contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """What a state says against its stored form, as the user meets it."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as err:
+        raise StateError(f"{name}: it refused its stored state ({err}): {SAME_PROGRAM}") from err
+
+
+def _prepare(name: str, state: Any, node: dict[str, Any], stored: Stored) -> Callable[[], object]:
+    """What gives a state its stored form, to be called once the tensors are copied."""
+    saved = node["state"]
+    path: list[str | int] = [name]
+    match Kind(node["kind"]):
+        case Kind.MODULE:
+            return _prepare_module(state, saved, stored, path)
+        case Kind.OPTIMIZER:
+            return _prepare_optimizer(state, saved, stored, path)
+        case Kind.TORCH_GENERATOR:
+            return lambda: state.set_state(bytes_tensor(saved))
+        case Kind.NUMPY_GENERATOR:
+            revived = arrays_from_bytes(saved, state.bit_generator.state)
+            return lambda: setattr(state.bit_generator, "state", revived)
+        case Kind.PYTHON_GENERATOR:
+            return lambda: state.setstate(saved)
+        case _:
+            return partial(state.load_state_dict, _revive(saved, state.state_dict(), stored, path))
+
+
+def _prepare_module(
+    module: nn.Module, saved: dict[str, Any], stored: Stored, path: list[str | int]
+) -> Callable[[], object]:
+    """Its tensors are copied with all others; then it loads itself, for its hooks and whatever else it keeps."""
+    live = module.state_dict()
+    own: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    state: OrderedDict[str, Any] = OrderedDict()
+    for key, plain in plain_keys(module, live).items():
+        value = saved[plain]
+        if key not in own or not isinstance(value, TensorRef):  # extra state, which a module may keep as it is given
+            state[key] = _revive(value, live[key], stored, [*path, plain])
+        elif alias_of(live[key]) == alias_of(own[key]) is not None:
+            stored.put(value, live[key])
+            state[key] = own[key]  # loading a tensor into itself costs nothing
+        else:  # a hook gives out something else than what the module holds
+            state[key] = stored.copy(value, live[key])  # its own: hooks may write to what they are given
+    if hasattr(live, "_metadata"):
+        state._metadata = live._metadata  # type: ignore[attr-defined]  # versions of the modules' own formats
+
+    def load() -> None:
+        with torch.no_grad():  # a hook may change in place what it is given, and that is the module's own here
+            module.load_state_dict(state, strict=True)
+
+    return load
+
+
+def _prepare_optimizer(optimizer: Optimizer, saved: Any, stored: Stored, path: list[str | int]) -> Callable[[], object]:
+    if type(optimizer).load_state_dict is Optimizer.load_state_dict:  # which keeps what it is given
+        values = [value for own in optimizer.state.values() if isinstance(own, dict) for value in own.values()]
+        stored.offer(value for value in values if type(value) is Tensor)
+    revived = _revive(saved, _with_devices(optimizer, saved, stored), stored, path)
+
+    def load() -> None:
+        optimizer.load_state_dict(revived)
+        # load_state_dict casts floating-point state to the parameter's dtype: fp32 moments of a bf16 parameter lose
+        # bits. The inner dicts of state_dict()["state"] are the optimizer's own, not copies.
+        for index, values in optimizer.state_dict().get("state", {}).items():
+            if isinstance(values, dict) and isinstance(revived.get("state", {}).get(index), dict):
+                for key, value in revived["state"][index].items():
+                    values[key] = _uncast(values.get(key), value)
+
+    return load
+
+
+def _with_devices(optimizer: Optimizer, saved: Any, stored: Stored) -> dict[str, Any]:
+    """The live state_dict, with a parameter wherever a fresh optimizer has nothing yet: its state will lie beside it.
+
+    But for single numbers: a step count stays on the CPU unless the optimizer itself wants it elsewhere.
+    """
+    live = optimizer.state_dict()
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    there = live.get("state")
+    kept = saved.get("state") if isinstance(saved, dict) else None
+    if not isinstance(there, dict) or not isinstance(kept, dict):
+        return live
+    beside = {
+        index: {key: params[index] for key, value in values.items() if _is_large(value, stored)}
+        for index, values in kept.items()
+        if isinstance(index, int) and 0 <= index < len(params) and isinstance(values, dict) and index not in there
+    }
+    return {**live, "state": {**there, **beside}}
+
+
+def _is_large(value: Any, stored: Stored) -> bool:
+    return isinstance(value, TensorRef) and stored.view(value).dim() > 0
+
+
+def _uncast(loaded: Any, saved: Any) -> Any:
+    """`saved` where loading has changed its type or dtype, on the device that loading has chosen."""
+    if isinstance(saved, Tensor):
+        if not isinstance(loaded, Tensor):
+            return saved
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        return type(saved)({key: _uncast(loaded.get(key), value) for key, value in saved.items()})
+    if isinstance(saved, (list, tuple)) and isinstance(loaded, (list, tuple)) and len(saved) == len(loaded):
+        return type(saved)([_uncast(a, b) for a, b in zip(loaded, saved, strict=True)])
+    return saved
+
+
+def _revive(value: Any, live: Any, stored: Stored, path: list[str | int]) -> Any:
+    """A stored tree as the live object made it: tensors and arrays copied out, enum members found in `live`."""
+    if isinstance(value, TensorRef):
+        copy = stored.copy(value, live if is_tensor(live) else None)
+        return copy.numpy() if value.kind.startswith("numpy") else copy
+    if isinstance(value, EnumValue):
+        return _enum_member(_revive(value.value, None, stored, path), live, path)
+    if isinstance(value, dict):
+        live = live if isinstance(live, dict) else {}
+        items = {}
+        for key, item in value.items():
+            there = key if not isinstance(key, EnumValue) else _enum_key(key, live, path)
+            items[there] = _revive(item, live.get(there), stored, [*path, str(key)])
+        return type(value)(items)
+    if isinstance(value, (list, tuple)):
+        live = live if isinstance(live, (list, tuple)) else ()
+        return type(value)(
+            [
+                _revive(item, live[index] if index < len(live) else None, stored, [*path, index])
+                for index, item in enumerate(value)
+            ]
+        )
+    return value
+
+
+def _enum_member(value: Any, live: Any, path: Sequence[str | int]) -> enum.Enum:
+    if not isinstance(live, enum.Enum):
+        raise StateError(
+            f"{format_path(path)}: an enum member with value {value!r} is stored, and the live object has none there "
+            "to tell its class: set one before resuming, or keep its .value in the state"
+        )
+    return type(live)(value)
+
+
+def _enum_key(key: EnumValue, live: Mapping[Any, Any], path: Sequence[str | int]) -> enum.Enum:
+    member = next((item for item in live if isinstance(item, enum.Enum)), None)
+    return _enum_member(key.value, member, path)

@@ -1,0 +1,108 @@
+"""A snapshot's tensors on their way back: checked against the tree's references, and copied out in one go.
+
+Owns where each of them goes, so that what was one tensor is one again, and nothing is filled where something else lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from harness.core.tree import TensorRef
+from harness.errors import SnapshotCorrupt
+from harness.trainer.copy.from_slot import copy_out
+from harness.trainer.copy.to_slot import TORCH_DTYPES, Pair, describe
+
+
+class Stored:
+    """The stored tensors, checked against their references, and each copied out at most once, all of them in one go."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._copies: dict[tuple[str, str], Tensor] = {}
+        self._waiting: list[Pair] = []
+        self._offered: dict[int, Tensor] = {}
+        self._taken: set[int] = set()
+
+    def view(self, ref: TensorRef) -> Tensor:
+        """The stored tensor in its live form: complex where it was; valid as long as the snapshot's bytes are."""
+        tensor = self._tensors.get(ref.name)
+        if tensor is None or TORCH_DTYPES.get(ref.dtype) is not tensor.dtype:
+            raise SnapshotCorrupt(f"{ref.name}: no such {ref.dtype} tensor in the shards")
+        if ref.kind.endswith("complex"):
+            if not tensor.is_floating_point() or tensor.shape[-1:] != (2,):
+                raise SnapshotCorrupt(f"{ref.name}: {describe(tensor)} is not pairs of reals")
+            tensor = torch.view_as_complex(tensor)
+        if ref.order and len(ref.order) != tensor.dim():
+            raise SnapshotCorrupt(f"{ref.name}: an order of {len(ref.order)} dimensions for {describe(tensor)}")
+        return tensor
+
+    def copy(self, ref: TensorRef, like: Tensor | None) -> Tensor:
+        """Room for a copy on the device of `like`, the same for the same memory; it has its content after `fill`.
+
+        It is `like` itself where that was offered and is as the copy would be: new memory is dearer than the copy.
+        """
+        key = (ref.name, ref.kind)
+        if key not in self._copies:
+            view = self.view(ref)
+            device = like.device if like is not None else view.device
+            order = ref.order or tuple(range(view.dim()))
+            place = sorted(range(len(order)), key=lambda dim: order[dim])
+
+            def room(device: torch.device) -> Tensor:
+                made = torch.empty([view.shape[dim] for dim in order], dtype=view.dtype, device=device)
+                return made.permute(place)
+
+            if like is not None and id(like) in self._offered and self._is_same_room(like, room(torch.device("meta"))):
+                self._taken.add(like.untyped_storage().data_ptr())
+                self._copies[key] = like
+            else:
+                self._copies[key] = room(device)
+            self._waiting.append((self._copies[key], view))
+        return self._copies[key]
+
+    def offer(self, tensors: Iterable[Tensor]) -> None:
+        """These are their owner's alone, who is going to be given them again: they may be filled where they are."""
+        self._offered.update((id(tensor), tensor) for tensor in tensors)
+
+    def keep_off(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing that was offered is filled where these are."""
+        self._taken.update(_storages(tensors))
+
+    def _is_same_room(self, live: Tensor, room: Tensor) -> bool:
+        """Whether `live` is as `room` would be, with a storage to itself that nothing is copied into yet."""
+        return (
+            type(live) is Tensor
+            and live.layout is torch.strided
+            and not (live.requires_grad or live.is_inference() or live.is_conj() or live.is_neg())
+            and (live.shape, live.dtype, live.stride()) == (room.shape, room.dtype, room.stride())
+            and live.untyped_storage().nbytes() == live.nbytes > 0
+            and live.untyped_storage().data_ptr() not in self._taken
+        )
+
+    def put(self, ref: TensorRef, live: Tensor) -> None:
+        """After `fill`, a module's own tensor holds what is stored."""
+        if (ref.name, ref.kind) not in self._copies:
+            self._waiting.append((live, self.view(ref)))
+            self.tie(ref, live)
+            self.keep_off([live])
+
+    def tie(self, ref: TensorRef, live: Tensor) -> None:
+        """The copy of `ref` is `live`, which is a module's own."""
+        self._copies.setdefault((ref.name, ref.kind), live)
+
+    def fill(self) -> None:
+        """Copy all that has been asked for."""
+        copy_out(self._waiting)
+        self._waiting.clear()
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[int]:
+    """Where the memory of plain tensors begins; what has none of its own is left out."""
+    for tensor in tensors:
+        if tensor.layout is torch.strided and not tensor.is_meta and not nn.parameter.is_lazy(tensor):
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # a wrapper around others
+                yield tensor.untyped_storage().data_ptr()

@@ -1,0 +1,269 @@
+"""SavePipeline: which tier takes which slot, and which slot nobody may take."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from cloud.errors import SourceUnreadable, Unavailable
+from cloud.testing.memory import MemoryStore
+from harness.agent.generation import Generation
+from harness.agent.resume.finder import ResumePoint
+from harness.agent.save.pipeline import SavePipeline, Steps
+from harness.agent.save.slot_pool import TRAINER
+from harness.agent.save.tier import LocalSnapshot, SealedSlot
+from harness.config.settings import Settings
+from harness.core.snapshot import SnapshotId
+from harness.ipc.slots import Slot
+from harness.snapshots.open import open_store
+from tests.support.clock import standing
+from tests.support.patience import HANG_S
+from tests.support.protocol import KEYS, RUN_ID, SLOT_BYTES, Content
+
+UNREADABLE = SourceUnreadable("cannot read the source: Input/output error")
+
+
+class Scene:
+    """One slot, a local tier and a remote one, whose threads run only when they are started."""
+
+    def __init__(self, directory: Path) -> None:
+        settings = Settings(store=str(directory / "store"), run="run", local=str(directory / "local"))
+        self.posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.steps = Steps()
+        self.pipeline = SavePipeline(
+            settings, KEYS, "host", lambda event: None, self.posts.put, self.note, self.fail, open_store
+        )
+        self.generation = Generation(1, RUN_ID, "a" * 16)
+        self.generation.claimed.set()
+        self.index = self.pipeline.pool.add(Slot.create(SLOT_BYTES))
+
+    def note(self, steps: Steps) -> None:
+        self.steps = steps
+
+    def fail(self, err: BaseException) -> None:
+        raise err
+
+    def seal(self, step: int, sequence: int) -> None:
+        """What a trainer does, and the agent on hearing of it."""
+        content = Content(SnapshotId(1, step))
+        slot = self.pipeline.pool[self.index]
+        content.fill(slot)
+        slot.seal(content.record(), sequence)
+        self.pipeline.take(self.index, self.generation)
+
+    def commit_locally(self, step: int) -> LocalSnapshot:
+        """Seal `step` where it is not the remote tier's turn; its file in the local tier."""
+        assert self.pipeline.local is not None
+        self.pipeline.steps = Steps(durable=1)  # so that the local commit alone uploads nothing
+        self.pipeline._upload_started_at = float("inf")
+        self.seal(step, 1)
+        self.pipeline.local.start()
+        self.until(lambda: self.steps.local == step)
+        file = self.pipeline._newest_local
+        assert file is not None
+        return file
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Run what the tiers post."""
+        while not condition():
+            self.posts.get(timeout=HANG_S)()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.pipeline.close(5.0)
+    made.pipeline.close_stores()
+
+
+def test_a_granted_slot_is_never_read_and_its_file_is_uploaded_instead(scene: Scene) -> None:
+    """The trainer may overwrite it at any moment: a torn snapshot would be committed under digests that agree (I8)."""
+    scene.commit_locally(10)
+    scene.until(lambda: scene.pipeline.pool.grant() == scene.index)
+
+    scene.pipeline.pool.hold(scene.index, TRAINER)
+    scene.pipeline.press()
+
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [LocalSnapshot]
+
+
+def test_a_slot_that_is_not_granted_goes_to_the_store_straight(scene: Scene) -> None:
+    scene.seal(10, 1)
+
+    scene.pipeline.press()
+
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
+
+
+def test_what_is_committed_is_not_sent_again_before_that_is_heard_of(scene: Scene) -> None:
+    """The tier's thread is through, its news is on the way, and the program ends: it was uploaded twice."""
+    scene.pipeline.pressing = True
+    scene.seal(10, 1)
+    scene.pipeline.remote.start()
+    while not scene.pipeline.remote.idle:
+        threading.Event().wait(0.001)
+
+    scene.pipeline.press()
+
+    assert scene.pipeline.remote.jobs == []
+    scene.until(lambda: scene.steps.durable == 10)
+    scene.pipeline.press()
+    assert scene.pipeline.remote.jobs == []
+
+
+class Down(MemoryStore):
+    def put(self, *arguments: object, **options: object) -> NoReturn:
+        raise Unavailable("the store is down")
+
+
+def test_a_store_that_is_down_does_not_keep_the_slot_from_the_next_local_snapshot(scene: Scene) -> None:
+    assert scene.pipeline.local is not None
+    scene.pipeline.remote.store = Down()
+    scene.pipeline.pressing = True  # as after a rebalance recommendation: to both tiers at once
+    scene.seal(10, 1)
+    scene.pipeline.local.start()
+    scene.until(lambda: scene.steps.local == 10)
+
+    scene.pipeline.remote.start()
+
+    scene.until(lambda: scene.pipeline.pool.grant() == scene.index)
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [LocalSnapshot]
+    scene.seal(20, 2)
+    scene.until(lambda: scene.steps.local == 20)
+    assert SealedSlot not in [type(job) for job in scene.pipeline.remote.jobs]
+
+
+def test_with_a_deadline_the_slot_is_sent_again_and_not_its_file(scene: Scene) -> None:
+    """What was sent of it before the failure counts, and no other snapshot comes."""
+    assert scene.pipeline.local is not None
+    scene.pipeline.remote.store = Down()
+    scene.pipeline.pressing = True
+    scene.seal(10, 1)
+    scene.pipeline.local.start()
+    scene.until(lambda: scene.steps.local == 10)
+
+    scene.pipeline.drain(standing(60.0))
+    scene.pipeline._on_failed(scene.pipeline.remote, scene.pipeline.remote.jobs[0], Unavailable("down"))
+
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
+
+
+def test_a_file_that_cannot_be_read_back_is_sent_from_memory_instead(scene: Scene) -> None:
+    """A bad block below the local tier, in the notice: the store was tried with it until the time was over."""
+    file = scene.commit_locally(10)
+    scene.pipeline._submit(scene.pipeline.remote, file)
+
+    scene.pipeline._on_failed(scene.pipeline.remote, file, UNREADABLE)
+
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
+
+
+def test_pressing_gives_what_memory_has_where_its_file_is_tried_in_vain(scene: Scene) -> None:
+    file = scene.commit_locally(10)
+    scene.pipeline.pool.hold(scene.index, TRAINER)  # it may overwrite the slot: the file is all that there is
+    scene.pipeline._submit(scene.pipeline.remote, file)
+    scene.pipeline._on_failed(scene.pipeline.remote, file, UNREADABLE)
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [LocalSnapshot]
+    scene.pipeline.pool.release(scene.index, TRAINER)
+
+    scene.pipeline.press()
+
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
+
+
+def test_behind_a_file_that_could_not_be_read_snapshots_go_from_memory_in_their_turn(scene: Scene) -> None:
+    """With one slot the trainer had it back before its file was tried: nothing became durable until the run ended."""
+    file = scene.commit_locally(10)
+    scene.pipeline.pool.hold(scene.index, TRAINER)
+    scene.pipeline._submit(scene.pipeline.remote, file)
+    scene.pipeline._on_failed(scene.pipeline.remote, file, UNREADABLE)
+    scene.pipeline.pool.release(scene.index, TRAINER)
+
+    scene.seal(20, 2)
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [LocalSnapshot], "not its turn"
+    scene.pipeline._upload_started_at = float("-inf")
+    scene.seal(30, 3)
+
+    assert [(type(job), job.step) for job in scene.pipeline.remote.jobs] == [(SealedSlot, 30)]
+    assert scene.pipeline._upload_started_at > 0, "and the next one has to wait"
+
+
+def test_a_file_that_was_uploaded_after_all_is_trusted_again(scene: Scene) -> None:
+    file = scene.commit_locally(10)
+    scene.pipeline._submit(scene.pipeline.remote, file)
+    scene.pipeline._on_failed(scene.pipeline.remote, file, UNREADABLE)
+    scene.pipeline._on_published(scene.pipeline.remote, file, file.manifest)
+    scene.pipeline._on_released(scene.pipeline.remote, file)
+    scene.pipeline._upload_started_at = float("-inf")
+
+    scene.seal(20, 2)
+
+    assert 20 not in [job.step for job in scene.pipeline.remote.jobs], "its file's turn"
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_slot_of_an_agent_that_never_claimed_is_the_heirs_own(scene: Scene, claimed: bool) -> None:
+    """Nobody would ever have claimed it: the upload of what was resumed waited for that, for ever."""
+    dead, heir = Generation(1, RUN_ID, "b" * 16), Generation(2, RUN_ID, "c" * 16)
+    if claimed:
+        dead.claimed.set()
+    content, slot = Content(SnapshotId(1, 10)), Slot.create(SLOT_BYTES)
+    content.fill(slot)
+    slot.seal(content.record(), 1)
+    index = scene.pipeline.pool.add(slot)
+    scene.pipeline.adopt(index, Generation.of(dead.fields()), ends=True)
+
+    point = ResumePoint(content.id, "memory", index, slot, content.record(), verified=True)
+    scene.pipeline.note_resumed(point, heir)
+
+    assert scene.pipeline._made_by[index].number == (1 if claimed else 2)
+
+
+def test_a_seal_is_taken_once(scene: Scene) -> None:
+    scene.seal(10, 1)
+    scene.pipeline.press()
+    scene.pipeline.take(scene.index, scene.generation)
+
+    assert not scene.pipeline.take_left_over(scene.generation)
+    assert scene.pipeline.sequence == 1
+
+
+@pytest.mark.parametrize(("step", "durable"), [(100, 100), (200, 200)])
+def test_what_is_durable_is_counted_from_the_resume_point_on(scene: Scene, step: int, durable: int) -> None:
+    """Behind a damaged snapshot, steps that were never sent counted as durable, and the exit said 75."""
+    scene.pipeline.steps = Steps(local=200, durable=200)
+    content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
+    content.fill(slot)
+    slot.seal(content.record(), 0)
+    point = ResumePoint(content.id, "remote", None, slot, content.record(), verified=True)
+
+    scene.pipeline.note_resumed(point, Generation(2, RUN_ID, "b" * 16))
+    assert scene.pipeline.steps.durable == durable
+
+    scene.seal(step + 50, 1)
+    assert not scene.pipeline.everything_durable
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_snapshot_that_is_held_back_counts_once_it_is_known_to(scene: Scene, counts: bool) -> None:
+    scene.seal(10, 1)
+    content, slot = Content(SnapshotId(1, 20)), Slot.create(SLOT_BYTES)
+    content.fill(slot)
+    slot.seal(content.record(), 2)
+    held = scene.pipeline.pool.add(slot)
+    scene.pipeline.hold_back(held, scene.generation)
+
+    assert scene.pipeline.sealed_step == 10
+    assert not scene.pipeline.take_left_over(scene.generation), "it is not one that nobody has told us of"
+    assert scene.pipeline.pool.grant() != held
+    scene.pipeline.settle_held(counts=counts)
+
+    assert scene.pipeline.sealed_step == (20 if counts else 10)
+    assert [copy.id.step for copy in scene.pipeline.memory_copies(RUN_ID)] == ([10, 20] if counts else [10])
+    scene.pipeline.settle_held(counts=counts)
