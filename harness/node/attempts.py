@@ -25,6 +25,7 @@ from harness.errors import ConfigError
 from harness.ipc.channel import open_pidfd, pidfd_dead
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING, _PF_SIGNALED = 0x4, 0x400  # include/linux/sched.h
 
 AskStatus = Callable[[], dict[str, Any] | None]
 """The status of the run's agent on this host; `None` if none answers."""
@@ -191,10 +192,16 @@ def left_behind(proc: Path = Path("/proc")) -> list[int]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 # Bytes: the kernel cuts a program's name off at 15 of them, be it in the middle of a character.
-                state, parent, pgrp = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:3]
-                if state not in b"ZX" and int(parent) == ours and int(pgrp) == group:
+                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[1]) == ours and int(fields[2]) == group and not _is_dying(fields):
                     found.append(int(entry.name))
     return found
+
+
+def _is_dying(fields: Sequence[bytes]) -> bool:
+    """Whether a process is dead, or about to be: a SIGKILL takes a moment. By its fields in proc_pid_stat(5)."""
+    state, flags, pending = fields[0], int(fields[6]), int(fields[28])
+    return state in b"ZX" or bool(flags & (_PF_EXITING | _PF_SIGNALED)) or bool(pending & 1 << signal.SIGKILL - 1)
 
 
 def reap_strangers(but: int | None = None) -> None:

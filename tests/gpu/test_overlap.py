@@ -11,7 +11,7 @@ import torch
 from harness.ipc.slots import Slot
 from harness.trainer.copy import to_slot
 from tests.support.needs import lacking
-from tests.unit.trainer.test_overlap import Training, adamw, in_place, same, through_data, trained_with
+from tests.unit.trainer.staging.test_overlap import Training, adamw, in_place, same, through_data, trained_with
 
 pytestmark = pytest.mark.gpu
 

@@ -43,7 +43,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
-class TrainerAttempt:
+class Life:
     """What an agent does between its start and its end.
 
     Attributes:
@@ -144,7 +144,7 @@ class Run:
 
     def __init__(
         self,
-        lives: Sequence[TrainerAttempt],
+        lives: Sequence[Life],
         page: int = WHOLE_LIST,
         *,
         stops: bool = False,
@@ -241,7 +241,7 @@ class Run:
                 self._land(agent)
 
     def _welcome_a_newcomer(self) -> None:
-        newcomer = Agent(self, len(self.agents), TrainerAttempt(upkeep=False, snapshots=1))
+        newcomer = Agent(self, len(self.agents), Life(upkeep=False, snapshots=1))
         self.agents.append(newcomer)
         self.make(Move(newcomer.number, "end"))
         assert newcomer.left == "interrupted", f"a newcomer cannot start: {newcomer.left}"
@@ -326,7 +326,7 @@ class Run:
 class Agent:
     """One agent's life, and what it believes. All but `beat` happens in its actor's thread."""
 
-    def __init__(self, run: Run, number: int, life: TrainerAttempt) -> None:
+    def __init__(self, run: Run, number: int, life: Life) -> None:
         self.run, self.number, self.life = run, number, life
         self.name = f"agent-{number}"
         self.actor = Actor(self.name, self._live)

@@ -142,15 +142,42 @@ os.system("pkill -KILL -P %d" % os.getpid())
 """
 
 
+def a_child(proc: Path, pid: int, *, name: bytes = b"python", state: bytes = b"S", pgrp: int = 0, flags: int = 0x400000,
+            pending: int = 0) -> None:  # fmt: skip
+    """Make the entry in /proc of a child of ours, of our group if no other is named."""
+    (proc / str(pid)).mkdir()
+    ids = b"%d %d" % (os.getpid(), pgrp or os.getpgrp())
+    stat = b"%d (%b) %b %b 0 0 -1 %d %b%d 0" % (pid, name, state, ids, flags, b"0 " * 21, pending)
+    (proc / str(pid) / "stat").write_bytes(stat)
+
+
 def test_a_program_of_any_name_is_no_hindrance(tmp_path: Path) -> None:
     """The kernel cuts names off at 15 bytes: here in the middle of a character."""
     for pid, pgrp in ((11, os.getpgrp()), (12, 1)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_bytes(
-            b"%d (%b) S %d %d 0" % (pid, "обучение) S 1 1".encode()[:15], os.getpid(), pgrp)
-        )
+        a_child(tmp_path, pid, name="обучение) S 1 1".encode()[:15], pgrp=pgrp)
 
     assert left_behind(tmp_path) == [11]
+
+
+def test_a_program_that_is_being_killed_is_not_left_behind(tmp_path: Path) -> None:
+    """Whoever kills it and its agent at one moment would be told that it lives on, and no crash would count."""
+    a_child(tmp_path, 11, pending=1 << signal.SIGTERM - 1)  # it may do something about that one
+    a_child(tmp_path, 12, pending=1 << signal.SIGKILL - 1)
+    a_child(tmp_path, 13, state=b"R", flags=0x400000 | 0x400)  # it has taken the signal
+    a_child(tmp_path, 14, state=b"R", flags=0x400000 | 0x4)  # it gives its memory back: seconds, where that is a lot
+    a_child(tmp_path, 15, state=b"Z")
+
+    assert left_behind(tmp_path) == [11]
+
+
+def test_the_kernel_says_so_of_a_process_that_was_just_killed() -> None:
+    program = "import signal; b = bytearray(2**28); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        assert child.pid in left_behind()
+        child.kill()
+        assert child.pid not in left_behind()
 
 
 def test_the_trainer_of_a_dead_agent_is_found_and_reaped_and_its_daemons_are_not_waited_for() -> None:
