@@ -31,7 +31,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 sys.path.insert(0, str(ROOT))
 
-from harness.ipc.slots import PAGE, Slot
+from harness.core.messages import GenerationInfo, Sealed
+from harness.ipc.pages import PAGE
+from harness.ipc.slots import Slot
 from harness.trainer.staging.overlap import PROOFS, Overlap
 from harness.trainer.staging.stager import Stager
 from harness.trainer.state import capture
@@ -98,9 +100,9 @@ class Granted:
     sequence = 0
 
     def __init__(self, prepare: Callable[[Slot], None]) -> None:
-        self.life = {"number": 1}
+        self.generation = GenerationInfo(1, "", "")
         self.slot: Slot | None = None
-        self.told: dict[str, Any] = {}
+        self.told: Sealed | None = None
         self._prepare, self._grants = prepare, itertools.count(1)
 
     def ask_slots(self, size: int, prepare: Callable[[Slot], None] | None = None) -> None:
@@ -113,8 +115,8 @@ class Granted:
     def index_of(self, slot: Slot) -> int:
         return 0
 
-    def send(self, type: str, /, **fields: Any) -> None:
-        self.told = fields
+    def send(self, message: Sealed) -> None:
+        self.told = message
 
 
 class Block(nn.Module):

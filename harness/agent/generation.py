@@ -1,13 +1,14 @@
-"""One start of the trainers, as the agent holds it, and as it travels to a trainer or to another agent of this host.
+"""One start of the trainers, as the agent holds it.
 
-Owns the generation's identity while it is being claimed; knows neither stores nor messages' framing.
+Owns the generation's identity while it is being claimed; knows no store.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from harness.core.messages import GenerationInfo
 
 
 @dataclass
@@ -29,21 +30,14 @@ class Generation:
     claimed: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
-    def of(cls, fields: Mapping[str, object]) -> Generation:
-        """The inverse of `fields`."""
-        parent = fields["parent"]
-        number, run_id, nonce = int(str(fields["number"])), str(fields["run_id"]), str(fields["nonce"])
-        made = cls(number, run_id, nonce, None if parent is None else str(parent))
-        if fields["claimed"]:
+    def of(cls, info: GenerationInfo) -> Generation:
+        """The inverse of `info`."""
+        made = cls(info.number, info.run_id, info.nonce, info.parent)
+        if info.claimed:
             made.claimed.set()
         return made
 
-    def fields(self) -> dict[str, object]:
-        """As it travels in a message."""
-        return {
-            "number": self.number,
-            "run_id": self.run_id,
-            "nonce": self.nonce,
-            "parent": self.parent,
-            "claimed": self.claimed.is_set(),
-        }
+    @property
+    def info(self) -> GenerationInfo:
+        """As it travels in a message, now."""
+        return GenerationInfo(self.number, self.run_id, self.nonce, self.parent, self.claimed.is_set())

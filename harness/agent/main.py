@@ -13,7 +13,6 @@ them knows this file: what a start begins with is `resume/`, who trains is `trai
 
 from __future__ import annotations
 
-import enum
 import math
 import os
 import re
@@ -41,13 +40,15 @@ from harness.agent.trainers.control import TrainerControl
 from harness.agent.trainers.restarts import Restarts
 from harness.agent.trainers.session import ATTACH_S, Trainer, TrainerEvents
 from harness.config.settings import Settings
-from harness.core import events
+from harness.core import events, messages
 from harness.core.manifest import Claim
+from harness.core.messages import RunState, Sealed, Status
 from harness.core.policy import Cadence, Choice, EndTimes
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, Superseded
-from harness.ipc.channel import Channel, Message, check_kernel, is_ignored
-from harness.ipc.slots import Command
+from harness.ipc.channel import Channel, Received
+from harness.ipc.control_page import Command
+from harness.ipc.process import check_kernel, is_ignored
 from harness.snapshots.open import open_soon
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
@@ -60,19 +61,6 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 HELLO_S = 60.0  # after which a program that has made no Checkpointer is told that nothing is being saved
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
-
-
-class State(enum.Enum):
-    """STARTING → RUNNING → DRAINING → DONE; RUNNING → STARTING on a restart in place; every state may go to DONE.
-
-    STARTING: no trainer has connected in this generation yet. RUNNING: one has. DRAINING: the instance is going away,
-    or the user wants to stop: nothing new is begun after the last snapshot. DONE: the outcome is decided.
-    """
-
-    STARTING = "starting"
-    RUNNING = "running"
-    DRAINING = "draining"
-    DONE = "done"
 
 
 class Agent:
@@ -163,13 +151,13 @@ class Agent:
         self._notices = Notices(settings, sources, post, emit, self._on_notice, self._on_bug)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """Where the run is. Main thread."""
         if self._outcome is not None:
-            return State.DONE
+            return RunState.DONE
         if self._leaving.drain is not None:
-            return State.DRAINING
-        return State.RUNNING if self.trainer.attempt.connected else State.STARTING
+            return RunState.DRAINING
+        return RunState.RUNNING if self.trainer.attempt.connected else RunState.STARTING
 
     # ---- life of the agent ------------------------------------------------------------------------------------------
 
@@ -196,35 +184,34 @@ class Agent:
             self._log.close(_LOG_S)
         return int(self._outcome.exit_code)
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> Status:
         """What `harness status` shows of a live run. Main thread."""
-        remote, steps = self._pipeline.remote, self._pipeline.steps
-        left, rate = remote.bytes_left, remote.bytes_s
-        durable_at, restarted = self._pipeline.durable_at, self.trainer.restarted
-        return {
-            "run": self.settings.run,
-            "store": self.settings.store,
-            "local": self.settings.local,
-            "state": self.state.value,
-            "generation": self._startup.generation.number,
-            "run_id": self._startup.generation.run_id,
-            "claimed": self._startup.generation.claimed.is_set(),
-            "step": self._control.trainer_step,
-            "local_step": steps.local,
-            "durable_step": steps.durable,
-            "durable_age_s": None if durable_at is None else round(time.monotonic() - durable_at, 1),
-            "bytes_copied": remote.copied.bytes,
-            "bytes_pending": left or 0,
-            "estimate_s": round(left / rate, 1) if left and rate else None,
-            "deadline_s": None if math.isinf(self._left_s) else round(self._left_s, 1),
-            "finished_step": self.trainer.attempt.finished_step,
-            "everything_durable": self._pipeline.everything_durable,
-            "restarts": self._restarts.count,
-            "restart": None if restarted is None else restarted.fields(),
-            "blind": self._notices.blind,
-            "agent_pid": os.getpid(),
-            "trainer_pid": self.trainer.connection.pid if self.trainer.connection else None,
-        }
+        remote, steps, generation = self._pipeline.remote, self._pipeline.steps, self._startup.generation
+        left, rate, durable_at = remote.bytes_left, remote.bytes_s, self._pipeline.durable_at
+        return Status(
+            run=self.settings.run,
+            store=self.settings.store,
+            local=self.settings.local,
+            state=self.state,
+            generation=generation.number,
+            run_id=generation.run_id,
+            claimed=generation.claimed.is_set(),
+            step=self._control.trainer_step,
+            local_step=steps.local,
+            durable_step=steps.durable,
+            durable_age_s=None if durable_at is None else round(time.monotonic() - durable_at, 1),
+            bytes_copied=remote.copied.bytes,
+            bytes_pending=left or 0,
+            estimate_s=round(left / rate, 1) if left and rate else None,
+            deadline_s=None if math.isinf(self._left_s) else round(self._left_s, 1),
+            finished_step=self.trainer.attempt.finished_step,
+            everything_durable=self._pipeline.everything_durable,
+            restarts=self._restarts.count,
+            restart=self.trainer.restarted,
+            unreachable=self._notices.unreachable,
+            agent_pid=os.getpid(),
+            trainer_pid=self.trainer.connection.pid if self.trainer.connection else None,
+        )
 
     def _begin(self) -> None:
         try:
@@ -243,7 +230,6 @@ class Agent:
                 detached=self.command is None,
             )
         )
-        self._control.sign(os.getpid())
         self._pipeline.start()
         self._journal.start(self._pipeline.remote.store)
         if "HARNESS_ATTACH" in self._environ and self.command is None:
@@ -326,19 +312,30 @@ class Agent:
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
-    def _on_message(self, channel: Channel, message: Message) -> None:
-        if message.type == "status":
-            channel.send("status", status=self.status())
-        elif message.type == "takeover":
-            self._on_takeover(channel)
-        elif message.type == "drill":
-            self._on_drill(channel, float(message["in_s"]), end=bool(message["end"]))
-        elif message.type == "hello" and self._outcome is not None and message["life"] is not None:
-            self._server.hang_up(channel)  # we are ending: a live trainer goes on with another agent
-        elif message.type == "hello":
-            self.trainer.greet(channel, message, leaving=self._leaving.drain is not None)
-        else:
-            self.trainer.hear(channel, message)
+    def _on_message(self, channel: Channel, received: Received) -> None:
+        """Whatever anybody says to this agent comes by here. Raises ChannelClosed."""
+        match received.message:
+            case messages.AskStatus():
+                channel.send(self.status())
+            case messages.AskDrill(in_s, end):
+                self._on_drill(channel, in_s, end=end)
+            case messages.Takeover():
+                self._on_takeover(channel)
+            case messages.Hello(generation=messages.GenerationInfo()) if self._outcome is not None:
+                self._server.hang_up(channel)  # we are ending: a live trainer goes on with another agent
+            case messages.Hello() as hello:
+                self.trainer.greet(channel, hello, received.fds, leaving=self._leaving.drain is not None)
+            case message if self.trainer.is_at(channel) and isinstance(message, messages.FromTrainer):
+                self._on_trainer_message(message)
+
+    def _on_trainer_message(self, message: messages.FromTrainer) -> None:
+        match message:
+            case Sealed():
+                self._on_sealed(message)
+            case messages.SignalReceived(signum):
+                self._on_signal_of_trainer(signum)
+            case _:
+                self.trainer.on_message(message)
 
     def _on_takeover(self, channel: Channel) -> None:
         """A newcomer on this host wants the run: give it the slots, unless a trainer of ours is alive."""
@@ -362,26 +359,6 @@ class Agent:
         if notice is not None:
             self._on_notice(notice)
 
-    def _on_trainer_message(self, message: Message) -> None:
-        attempt, pipeline = self.trainer.attempt, self._pipeline
-        if message.type == "sealed":
-            self._on_sealed(message)
-        elif message.type == "want":
-            self._control.reasons.add(message["reason"])
-            if message["durable"]:
-                pipeline.press()
-        elif message.type == "signal":
-            self._on_signal_of_trainer(message["signum"])
-        elif message.type == "training":
-            attempt.finished_step = None
-            pipeline.relax()
-        elif message.type == "leaving":
-            pipeline.press()
-        elif message.type == "finished":
-            attempt.finished_step = message["step"]
-            self._journal.emit(events.TrainerFinished(step=message["step"]))
-            pipeline.press()
-
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def _ask_if_due(self) -> None:
@@ -390,9 +367,9 @@ class Agent:
             return
         self._control.grant()
         if (drain := self._leaving.drain) is not None:
-            self._control.ask(Command.SNAPSHOT_AND_LEAVE if drain.plan.choice is Choice.NEW else Command.LEAVE)
+            self._control.command(Command.SNAPSHOT_AND_LEAVE if drain.plan.choice is Choice.NEW else Command.LEAVE)
         elif self._control.may_ask and (reason := self._reason()) is not None:
-            self._control.ask(Command.SNAPSHOT)
+            self._control.command(Command.SNAPSHOT)
             self._journal.emit(events.Due(reason=reason))
 
     def _reason(self) -> str | None:
@@ -405,17 +382,17 @@ class Agent:
         since = attempt.first_step_at or attempt.began_at
         return "interval" if Cadence(every_s).due(time.monotonic(), self._pipeline.sealed_at, since) else None
 
-    def _on_sealed(self, message: Message) -> None:
-        if message["index"] not in self._pipeline.pool:
+    def _on_sealed(self, sealed: Sealed) -> None:
+        if sealed.index not in self._pipeline.pool:
             return
-        self._speeds.sealed(message["bytes"], message["copy_s"])
+        self._speeds.sealed(sealed.bytes, sealed.copy_s)
         self._control.answered()
-        self._journal.emit(events.Sealed(step=message["step"], bytes=message["bytes"], stall_s=message["stall_s"]))
-        self._leaving.sealed(message["step"])
-        if message.fields.get("held"):
-            self._pipeline.hold_back(message["index"], self._startup.generation)
+        self._journal.emit(events.Sealed(step=sealed.step, bytes=sealed.bytes, stall_s=sealed.stall_s))
+        self._leaving.sealed(sealed.step)
+        if sealed.held:
+            self._pipeline.hold_back(sealed.index, self._startup.generation)
         else:
-            self._pipeline.take(message["index"], self._startup.generation)
+            self._pipeline.take(sealed.index, self._startup.generation)
         self._control.acknowledge(self._pipeline.sequence)
 
     def _on_commit(self, steps: Steps) -> None:
@@ -588,7 +565,7 @@ class Agent:
     @property
     def _waits(self) -> bool:
         """Whether a start waits for an older generation, or for a store, that may not come before the end."""
-        return self._startup.awaiting or self._startup.blind or self._called_off
+        return self._startup.awaiting or self._startup.unreachable or self._called_off
 
     def _dismiss_waiting(self) -> bool:
         """A trainer that is no child of ours waits for a resume point that will not come: tell it, and let it end.

@@ -14,7 +14,7 @@ from harness.agent.save.pipeline import SavePipeline
 from harness.agent.trainers.attempt import TrainerAttempt
 from harness.core.manifest import STOPPED_EARLY
 from harness.errors import ExitCode
-from harness.ipc.channel import RuntimeDir
+from harness.ipc.runtime_dir import RuntimeDir
 
 
 @dataclass(frozen=True)

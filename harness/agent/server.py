@@ -3,8 +3,8 @@
 Owns the run's lock, the listening socket and every connection; and what one agent of this host hands to the next. Knows
 nothing of what a connection is for: messages are passed on. Main thread of the agent.
 
-    locked by another ──takeover──▶ busy: its trainer lives, nothing is started here
-                                └─▶ handed-over: its slots are ours, and so is the lock as soon as it has ended
+    locked by another ──Takeover──▶ Busy: its trainer lives, nothing is started here
+                                └─▶ HandedOver: its slots are ours, and so is the lock as soon as it has ended
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from harness.agent.outcome import Outcome, write_outcome
 from harness.agent.save.pipeline import SavePipeline
 from harness.config.settings import Settings
 from harness.core import events
+from harness.core.messages import Busy, HandedOver, Takeover
 from harness.errors import ConfigError
-from harness.ipc import channel as ipc
-from harness.ipc.channel import Channel, ChannelClosed, Message, RuntimeDir
+from harness.ipc.channel import Channel, ChannelClosed, Received, connect, listen, peer_uid
+from harness.ipc.runtime_dir import RuntimeDir
 from harness.ipc.slots import Slot
 
 _TAKE_OVER_S = 30.0  # an agent that ends has let go of the lock by then
@@ -47,7 +48,7 @@ class Server:
         loop: Loop,
         pipeline: SavePipeline,
         emit: Emit,
-        on_message: Callable[[Channel, Message], None],
+        on_message: Callable[[Channel, Received], None],
         say: Callable[[str], None],
     ) -> None:
         """Touches nothing yet.
@@ -61,7 +62,7 @@ class Server:
             say: a word to the user.
         """
         self._run, self._loop, self._pipeline, self._emit = settings.run, loop, pipeline, emit
-        self._place = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        self._runtime_dir = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
         self._on_message, self._say = on_message, say
         self._lock_fd: int | None = None
         self._listener: socket.socket | None = None
@@ -70,7 +71,7 @@ class Server:
     @property
     def address(self) -> Path:
         """Where trainers connect to."""
-        return self._place.socket
+        return self._runtime_dir.socket
 
     def open(self, is_called_off: Callable[[], bool]) -> str:
         """Become this host's agent of the run, and listen. Names the lock that it holds from now on.
@@ -80,13 +81,14 @@ class Server:
             CalledOff: `is_called_off` while another one had it. What was posted is run meanwhile.
         """
         try:
-            self._place.prepare()
+            self._runtime_dir.prepare()
             self._lock_fd = lock = self._take_lock(is_called_off)
-            identity = self._place.identity(lock)
-            self._listener = ipc.listen(self._place.socket)
+            identity = self._runtime_dir.identity(lock)
+            self._listener = listen(self._runtime_dir.socket)
         except OSError as err:
             raise ConfigError(
-                f"no agent can listen in {self._place.directory}: {err}; HARNESS_RUNTIME_DIR names another directory"
+                f"no agent can listen in {self._runtime_dir.directory}: {err}; "
+                "HARNESS_RUNTIME_DIR names another directory"
             ) from err
         self._loop.watch(self._listener.fileno(), self._on_connection)
         return identity
@@ -97,7 +99,7 @@ class Server:
         The exit code alone does not say it, since it may be the program's own; and the store may be out of reach.
         """
         with contextlib.suppress(OSError):  # then the exit code has to do
-            write_outcome(self._place, os.getpid(), outcome)
+            write_outcome(self._runtime_dir, os.getpid(), outcome)
 
     def has(self, channel: Channel) -> bool:
         """Whether it is connected still."""
@@ -117,7 +119,7 @@ class Server:
         if self._listener is not None:
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
-                self._place.socket.unlink()
+                self._runtime_dir.socket.unlink()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
 
@@ -127,7 +129,7 @@ class Server:
         assert self._listener is not None, "registered with the loop"
         sock, _address = self._listener.accept()
         channel = Channel(sock)
-        if ipc.peer_uid(channel) in (os.geteuid(), 0):
+        if peer_uid(channel) in (os.geteuid(), 0):
             self._clients.add(channel)
             self._loop.watch(sock.fileno(), lambda: self._on_readable(channel))
         else:
@@ -151,23 +153,23 @@ class Server:
     def _take_lock(self, is_called_off: Callable[[], bool]) -> int:
         """The run's lock; an agent that has it, and whose trainer is dead, hands its slots over."""
         give_up_at, told = time.monotonic() + _TAKE_OVER_S, False
-        while (lock := self._place.try_lock()) is None:
+        while (lock := self._runtime_dir.try_lock()) is None:
             try:
-                if (other := ipc.connect(self._place.socket, _ANSWER_S)) is not None:
+                if (other := connect(self._runtime_dir.socket, _ANSWER_S)) is not None:
                     with contextlib.closing(other), contextlib.suppress(ChannelClosed):
-                        other.send("takeover")
+                        other.send(Takeover())
                         self._on_takeover_answer(other.receive())
             except TimeoutError:  # it is ending, or frozen
                 if not told:
                     told = True
                     self._say(
-                        f"another agent of this run on this host does not answer{self._place.holder()}: "
+                        f"another agent of this run on this host does not answer{self._runtime_dir.holder()}: "
                         f"waiting up to {_TAKE_OVER_S:g} s for it to end"
                     )
             if time.monotonic() > give_up_at:
                 raise ConfigError(
-                    f"another agent of run {self._run!r} on this host neither answers nor ends{self._place.holder()}. "
-                    "Let it go on (kill -CONT), or end it (kill -KILL), and start again"
+                    f"another agent of run {self._run!r} on this host neither answers nor ends"
+                    f"{self._runtime_dir.holder()}. Let it go on (kill -CONT), or end it (kill -KILL), and start again"
                 )
             self._loop.wait(_LOOK_S)
             self._loop.run_posts()
@@ -175,29 +177,29 @@ class Server:
                 raise CalledOff
         return lock
 
-    def _on_takeover_answer(self, answer: Message) -> None:
-        if answer.type == "busy":
-            raise ConfigError(
-                f"run {self._run!r} is being trained on this host already, by process {answer['trainer_pid']}: "
-                "stop that one, or choose another --run"
-            )
-        for fd, index, life in zip(answer.fds, answer["indexes"], answer["lives"], strict=True):
-            self._pipeline.pool.put(index, Slot(fd))
-            self._pipeline.adopt(index, Generation.of(life), ends=True)
-        self._pipeline.note_all_taken()
-        if answer.fds:
-            self._emit(events.AgentReplaced(slots=len(answer.fds)))
+    def _on_takeover_answer(self, answer: Received) -> None:
+        match answer.message:
+            case Busy(trainer_pid):
+                raise ConfigError(
+                    f"run {self._run!r} is being trained on this host already, by process {trainer_pid}: "
+                    "stop that one, or choose another --run"
+                )
+            case HandedOver(indexes, generations):
+                for fd, index, info in zip(answer.fds, indexes, generations, strict=True):
+                    self._pipeline.pool.put(index, Slot(fd))
+                    self._pipeline.adopt(index, Generation.of(info), ends=True)
+                self._pipeline.note_all_taken()
+                if answer.fds:
+                    self._emit(events.AgentReplaced(slots=len(answer.fds)))
 
     def refuse_takeover(self, channel: Channel, trainer_pid: int) -> None:
         """To an agent that wants the run: our trainer lives. Raises ChannelClosed."""
-        channel.send("busy", trainer_pid=trainer_pid)
+        channel.send(Busy(trainer_pid))
 
     def hand_over(self, channel: Channel) -> None:
         """To an agent that wants the run: here are our slots. Raises ChannelClosed."""
         sealed = self._pipeline.handed_over()
         channel.send(
-            "handed-over",
+            HandedOver(tuple(index for index, _ in sealed), tuple(generation.info for _, generation in sealed)),
             [self._pipeline.pool[index].fd for index, _ in sealed],
-            indexes=[index for index, _ in sealed],
-            lives=[generation.fields() for _, generation in sealed],
         )

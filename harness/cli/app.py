@@ -278,14 +278,13 @@ def drill(
 
     Exits 74 if the last step was not durable in time.
     """
-    from harness.inspect import report
+    from harness.ipc import client
 
     if not 0 < in_s < 86_400:
         raise ConfigError(f"--in must be more than 0 and less than a day, not {in_s:g}")
-    found = report.drill(_settings(store, run, None, s3_endpoint), in_s, end=end, told=_say)
-    words = found.pop("words")
-    _print_json(found) if as_json else _say(words)
-    if found["durable_in_s"] is None:
+    drilled, words = client.drill(_settings(store, run, None, s3_endpoint), in_s, end=end, on_plan=_say)
+    _print_json(drilled.fields()) if as_json else _say(words)
+    if drilled.durable_in_s is None:
         raise typer.Exit(ExitCode.INTERRUPTED_LOCAL)
 
 

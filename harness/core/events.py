@@ -14,6 +14,10 @@ from harness.core.words import printable
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True, omit_defaults=True):
     """Base of every event; the class name is the tag in JSON."""
 
+    def fields(self) -> dict[str, object]:
+        """As a document, without its name."""
+        return msgspec.structs.asdict(self)
+
 
 class AgentStarted(Event, frozen=True):
     """An agent is up: the first event of a journal."""
@@ -149,10 +153,6 @@ class Restarted(Event, frozen=True):
     first_step_s: float
     fetching_s: float
     verifying_s: float
-
-    def fields(self) -> dict[str, object]:
-        """As a document: what `harness status --json` shows."""
-        return msgspec.structs.asdict(self)
 
     def words(self) -> str:
         """One line for people."""

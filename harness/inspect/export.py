@@ -35,7 +35,7 @@ from harness.core.manifest import Manifest, ShardEntry
 from harness.core.shard import Placed, ShardLayout, header_bytes, parse_header
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
-from harness.ipc.channel import safe_python
+from harness.ipc.process import safe_python
 from harness.snapshots import commit
 from harness.snapshots.open import open_existing_store
 

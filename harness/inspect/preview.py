@@ -21,7 +21,7 @@ from harness.config.settings import Settings
 from harness.core.manifest import MAX_RECORD_BYTES, ForeignFormat, Manifest, parse_quarantine
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ExitCode, SnapshotCorrupt
-from harness.inspect import report
+from harness.ipc.client import AgentSilent, ask_status
 from harness.snapshots import commit
 from harness.snapshots.open import open_existing_store
 
@@ -97,12 +97,12 @@ def preview(settings: Settings) -> Preview:
 def _notes(settings: Settings, known: commit.Survey) -> Iterator[str]:
     claim = known.last_claim
     try:
-        live = report.ask_agent(settings, ANSWER_S)
-    except report.AgentSilent as err:
+        live = ask_status(settings)
+    except AgentSilent as err:
         yield str(err)
         return
     if live is not None:
-        yield f"it is being trained on this host already, by process {live['trainer_pid'] or live['agent_pid']}"
+        yield f"it is being trained on this host already, by process {live.trainer_pid or live.agent_pid}"
     elif claim is not None and known.done is None and not settings.fresh:
         yield (
             f"generation {claim.generation} on {claim.host} has not said that it ended: if it lives, a start asks it "

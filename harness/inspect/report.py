@@ -6,7 +6,7 @@ Owns the rows that the command line prints; starts nothing, and changes nothing 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,11 @@ from harness.core import events
 from harness.core.manifest import MAX_RECORD_BYTES, parse_quarantine
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, SnapshotCorrupt
-from harness.ipc import channel as ipc
-from harness.ipc.channel import Channel, ChannelClosed, RuntimeDir
+from harness.ipc.client import AgentSilent, ask_status
 from harness.snapshots import commit
 from harness.snapshots.open import open_existing_store
 
 _CALL_S = 60.0
-_ANSWER_S = 5.0
 _JOURNAL_S = 20.0
 _FIRST_SEGMENTS, _LAST_SEGMENTS = 48, 16  # what a start took is told once, figures every 15 s
 _READS = 16  # at once
@@ -43,8 +41,8 @@ def status(settings: Settings) -> dict[str, Any]:
     """
     silent = False
     try:
-        if (live := ask_agent(settings)) is not None:
-            return live
+        if (live := ask_status(settings)) is not None:
+            return live.fields()
     except AgentSilent:
         silent = True
     store, keys = open_existing_store(settings.store, settings), RunKeys(settings.run)
@@ -197,7 +195,7 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
         ConfigError: there is no such snapshot, or the run is being trained here.
         AgentSilent: an agent of it is frozen here.
     """
-    if ask_agent(settings) is not None:
+    if ask_status(settings) is not None:
         raise ConfigError(f"run {settings.run!r} is being trained on this host: stop it first")
     keys, found = RunKeys(settings.run), False
     for tier, store in _tiers(settings):
@@ -275,71 +273,3 @@ def _survey(store: ObjectStore, keys: RunKeys, settings: Settings) -> commit.Sur
     if known.last_claim is None and not known.commits:
         raise ConfigError(f"no run {settings.run!r} in {settings.store}; see harness ls --store {settings.store}")
     return known
-
-
-def drill(settings: Settings, in_s: float, *, end: bool, told: Callable[[str], None]) -> dict[str, Any]:
-    """Tell the run's agent on this host of a notice that is none, and wait for what it comes to.
-
-    Args:
-        settings: of the run.
-        in_s: seconds from the notice to the end of the instance.
-        end: whether the run then really leaves, with exit code 75.
-        told: called with the plan, in words, before it starts.
-
-    Returns:
-        The fields of `events.Drilled`, and `words`.
-
-    Raises:
-        ConfigError: no agent of this run listens here, or it cannot be done now.
-        AgentSilent: it is frozen.
-    """
-    if ask_agent(settings) is None or (channel := _connect(settings, None)) is None:
-        raise ConfigError(
-            f"no agent of run {settings.run!r}, store {settings.store}, listens on this host: a drill needs a run "
-            "that trains here, under the same user"
-        )
-    with contextlib.closing(channel):
-        try:
-            channel.send("drill", in_s=in_s, end=end)
-            while (message := channel.receive()).type == "drilling":
-                told(message["words"])
-        except ChannelClosed as err:
-            raise ConfigError("the agent ended before the drill did: see its own output") from err
-    if message.type == "no-drill":
-        raise ConfigError(f"no drill: {message['why']}")
-    return dict(message.fields)
-
-
-class AgentSilent(ConfigError):
-    """An agent of the run listens on this host, and does not answer: frozen, or the host is overloaded."""
-
-
-def ask_agent(settings: Settings, timeout_s: float | None = None) -> dict[str, Any] | None:
-    """The answer of this host's agent of the run; `None` if none listens. Raises AgentSilent."""
-    timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    try:
-        channel = _connect(settings, timeout_s)
-        if channel is None:
-            return None
-        with contextlib.closing(channel), contextlib.suppress(ChannelClosed):
-            channel.send("status")
-            found: dict[str, Any] = channel.receive()["status"]
-            return found
-    except TimeoutError as err:
-        place = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
-        raise AgentSilent(
-            f"the agent of run {settings.run!r} on this host has not answered for {timeout_s:g} s{place.holder()}: is "
-            "it stopped (kill -CONT), or frozen by its cgroup?"
-        ) from err
-    return None
-
-
-def _connect(settings: Settings, timeout_s: float | None) -> Channel | None:
-    """The run's agent on this host; `None` if there is none. Raises TimeoutError."""
-    place = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
-    try:
-        return ipc.connect(place.socket, timeout_s)
-    except TimeoutError:
-        raise
-    except OSError:
-        return None  # where nobody can listen, nobody does

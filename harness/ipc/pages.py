@@ -25,6 +25,7 @@ import os
 import time
 from collections.abc import Generator
 
+PAGE = 4096
 HUGE = 2 * 1024 * 1024  # on x86-64, and on 64-bit Arm with pages of 4 KiB; a wrong one is refused
 _MOST_FAILURES = 3  # one may be chance; where memory is in pieces, each takes the kernel milliseconds
 _PAGE_S, _SLACK_S = 0.0005, 0.02  # what as much in small pages takes; so much later is late
@@ -137,3 +138,9 @@ def _mapped_like_huge_pages(fd: int, size: int) -> tuple[mmap.mmap, int]:
         room.close()
         raise OSError(ctypes.get_errno(), "mmap")
     return room, start
+
+
+def keep_from_children(mapping: mmap.mmap) -> None:
+    """Forked children get none of it. A sandbox may not know how; then a fork costs more."""
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_DONTFORK)

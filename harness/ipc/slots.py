@@ -1,7 +1,7 @@
-"""Slots and the control page: shared memory between one trainer and its agent.
+"""Slots: shared memory between one trainer and its agent, for one snapshot each.
 
-Owns the memory layout of both; knows neither tensors nor stores. A slot is a memfd, or where memory has no room for one
-a file without a name, which `window.py` fills:
+Owns their memory layout; knows neither tensors nor stores. A slot is a memfd, or where memory has no room for one a
+file without a name, which `window.py` fills:
 
     0      header page: magic, state, sequence, step, payload bytes, where the record is
     4096   shards, each a whole safetensors file, each at a multiple of 4096
@@ -9,9 +9,6 @@ a file without a name, which `window.py` fills:
 
 Payload first, then one small record that names it: `seal` writes the record, then the state word. A slot whose state
 word is not SEALED holds nothing, whatever died in between (I8). The sequence number orders slots of one host.
-
-The control page is one page of 64-bit words. The trainer's normal step reads one of them and writes one; each word has
-one writer, and an aligned 8-byte store is atomic on every machine that PyTorch runs on.
 """
 
 from __future__ import annotations
@@ -32,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.ipc import pages
+from harness.ipc.pages import PAGE, keep_from_children
 
-PAGE = 4096
-NO_SLOT = 255
 _MAGIC = b"HRNSLOT1"
 _HEADER = struct.Struct("<8sQQQQQQQ")
 _STATE_AT = 8
@@ -128,7 +124,7 @@ class Slot:
         self.on_disk = not _is_memory(fd)
         self._map, start = (mmap.mmap(fd, self.size), 0) if self.on_disk else pages.mapped(fd, self.size)
         # A forked DataLoader worker must neither see the slot nor pay for copying its page tables.
-        _keep_from_children(self._map)
+        keep_from_children(self._map)
         self.buffer = memoryview(self._map)[start : start + self.size]
         self._at_close: list[Callable[[], object]] = []
 
@@ -279,94 +275,10 @@ class Slot:
         _HEADER.pack_into(self.buffer, 0, _MAGIC, state, sequence, step, payload, offset, length, crc)
 
 
-class Command(enum.IntEnum):
-    """What the agent asks of the trainer at its next boundary."""
-
-    NOTHING = 0
-    SNAPSHOT = 1
-    """Take a snapshot into the slot that is granted."""
-    SNAPSHOT_AND_LEAVE = 2
-    """Take one as soon as a slot is granted, then leave the loop."""
-    LEAVE = 3
-    """Leave the loop with what is sealed already."""
-
-
-class Word(enum.IntEnum):
-    """Words of the control page, and who writes them."""
-
-    ASK = 0  # agent: sequence << 8 | Ask
-    GRANT = 1  # agent: sequence << 8 | slot, or NO_SLOT; the trainer may fill that slot once for each new sequence
-    AGENT_PID = 2  # agent
-    LOCAL_STEP = 3  # agent: step + 1, 0 for none
-    DURABLE_STEP = 4  # agent: step + 1, 0 for none
-    DEADLINE_NS = 5  # agent: CLOCK_MONOTONIC, 0 for none
-    TAKEN = 6  # agent: sequence of the newest seal it has taken notice of; until then the trainer fills no slot
-    TRAINER_STEP = 8  # trainer: completed optimizer steps + 1, 0 before the loop
-
-
-@dataclass(frozen=True)
-class Request:
-    """A decoded ASK word: `value` is an `Command`. A GRANT word: `value` is a slot's index."""
-
-    value: int
-    sequence: int
-
-    def encode(self) -> int:
-        """The word."""
-        return self.sequence << 8 | self.value
-
-    @classmethod
-    def decode(cls, word: int) -> Request:
-        """The inverse of `encode`."""
-        return cls(word & 0xFF, word >> 8)
-
-
-class ControlPage:
-    """The shared page of words. Created by the first agent; handed on by the trainer to the next."""
-
-    def __init__(self, fd: int) -> None:
-        """Map the memfd `fd`, which the page owns from now on."""
-        self.fd = fd
-        self._map = mmap.mmap(fd, PAGE)
-        _keep_from_children(self._map)
-        self.words = memoryview(self._map).cast("Q")
-
-    @classmethod
-    def create(cls) -> ControlPage:
-        """A new page, all zero."""
-        fd = os.memfd_create("harness-control", os.MFD_CLOEXEC)
-        os.ftruncate(fd, PAGE)
-        return cls(fd)
-
-    def step_or_none(self, word: Word) -> int | None:
-        """A word that holds step + 1."""
-        value = self.words[word]
-        return value - 1 if value else None
-
-    def put_step(self, word: Word, step: int | None) -> None:
-        """Write a word that holds step + 1."""
-        self.words[word] = 0 if step is None else step + 1
-
-    def close(self) -> None:
-        """Close the descriptor and unmap. Idempotent."""
-        if self.fd < 0:
-            return
-        os.close(self.fd)
-        self.fd = -1
-        self.words.release()
-        with contextlib.suppress(BufferError):
-            self._map.close()
-
-
 def _unnamed_file(directory: Path) -> int:
     """A file that vanishes with its last descriptor. Raises OSError."""
     with tempfile.TemporaryFile(dir=directory) as file:  # O_TMPFILE, or made and unlinked at once
         return os.dup(file.fileno())
-
-
-def _keep_from_children(mapping: mmap.mmap) -> None:
-    with contextlib.suppress(OSError):  # a sandbox may not know it; then a fork costs more
-        mapping.madvise(mmap.MADV_DONTFORK)
 
 
 def _is_memory(fd: int) -> bool:

@@ -15,7 +15,8 @@ import errno
 import mmap
 import os
 
-from harness.ipc.slots import PAGE, Slot
+from harness.ipc.pages import PAGE
+from harness.ipc.slots import Slot
 
 WINDOW_BYTES = 32 * 1024 * 1024
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # sync_file_range(2)

@@ -19,15 +19,16 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from harness.core.messages import Status
 from harness.errors import ConfigError
-from harness.ipc.channel import open_pidfd, pidfd_dead
+from harness.ipc.process import open_pidfd, pidfd_dead
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING, _PF_SIGNALED = 0x4, 0x400  # include/linux/sched.h
 
-AskStatus = Callable[[], dict[str, Any] | None]
+AskStatus = Callable[[], Status | None]
 """The status of the run's agent on this host; `None` if none answers."""
 
 
@@ -128,7 +129,7 @@ class FoundAttempt:
         ask: AskStatus,
         outcome: Callable[[int | None], int | None],
         pids: Sequence[int] = (),
-        found: Mapping[str, Any] | None = None,
+        found: Status | None = None,
     ) -> None:
         self._ask, self._outcome = ask, outcome
         self._agent: int | None = None
@@ -166,9 +167,9 @@ class FoundAttempt:
         while self._alive:
             os.close(self._alive.popitem()[1])
 
-    def _note(self, answer: Mapping[str, Any]) -> None:
-        self._generation, self._agent = answer["generation"], answer["agent_pid"]
-        for pid in (answer["agent_pid"], answer["trainer_pid"]):
+    def _note(self, answer: Status) -> None:
+        self._generation, self._agent = answer.generation, answer.agent_pid
+        for pid in (answer.agent_pid, answer.trainer_pid):
             if pid is not None:
                 self._await(pid)
 

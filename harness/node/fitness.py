@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.ipc.channel import open_pidfd
+from harness.ipc.process import open_pidfd
 from harness.node.signals import Signals
 
 VARIABLE = "HARNESS_SELF_TEST"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from cloud.aws.fleet import Fleet
 from cloud.errors import CloudError
 from cloud.notice import Clock, Deadline
+from harness.core.messages import RunState, Status
 from harness.node.attempts import AskStatus
 from harness.node.notices import Notices
 
@@ -83,13 +83,13 @@ class FleetReporter:
         elif self._is_due("measure", MEASURE_S):
             self._measure()
 
-    def _look_at_agent(self, status: Mapping[str, Any]) -> None:
-        self.generation = status["generation"]
-        self.claimed |= bool(status["claimed"])
-        if (age_s := status["durable_age_s"]) is not None:
+    def _look_at_agent(self, status: Status) -> None:
+        self.generation = status.generation
+        self.claimed |= status.claimed
+        if (age_s := status.durable_age_s) is not None:
             self._durable_at = max(self._durable_at, self._clock() - age_s)
-        finishing = status["finished_step"] is not None and not status["everything_durable"]
-        self._saving = status["state"] == "draining" or finishing
+        finishing = status.finished_step is not None and not status.everything_durable
+        self._saving = status.state is RunState.DRAINING or finishing
 
     def _wants_protection(self) -> bool:
         return self._saving and not self._announcements.last.by_group

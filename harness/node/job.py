@@ -15,7 +15,7 @@ from typing import Any
 from harness.agent.trainers.child import script_of
 from harness.config.settings import Settings, resolve
 from harness.errors import ConfigError
-from harness.ipc.channel import safe_python
+from harness.ipc.process import safe_python
 
 COMMAND_VARIABLE = "HARNESS_COMMAND"
 _FIRST = ("fresh", "continue_")

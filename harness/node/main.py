@@ -97,7 +97,7 @@ def _resume(
         runs = RunStatus(job, lambda: reporter.generation)
         reporter = FleetReporter(platform.fleet, announcements, runs.ask, say)
         actions = Actions(run, platform, signals, say, limits.let_go_s)
-        signals.heard = lambda: (runs.ask() or {}).get("state") in ("draining", "done")
+        signals.heard = runs.leaves
         # A terminal's Ctrl-C ends the test as well, and says nothing about the machine.
         if test and (why := run_test(test, signals)) is not None and signals.asked is None:
             say(f"the self-test failed: {why}")

@@ -57,7 +57,7 @@ class Notices:
         for source in self._sources:
             try:
                 notices = [notice for notice in source.poll() if notice.kind is NoticeKind.INTERRUPT]
-            except CloudError:  # the agent tells the user that a source is blind
+            except CloudError:  # the agent tells the user that a source does not answer
                 continue
             ends = [
                 math.inf if source.name == DRAIN_FILE or notice.deadline is None else notice.deadline.at

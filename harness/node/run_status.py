@@ -8,22 +8,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cloud.errors import CloudError
 from cloud.notice import Deadline
 from harness.agent.outcome import read_outcome
+from harness.core.messages import RunState, Status
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, ExitCode, SnapshotCorrupt
-from harness.inspect import report
-from harness.ipc.channel import RuntimeDir
+from harness.ipc.client import AgentSilent, ask_status
+from harness.ipc.runtime_dir import RuntimeDir
 from harness.node.attempts import FoundAttempt, RunAttempt, StartedAttempt, left_behind
 from harness.node.exit_policy import code_of
 from harness.node.job import Job
 from harness.snapshots import commit
 from harness.snapshots.open import open_existing_store
 
-ANSWER_S = 5.0  # an agent may be busy for a moment
 STORE_S = 20.0
 
 
@@ -39,12 +38,17 @@ class RunStatus:
         self._job, self._generation = job, generation
         self._strangers = frozenset(left_behind())  # an entrypoint's daemons, say: whoever started us had them
 
-    def ask(self) -> dict[str, Any] | None:
+    def ask(self) -> Status | None:
         """See `harness.node.attempts.AskStatus`."""
         try:
-            return report.ask_agent(self._job.settings, ANSWER_S)
-        except report.AgentSilent:
+            return ask_status(self._job.settings)
+        except AgentSilent:
             return None
+
+    def leaves(self) -> bool:
+        """Whether its agent here is leaving already."""
+        status = self.ask()
+        return status is not None and status.state in (RunState.DRAINING, RunState.DONE)
 
     def find(self) -> RunAttempt | None:
         """See `Runs`."""

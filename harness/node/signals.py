@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from cloud.notice import Clock
-from harness.ipc.channel import is_ignored
+from harness.ipc.process import is_ignored
 from harness.node.attempts import RunAttempt
 
 LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

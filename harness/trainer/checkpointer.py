@@ -24,10 +24,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.config.settings import SOCKET_VARIABLE, check_alone, here, is_off, resolve
-from harness.core import tree
+from harness.core import messages, tree
 from harness.core.words import printable
 from harness.errors import ExitCode, SnapshotCorrupt, StateError
-from harness.ipc.slots import Command, Request, SlotRecord, Word
+from harness.ipc.control_page import Command, TrainerSide
+from harness.ipc.slots import SlotRecord
 from harness.trainer.link import Link, Ready
 from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.position import Position
@@ -44,8 +45,6 @@ _POLL_S = 0.02
 _PROGRESS_S = 1.0
 _ANSWER_S = 2.0  # from a signal to what the agent makes of it
 _NEVER = -1
-_LEAVING = (Command.LEAVE, Command.SNAPSHOT_AND_LEAVE)
-_TRAINER_STEP, _ASK = int(Word.TRAINER_STEP), int(Word.ASK)  # an enum's member costs 60 ns a use
 
 
 class Checkpointer:
@@ -139,7 +138,7 @@ class Checkpointer:
         self._next_due = 0
         self._stepped_told = False
         self._restoring = (0.0, 0.0)
-        self._words = memoryview(bytearray(8 * 16)).cast("Q")
+        self._page = TrainerSide(None)
         self._watch_optimizers()
         self._loader = None
         if loader is not None:
@@ -156,9 +155,9 @@ class Checkpointer:
         if self._overlaps:
             before_updates(lambda: self._settle(updating=True))
         self._every_steps = self._link.settings.every_steps
-        self._words = self._link.page.words
+        self._page = self._link.page
         self._learn_head()
-        os.environ["HARNESS_RUN_ID"] = self._link.life["run_id"]
+        os.environ["HARNESS_RUN_ID"] = self._link.generation.run_id
         os.environ["HARNESS_RESTARTS"] = str(self._link.restarts)
         self._process = Process(self._takes_signal, self._become_inert, self._at_exit)
         self._process.on_sys_exit = self._look_soon
@@ -312,7 +311,7 @@ class Checkpointer:
             here = (place.stage, place.epoch, ordinal + 1)
             if not self._restored and target is not None and target.in_evaluation(*here):
                 self._restore()
-            if self._restored and (self._words[Word.ASK] != self._seen or self._overdue):
+            if self._restored and (self._page.news != self._seen or self._overdue):
                 self._at_boundary("evaluating")
         self._evaluating += 1
         try:
@@ -326,10 +325,7 @@ class Checkpointer:
         Never captures.
         """
         self._settle()
-        if self._inert or self._words[Word.ASK] == self._seen:
-            return
-        ask = Request.decode(self._words[Word.ASK]).value
-        if ask in _LEAVING:
+        if not self._inert and self._page.news != self._seen and self._page.command.leaves:
             self._leave()
 
     def _leave_if_it_presses(self) -> None:
@@ -337,12 +333,12 @@ class Checkpointer:
 
         That is when the newest sealed snapshot is of this very step, or when the agent does not want another any more.
         """
-        if self._inert or self.interrupted or self._words[_ASK] == self._seen:
+        if self._inert or self.interrupted or self._page.news == self._seen:
             return
-        ask = Request.decode(self._words[_ASK]).value
+        command = self._page.command
         self._settle()
         current = self._stager.sealed_step == self.step_count
-        if ask == Command.LEAVE or (ask == Command.SNAPSHOT_AND_LEAVE and current):
+        if command is Command.LEAVE or (command is Command.SNAPSHOT_AND_LEAVE and current):
             self._leave()
 
     def save(self, *, wait: bool = False) -> None:
@@ -351,17 +347,17 @@ class Checkpointer:
             return
         self._overdue, self._next_due = True, self.step_count + 1
         self._wait_after |= wait
-        self._link.send("want", reason="save", durable=True)
+        self._link.send(messages.SaveWanted())
 
     @property
     def local_step(self) -> int | None:
         """The newest step that is committed on this machine; it dies with it."""
-        return self._word_step(Word.LOCAL_STEP)
+        return self._page.local_step
 
     @property
     def durable_step(self) -> int | None:
         """The newest step that is committed in the store; it survives."""
-        return self._word_step(Word.DURABLE_STEP)
+        return self._page.durable_step
 
     # ---- places -----------------------------------------------------------------------------------------------------
 
@@ -394,8 +390,8 @@ class Checkpointer:
         self._process.keep_hold()
         if self._finished:
             self._finished = False
-            self._link.forget("finished")
-            self._link.send("training")
+            self._link.forget(messages.Finished)
+            self._link.send(messages.Training())
 
     def _over(self, stage: int) -> bool:
         """Whether this outermost loop lies wholly before the place to resume."""
@@ -514,9 +510,7 @@ class Checkpointer:
 
     def _count_step(self, kind: str) -> None:
         step = self.step_count = self.step_count + 1
-        words = self._words
-        words[_TRAINER_STEP] = step + 1
-        if words[_ASK] != self._seen or step == self._next_due:
+        if self._page.completed(step) != self._seen or step == self._next_due:
             self._at_boundary(kind)
 
     def _count_without_boundary(self) -> None:
@@ -541,10 +535,10 @@ class Checkpointer:
             self._link.stepped(self.step_count, self._restoring)
         if self._signalled and self._process.has_handler(signal.SIGTERM):
             self._await_answer()  # the program may leave by itself now: there need not be another boundary
-        word = self._words[Word.ASK]
-        ask = Request.decode(word).value
-        if ask in _LEAVING:
-            if ask == Command.SNAPSHOT_AND_LEAVE:
+        news = self._page.news
+        command = Command.of(news)
+        if command.leaves:
+            if command is Command.SNAPSHOT_AND_LEAVE:
                 self._take_waiting(kind)
             self._leave()
             return
@@ -555,7 +549,7 @@ class Checkpointer:
         sealed_before = self._stager.sealed_step == self.step_count
         # Not on the way into a validation, which may swap weights and lasts long: the snapshot is to be sealed first.
         overlap = self._overlaps and not self._wait_after and kind != "evaluating"
-        asked = ask == Command.SNAPSHOT and word != self._seen  # what is asked still was taken up before
+        asked = command is Command.SNAPSHOT and news != self._seen  # what is asked still was taken up before
         if self._wait_after:
             self._take_waiting(kind)
         if (asked or self._overdue) and self._take(kind, overlap=overlap):
@@ -566,7 +560,7 @@ class Checkpointer:
                 self._wait_durable()
         elif asked:
             self._overdue = True
-        self._seen = word
+        self._seen = news
         self._next_due = self._following_due()
 
     def _following_due(self) -> int:
@@ -619,7 +613,7 @@ class Checkpointer:
         if not self._stager.planned:
             self._stager.plan(self.step_count)
         while not self._take(kind):
-            if Request.decode(self._words[Word.ASK]).value == Command.LEAVE or self._link.gone or self._time_is_up():
+            if self._page.command is Command.LEAVE or self._link.gone or self._page.time_is_up:
                 return
             time.sleep(_POLL_S)
 
@@ -627,7 +621,7 @@ class Checkpointer:
 
     def _leave(self) -> None:
         """The instance is going away: wait until the newest snapshot is durable or time is up, then leave the loop."""
-        self._link.send("leaving", repeat=True)
+        self._link.send(messages.Leaving(), repeat=True)
         self._wait_durable()
         self.interrupted = True
         if self._on_interrupt == "return":
@@ -639,12 +633,12 @@ class Checkpointer:
         """Whether a notice is in force, as far as it is known here."""
         if self._signalled:
             self._await_answer()
-        return self._signalled or Request.decode(self._words[Word.ASK]).value in _LEAVING
+        return self._signalled or self._page.command.leaves
 
     def _await_answer(self) -> None:
         """Block until the agent has said what a signal means, for a moment at most."""
         give_up_at = time.monotonic() + _ANSWER_S
-        while Request.decode(self._words[Word.ASK]).value not in _LEAVING:
+        while not self._page.command.leaves:
             if self._link.gone or time.monotonic() >= give_up_at:
                 return
             time.sleep(_POLL_S)
@@ -652,9 +646,9 @@ class Checkpointer:
     def _leave_at_exit(self) -> None:
         """The program ends by itself while a notice is in force: save what is at a boundary, and wait for it."""
         at_boundary = self._by_hand and self._loader is None and self._sees_optimizers and not self._optimizer_stepped
-        if at_boundary and Request.decode(self._words[Word.ASK]).value == Command.SNAPSHOT_AND_LEAVE:
+        if at_boundary and self._page.command is Command.SNAPSHOT_AND_LEAVE:
             self._take_waiting("step")
-        self._link.send("leaving", repeat=True)
+        self._link.send(messages.Leaving(), repeat=True)
         self._wait_durable()
 
     def _finish(self, *, hold: bool = False) -> None:
@@ -671,7 +665,7 @@ class Checkpointer:
                 self._leave()  # time was up, or the agent wants us out with what there is
             return
         self._finished = True
-        self._link.send("finished", repeat=True, step=self.step_count)
+        self._link.send(messages.Finished(self.step_count), repeat=True)
         if not hold:
             self._wait_durable()
 
@@ -682,7 +676,7 @@ class Checkpointer:
         if step is None:
             return
         say_at = time.monotonic() + _PROGRESS_S
-        while not self._link.gone and not self._time_is_up():
+        while not self._link.gone and not self._page.time_is_up:
             durable = self.durable_step
             if durable is not None and durable >= step:
                 return
@@ -690,10 +684,6 @@ class Checkpointer:
                 _say(f"step {step} is sealed, durable step is {durable}; waiting")
                 say_at = time.monotonic() + 5 * _PROGRESS_S
             time.sleep(_POLL_S)
-
-    def _time_is_up(self) -> bool:
-        deadline_ns = self._words[Word.DEADLINE_NS]
-        return bool(deadline_ns) and time.monotonic_ns() >= deadline_ns
 
     # ---- restoring --------------------------------------------------------------------------------------------------
 
@@ -729,7 +719,7 @@ class Checkpointer:
             self._restore_from(ready)
             self._restoring = (started, time.monotonic())
             seconds = self._restoring[1] - started
-            self._link.send("restored", snapshot=ready.snapshot, step=self.step_count, seconds=seconds)
+            self._link.send(messages.Restored(ready.snapshot, self.step_count, seconds))
             self._link.drop_ready()
         elif self._head_snapshot:
             raise SnapshotCorrupt(
@@ -738,9 +728,9 @@ class Checkpointer:
             )
         else:
             self._restoring = (started, started)
-        self._words = self._link.page.words  # of the agent that found it, which need not be the first
+        self._page = self._link.page  # of the agent that found it, which need not be the first
         self._stager.begin()
-        self._words[Word.TRAINER_STEP] = self.step_count + 1
+        self._page.completed(self.step_count)
         self._next_due = self.step_count + 1  # the first step plans the layout
 
     def _restore_from(self, ready: Ready) -> None:
@@ -810,8 +800,7 @@ class Checkpointer:
         """In a forked child: no snapshots, no descriptors, no word to the agent."""
         if not self._inert:
             self._inert = True
-            self._words = memoryview(bytearray(8 * 16)).cast("Q")
-            self._seen = 0
+            self._page, self._seen = TrainerSide(None), 0
             self._link.close_in_child()
 
     def _at_exit(self) -> None:
@@ -844,10 +833,6 @@ class Checkpointer:
     def _look_soon(self) -> None:
         """The program calls sys.exit: should it make another step, it has caught that."""
         self._next_due = self.step_count + 1
-
-    def _word_step(self, word: Word) -> int | None:
-        value = self._words[word]
-        return value - 1 if value else None
 
 
 def _holds_optimizer(value: Any) -> bool:

@@ -16,21 +16,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import harness.errors
 from harness.config.settings import SOCKET_VARIABLE, Settings
+from harness.core import messages
+from harness.core.messages import GenerationInfo
+from harness.core.restart import Span
 from harness.core.words import printable, without_secrets
 from harness.errors import AgentGone, ConfigError, HarnessError
-from harness.ipc import channel as ipc
-from harness.ipc.channel import Channel, ChannelClosed, Message, RuntimeDir
-from harness.ipc.slots import ControlPage, Request, Slot, SlotRecord, Word
+from harness.ipc.channel import Channel, ChannelClosed, Received, connect
+from harness.ipc.control_page import TrainerSide
+from harness.ipc.process import start_agent
+from harness.ipc.runtime_dir import RuntimeDir
+from harness.ipc.slots import Slot, SlotRecord
 
 WAIT_NOTE_S = 3.0
 _PART_S = 10.0  # at the very end, for an agent that is just being replaced
 _ANSWER_S = 10.0  # an agent that lives answers its socket within milliseconds; one that is frozen never does
 _START_S = 45.0  # until an agent listens: a host under load takes its time to import Python modules
-_MAX_REPLACEMENTS = 5  # in one life; an agent that dies again and again is a bug, and is reported
+_MAX_REPLACEMENTS = 5  # in one process; an agent that dies again and again is a bug, and is reported
 
 
 @dataclass(frozen=True)
@@ -79,22 +83,21 @@ class Link:
         self._slot_error: HarnessError | None = None
         self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
-        self.life: dict[str, Any] = {}
         self._replacements = 0
         self._layout_number = 0
         self._closing = False
         self._begun = False
-        self._repeat: dict[str, dict[str, Any]] = {}
+        self._repeat: dict[type[messages.AnyMessage], messages.AnyMessage] = {}
         self._in_touch = threading.Event()  # not while an agent that died is being replaced
         self._in_touch.set()
         self._poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.detached = False
         self.gone = False
         self.superseded = False
-        self._waits: list[tuple[float, float]] = []
+        self._waits: list[Span] = []
         joining_at = time.monotonic()
         channel = self._connect(settings)
-        self._join(self._greet(channel, life=None, fds=()))
+        self._join(*self._greet(channel))
         self._joining = (joining_at, time.monotonic())
         self._channel = channel
         self._thread = threading.Thread(target=self._listen, name="harness-link", daemon=True)
@@ -102,27 +105,25 @@ class Link:
 
     # ---- what the Checkpointer asks ---------------------------------------------------------------------------------
 
-    def send(self, type: str, /, *, repeat: bool = False, **fields: Any) -> None:
+    def send(self, message: messages.AnyMessage, *, repeat: bool = False) -> None:
         """Tell the agent something; lost if it is just dying, unless `repeat` (told again to the next agent)."""
         if repeat:
-            self._repeat[type] = fields
+            self._repeat[type(message)] = message
         with contextlib.suppress(ChannelClosed):
-            self._channel.send(type, **fields)
+            self._channel.send(message)
 
-    def stepped(self, step: int, restoring: tuple[float, float]) -> None:
+    def stepped(self, step: int, restoring: Span) -> None:
         """Tell that the first step is complete, and what this process did until then: the breakdown of a restart.
 
         Args:
             step: its number.
             restoring: from when until when the live state became the snapshot's, monotonic.
         """
-        self.send(
-            "stepped", step=step, at=time.monotonic(), joining=self._joining, waits=self._waits, restoring=restoring
-        )
+        self.send(messages.FirstStep(step, time.monotonic(), self._joining, tuple(self._waits), restoring))
 
-    def forget(self, type: str) -> None:
+    def forget(self, kind: type[messages.AnyMessage]) -> None:
         """What was to be repeated is not true any more."""
-        self._repeat.pop(type, None)
+        self._repeat.pop(kind, None)
 
     def poke(self, signum: int) -> None:
         """From a signal handler: tell the agent soon. Does nothing that a handler must not."""
@@ -160,19 +161,13 @@ class Link:
     def granted(self, used: int, sealed: int) -> tuple[int, Slot] | None:
         """The slot that may be filled now and its grant; `None` while there is none. Never blocks.
 
-        A grant that was written before the agent took notice of the last seal may be for the very slot that it is about
-        to read; so none counts until then.
-
         Args:
             used: the grant that was used last.
             sealed: sequence number of the last seal.
         """
-        if self.page.words[Word.TAKEN] < sealed:
-            return None
-        request = Request.decode(self.page.words[Word.GRANT])
-        if request.sequence == used or (slot := self._slots.get(request.value)) is None:
-            return None
-        return request.sequence, slot
+        request = self.page.granted(used, sealed)
+        slot = None if request is None else self._slots.get(request.value)
+        return None if request is None or slot is None else (request.sequence, slot)
 
     def index_of(self, slot: Slot) -> int:
         """The index that the agent knows `slot` by."""
@@ -189,7 +184,7 @@ class Link:
             old, self._slots = self._slots, {}
         for slot in old.values():
             slot.close()
-        self.send("layout", bytes=size, number=self._layout_number, repeat=True)
+        self.send(messages.Layout(size, self._layout_number), repeat=True)
 
     @property
     def slot_error(self) -> HarnessError | None:
@@ -208,7 +203,7 @@ class Link:
         """
         self._in_touch.wait(_PART_S)
         self._tell_signals()
-        self.send("bye", exception=exception, early=early, hopeless=hopeless)
+        self.send(messages.Bye(exception, early, hopeless))
         self.close()
 
     def close(self) -> None:
@@ -255,41 +250,44 @@ class Link:
     def _tell_signals(self) -> None:
         with contextlib.suppress(IndexError):  # until there are none; two threads may be at it
             while True:
-                self.send("signal", signum=self._signals.pop(0))
+                self.send(messages.SignalReceived(self._signals.pop(0)))
 
-    def _on_message(self, message: Message) -> None:
-        slots = self._arriving = [Slot(fd) for fd in message.fds]
+    def _on_message(self, received: Received) -> None:
+        message, to_fill = received.message, isinstance(received.message, messages.Slots)
+        slots = self._arriving = [Slot(fd) for fd in received.fds]
         for slot in slots:
-            slot.populate(to_write=message.type == "slots")  # or it is a resume's
-            if message.type == "slots" and self._prepare is not None:
+            slot.populate(to_write=to_fill)  # or it is a resume's
+            if to_fill and self._prepare is not None:
                 self._prepare(slot)
         with self._condition:
-            if "life" in message.fields:
-                self.life = message["life"]
-            if message.type == "resume-head":
-                record = SlotRecord.decode(message["record"].encode())
-                self._head = ResumeHeader(message["snapshot"], message["tier"], record)
-            elif message.type == "superseded":
-                self.superseded = True
-            elif message.type == "resume-none":
-                self._nothing = True
-            elif message.type == "resume-ready":
-                self._ready = Ready(message["snapshot"], message["tier"], message["verified"], slots[0])
-                if self._head is None and (found := slots[0].record()) is not None:
-                    self._head = ResumeHeader(message["snapshot"], message["tier"], found)
-            elif message.type == "resume-failed":
-                self._error = _error_from(message)
-            elif message.type == "slots" and message["number"] != self._layout_number:
-                for slot in slots:  # of a layout that has been given up meanwhile
-                    slot.close()
-            elif message.type == "slots":
-                for slot in self._slots.values():
-                    slot.close()
-                self._slots = dict(zip(message["indexes"], slots, strict=True))
-            elif message.type == "no-slots":
-                self._slot_error = _error_from(message)
+            self._take_note(message, slots)
             self._arriving = []
             self._condition.notify_all()
+
+    def _take_note(self, message: messages.AnyMessage, slots: Sequence[Slot]) -> None:
+        match message:
+            case messages.ResumeHeader(snapshot, tier, record, generation):
+                self.generation = generation
+                self._head = ResumeHeader(snapshot, tier, SlotRecord.decode(record.encode()))
+            case messages.ResumeReady(snapshot, tier, verified, generation):
+                self.generation = generation
+                self._ready = Ready(snapshot, tier, verified, slots[0])
+                if self._head is None and (found := slots[0].record()) is not None:
+                    self._head = ResumeHeader(snapshot, tier, found)
+            case messages.ResumeNone(generation):
+                self.generation, self._nothing = generation, True
+            case messages.ResumeFailed(error, text):
+                self._error = _error_from(error, text)
+            case messages.Slots(indexes, number):
+                given_up = number != self._layout_number  # meanwhile
+                for slot in slots if given_up else self._slots.values():
+                    slot.close()
+                if not given_up:
+                    self._slots = dict(zip(indexes, slots, strict=True))
+            case messages.NoSlots(error, text):
+                self._slot_error = _error_from(error, text)
+            case messages.Superseded():
+                self.superseded = True
 
     def _replace(self) -> bool:
         """The agent is dead: start another, hand over the generation, the page and the slots. Training goes on."""
@@ -308,9 +306,9 @@ class Link:
             return False
         self._channel = channel
         _say("the agent died; another one goes on with what it had")
-        for type_, fields in list(self._repeat.items()):
-            if type_ != "layout" or not self._slots:
-                self.send(type_, **fields)
+        for kind, message in list(self._repeat.items()):
+            if kind is not messages.Layout or not self._slots:
+                self.send(message)
         return True
 
     def _give_up(self, reason: str) -> None:
@@ -334,57 +332,57 @@ class Link:
         with self._condition:
             slots = dict(self._slots)
         fds = [self.page.fd, *(slot.fd for slot in slots.values())]
-        welcome = self._greet(channel, life=self.life, fds=fds, indexes=list(slots))
-        for fd in welcome.fds:
-            os.close(fd)  # our own control page, which the new agent works with now
+        welcome, page = self._greet(channel, self.generation, tuple(slots), fds)
+        os.close(page)  # our own control page, which the new agent works with now
         self._note_welcome(welcome)
         return channel
 
     def _start_over(self) -> Channel:
         """Start an agent that looks for the resume point afresh: nothing was restored yet."""
         channel = self._start_agent(self._environ)
-        self._join(self._greet(channel, life=None, fds=()))
+        self._join(*self._greet(channel))
         return channel
 
     def _start_agent(self, environ: Mapping[str, str]) -> Channel:
         arguments = [self._settings.to_json(), json.dumps(list(self._script))]
-        return ipc.start_agent(self._place, arguments, environ, wait_s=_START_S)
+        return start_agent(self._runtime_dir, arguments, environ, wait_s=_START_S)
 
     # ---- connecting -------------------------------------------------------------------------------------------------
 
     def _connect(self, settings: Settings | None) -> Channel:
         if path := self._environ.get(SOCKET_VARIABLE):
-            self._place = RuntimeDir(Path(path).parent)
+            self._runtime_dir = RuntimeDir(Path(path).parent)
             try:
-                channel = ipc.connect(Path(path))
+                channel = connect(Path(path))
             except OSError as err:
                 raise ConfigError(f"the agent at {path} ({SOCKET_VARIABLE}) cannot be used: {err}") from err
             if channel is None:
                 raise AgentGone(f"nobody listens at {path} ({SOCKET_VARIABLE}): has `harness run` ended?")
             return channel
         assert settings is not None, "without harness run the settings come from the Checkpointer"
-        self._place = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+        self._runtime_dir = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
         try:
-            self._place.prepare()
-            channel = ipc.connect(self._place.socket, _ANSWER_S)
+            self._runtime_dir.prepare()
+            channel = connect(self._runtime_dir.socket, _ANSWER_S)
             if channel is not None and self._busy_elsewhere(channel):
                 channel.close()
                 channel = None
         except TimeoutError as err:
             raise ConfigError(
-                f"the agent of run {settings.run!r} on this host does not answer{self._place.holder()}: is it stopped "
-                "(kill -CONT), or frozen by its cgroup? Let it go on, or end it (kill -KILL)"
+                f"the agent of run {settings.run!r} on this host does not answer{self._runtime_dir.holder()}: is it "
+                "stopped (kill -CONT), or frozen by its cgroup? Let it go on, or end it (kill -KILL)"
             ) from err
         except OSError as err:
             raise ConfigError(
-                f"no agent can listen in {self._place.directory}: {err}; HARNESS_RUNTIME_DIR names another directory"
+                f"no agent can listen in {self._runtime_dir.directory}: {err}; "
+                "HARNESS_RUNTIME_DIR names another directory"
             ) from err
         if channel is not None:
             channel.socket.settimeout(None)
             return channel
         try:
-            return ipc.start_agent(
-                self._place, [settings.to_json(), json.dumps(list(self._script))], self._environ, wait_s=_START_S
+            return start_agent(
+                self._runtime_dir, [settings.to_json(), json.dumps(list(self._script))], self._environ, wait_s=_START_S
             )
         except ConnectionError as err:
             raise ConfigError(str(err)) from err
@@ -392,41 +390,48 @@ class Link:
     def _busy_elsewhere(self, channel: Channel) -> bool:
         """Whether that agent is ending: it saves what its dead trainer left, and a new one takes over from it."""
         with contextlib.suppress(ChannelClosed):
-            channel.send("status")
-            status = channel.receive()["status"]
-            return not isinstance(status, dict) or status["trainer_pid"] is None
+            channel.send(messages.AskStatus())
+            status = channel.receive().message
+            return not isinstance(status, messages.Status) or status.trainer_pid is None
         return True
 
     def _greet(
-        self, channel: Channel, *, life: Mapping[str, Any] | None, fds: Sequence[int], indexes: Sequence[int] = ()
-    ) -> Message:
+        self,
+        channel: Channel,
+        generation: GenerationInfo | None = None,
+        indexes: tuple[int, ...] = (),
+        fds: Sequence[int] = (),
+    ) -> tuple[messages.Welcome, int]:
+        """Say hello; the answer, and the control page's descriptor."""
         try:
-            channel.send("hello", fds, protocol=ipc.PROTOCOL, rank=0, world_size=1, life=life, indexes=list(indexes))
+            channel.send(messages.Hello(messages.PROTOCOL, generation=generation, indexes=indexes), fds)
             answer = channel.receive()
         except ChannelClosed as err:
             raise AgentGone(f"the agent ended before it answered: {err}") from err
-        if answer.type == "refused":
-            raise ConfigError(answer["message"])
-        return answer
+        match answer.message:
+            case messages.Welcome() as welcome:
+                return welcome, answer.fds[0]
+            case messages.Refused(why):
+                raise ConfigError(why)
+        raise ConfigError("the agent and the trainer use different versions of the harness")
 
-    def _join(self, welcome: Message) -> None:
+    def _join(self, welcome: messages.Welcome, page: int) -> None:
         """A generation begins with this agent: its control page, and its count of the seals."""
-        self.page, self.sequence = ControlPage(welcome.fds[0]), int(welcome["sequence"])
+        self.page, self.sequence = TrainerSide(page), welcome.sequence
         self._note_welcome(welcome)
 
-    def _note_welcome(self, welcome: Message) -> None:
-        self.life = welcome["life"]
-        self.restarts = int(welcome["restarts"])
-        self.detached = bool(welcome["detached"])
-        self._script = without_secrets(welcome["command"])
-        self._settings = Settings.from_json(welcome["settings"])
+    def _note_welcome(self, welcome: messages.Welcome) -> None:
+        self.generation = welcome.generation
+        self.restarts, self.detached = welcome.restarts, welcome.detached
+        self._script = without_secrets(welcome.command)
+        self._settings = Settings.from_json(welcome.settings)
 
     @property
     def settings(self) -> Settings:
         """The run's settings, as the agent has them."""
         return self._settings
 
-    def _wait(self, condition: Any, what: str) -> None:
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
         began_at = time.monotonic()
         note_at = began_at + WAIT_NOTE_S
         with self._condition:
@@ -440,8 +445,8 @@ class Link:
         self._waits.append((began_at, time.monotonic()))
 
 
-def _error_from(message: Message) -> HarnessError:
-    kind, words = getattr(harness.errors, message["error"], HarnessError), printable(message["message"])
+def _error_from(error: str, message: str) -> HarnessError:
+    kind, words = getattr(harness.errors, error, HarnessError), printable(message)
     return kind(words) if issubclass(kind, HarnessError) else HarnessError(words)
 
 

@@ -147,10 +147,10 @@ DEFECTS = (
     ),
     one(
         "what is asked a second time is no news",
-        "harness/agent/trainers/control.py",
-        "Request(value, Request.decode(self._page.words[word]).sequence + 1).encode()",
-        "Request(value, Request.decode(self._page.words[word]).sequence).encode()",
-        AGENT,
+        "harness/ipc/control_page.py",
+        "Request(value, Request.decode(self.words[word]).sequence + 1).encode()",
+        "Request(value, Request.decode(self.words[word]).sequence).encode()",
+        "tests/unit/ipc",
     ),
     # ---- the agent
     one(

@@ -8,14 +8,17 @@ from typing import Any
 from cloud.aws.instance import Instance
 from cloud.errors import CloudError
 from cloud.notice import Deadline, Notice, NoticeKind
+from harness.core.messages import RunState, Status
 from harness.node.attempts import Ended
 from tests.support.clock import FakeClock
 
 INSTANCE = Instance("i-0123456789abcdef0", "us-east-1", "g6e.xlarge", "us-east-1a", spot=True)
-RUNNING: Mapping[str, Any] = {
-    "state": "running", "generation": 3, "claimed": True, "durable_age_s": None, "finished_step": None,
-    "everything_durable": False, "agent_pid": 1, "trainer_pid": 2,
-}  # fmt: skip
+RUNNING = Status(
+    run="run", store="/store", local=None, state=RunState.RUNNING, generation=3, run_id="a" * 32, claimed=True, step=12,
+    local_step=None, durable_step=None, durable_age_s=None, bytes_copied=0, bytes_pending=0, estimate_s=None,
+    deadline_s=None, finished_step=None, everything_durable=False, restarts=0, restart=None, unreachable=(),
+    agent_pid=1, trainer_pid=2,
+)  # fmt: skip
 
 
 class FakeSignals:

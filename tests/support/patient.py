@@ -11,7 +11,6 @@ import threading
 from pathlib import Path
 
 from harness import Checkpointer
-from harness.ipc.slots import Word
 
 LOOK_S = 0.002
 
@@ -47,7 +46,7 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
         count_step(kind)
         while waits():
             threading.Event().wait(LOOK_S)
-            if is_due() or ckpt._words[Word.ASK] != ckpt._seen:
+            if is_due() or ckpt._page.news != ckpt._seen:
                 ckpt._at_boundary(kind)
 
     ckpt._count_step = count_and_wait  # type: ignore[method-assign]

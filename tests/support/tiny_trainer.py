@@ -29,10 +29,12 @@ import time
 from pathlib import Path
 
 from harness.config.settings import SOCKET_VARIABLE, resolve
+from harness.core import messages
 from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
 from harness.errors import StateError
-from harness.ipc.slots import Command, Request, SlotRecord, Word, place_shards, slot_bytes
+from harness.ipc.control_page import Command
+from harness.ipc.slots import SlotRecord, place_shards, slot_bytes
 from harness.trainer.link import Link
 from tests.support import delays
 
@@ -88,11 +90,11 @@ class TinyTrainer:
             assert found.get("frozen", b"") == self.frozen, "what never changes has changed"
             self.step = record.step
             assert json.loads(record.state)["step"] == self.step
-            self.link.send("restored", snapshot=ready.snapshot, step=self.step, seconds=0.0)
+            self.link.send(messages.Restored(ready.snapshot, self.step, 0.0))
             self.link.drop_ready()
         self.restoring = (began, time.monotonic())
         self.sequence = self.link.sequence
-        self.link.page.words[Word.TRAINER_STEP] = self.step + 1
+        self.link.page.completed(self.step)
 
     def take(self) -> bool:
         """Seal a snapshot if a slot is granted."""
@@ -115,7 +117,7 @@ class TinyTrainer:
             step=self.step,
             rank=0,
             world_size=1,
-            generation=int(self.link.life["number"]),
+            generation=self.link.generation.number,
             shards=self.spans,
             state=json.dumps({"step": self.step, "states": {}}),
             environment={},
@@ -124,7 +126,7 @@ class TinyTrainer:
         slot.seal(record, self.sequence)
         self.sealed_step = self.step
         size = sum(span.size for span in self.spans)
-        self.link.send("sealed", index=self.link.index_of(slot), step=self.step, bytes=size, stall_s=1e-4, copy_s=1e-4)
+        self.link.send(messages.Sealed(self.link.index_of(slot), self.step, size, 1e-4, 1e-4))
         return True
 
     def wait_durable(self) -> None:
@@ -134,7 +136,7 @@ class TinyTrainer:
 
     def is_durable(self) -> bool:
         """Whether the store has all that was sealed in this life."""
-        durable = self.link.page.step_or_none(Word.DURABLE_STEP)
+        durable = self.link.page.durable_step
         return self.sealed_step is None or (durable is not None and durable >= self.sealed_step)
 
     def waits(self, options: argparse.Namespace) -> bool:
@@ -148,8 +150,8 @@ class TinyTrainer:
 
     def look(self) -> Command:
         """A boundary: take a snapshot if one is wanted and there is a slot. Whether to leave."""
-        ask = Command(Request.decode(self.link.page.words[Word.ASK]).value)
-        if ask in (Command.LEAVE, Command.SNAPSHOT_AND_LEAVE):
+        ask = self.link.page.command
+        if ask.leaves:
             return ask
         self.overdue |= ask is Command.SNAPSHOT
         if self.overdue and self.take():
@@ -160,8 +162,8 @@ class TinyTrainer:
         """The way out; the exit code."""
         while ask is Command.SNAPSHOT_AND_LEAVE and not self.take():
             threading.Event().wait(0.005)
-            ask = Command(Request.decode(self.link.page.words[Word.ASK]).value)
-        self.link.send("leaving", repeat=True)
+            ask = self.link.page.command
+        self.link.send(messages.Leaving(), repeat=True)
         self.wait_durable()
         return 130 if self.interrupts else 73 if self.link.superseded else 75
 
@@ -174,7 +176,7 @@ class TinyTrainer:
             while self.step < options.steps:
                 self.state = advance(self.state, self.step)
                 self.step += 1
-                self.link.page.words[Word.TRAINER_STEP] = self.step + 1
+                self.link.page.completed(self.step)
                 out.write(f"{self.step} {digest(self.state)}\n")
                 out.flush()
                 if not told:
@@ -195,7 +197,7 @@ class TinyTrainer:
                 threading.Event().wait(options.step_s)
         while not self.take() and not self.link.gone:
             threading.Event().wait(0.005)
-        self.link.send("finished", repeat=True, step=self.step)
+        self.link.send(messages.Finished(self.step), repeat=True)
         self.wait_durable()
         return 0
 

@@ -28,7 +28,7 @@ from cloud.store import ObjectStore
 from cloud.testing.memory import MemoryStore
 from harness.config.settings import Settings, resolve
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.ipc.channel import RuntimeDir
+from harness.ipc.runtime_dir import RuntimeDir
 from harness.snapshots import commit
 from tests.support.failed_tests import has_failed
 from tests.support.process import Process, kill, wait_ended

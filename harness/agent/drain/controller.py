@@ -23,6 +23,7 @@ from harness.agent.journal import Emit
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.trainers.control import TrainerControl
 from harness.core import events
+from harness.core.messages import Drilling
 from harness.core.policy import Choice, Plan, still_fits
 from harness.errors import ExitCode
 from harness.ipc.channel import Channel, ChannelClosed
@@ -130,7 +131,7 @@ class DrainController:
             return None
         plan = self.plan(drains.before_the_end(deadline), trains=trains)
         with contextlib.suppress(ChannelClosed):
-            channel.send("drilling", words=plan.words(self._speeds.step_of(plan, step)))
+            channel.send(Drilling(plan.words(self._speeds.step_of(plan, step))))
         if end:
             self._drilled_for = channel
             return Notice("drill", NoticeKind.INTERRUPT, "drill", deadline, "harness drill --end")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from cloud.notice import Deadline
 from harness.core import events
+from harness.core.messages import DrillDone, NoDrill
 from harness.core.policy import Choice, Plan, count
 from harness.ipc.channel import Channel, ChannelClosed
 
@@ -77,14 +78,13 @@ class Drill:
 def tell(channel: Channel, drilled: events.Drilled) -> None:
     """The outcome of a drill, to whoever asked for it and may be gone."""
     with contextlib.suppress(ChannelClosed):
-        fields = {field: getattr(drilled, field) for field in drilled.__struct_fields__}
-        channel.send("drilled", words=words(drilled), **fields)
+        channel.send(DrillDone(drilled, words(drilled)))
 
 
 def refuse(channel: Channel, why: str) -> None:
     """There is no drill, or none any more."""
     with contextlib.suppress(ChannelClosed):
-        channel.send("no-drill", why=why)
+        channel.send(NoDrill(why))
 
 
 def words(drilled: events.Drilled) -> str:

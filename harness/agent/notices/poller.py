@@ -1,4 +1,4 @@
-"""NoticeSources → one stream of new and withdrawn notices. Never gives up, and says when it is blind.
+"""NoticeSources → one stream of new and withdrawn notices. Never gives up, and says when a source is unreachable.
 
 Owns a thread for each source, which asks it about once a second. Edge-triggered: a notice is reported once, however
 often it is seen. A source that fails, or that hangs in a call, does not hide the others.
@@ -25,7 +25,7 @@ class _Watched:
     source: NoticeSource
     in_force: dict[str, Notice] = field(default_factory=dict)
     failing_since: float | None = None
-    blind: bool = False
+    unreachable: bool = False
     answered: bool = False
     failures: int = 0
     next_at: float = 0.0
@@ -79,20 +79,20 @@ class Poller:
         for watched in self._watched:
             with self._lock:
                 asked_at = watched.asked_at
-                if watched.blind or asked_at is None or now - asked_at < BLIND_AFTER_S:
+                if watched.unreachable or asked_at is None or now - asked_at < BLIND_AFTER_S:
                     continue
-                watched.blind = True
+                watched.unreachable = True
             reason = f"no answer for {now - asked_at:.0f} s"
             self._emit(events.SourceBlind(source=watched.source.name, reason=reason))
 
     @property
-    def blind(self) -> list[str]:
+    def unreachable(self) -> tuple[str, ...]:
         """Names of the sources that do not answer."""
-        return [watched.source.name for watched in self._watched if watched.blind]
+        return tuple(watched.source.name for watched in self._watched if watched.unreachable)
 
     def answers(self, name: str) -> bool:
         """Whether the source of this name has answered, and still does."""
-        return any(each.source.name == name and each.answered and not each.blind for each in self._watched)
+        return any(each.source.name == name and each.answered and not each.unreachable for each in self._watched)
 
     def tick(self) -> None:
         """Ask every source whose turn it is, once, in this thread."""
@@ -122,8 +122,8 @@ class Poller:
         finally:
             watched.asked_at = None
         with self._lock:
-            was_blind, watched.blind = watched.blind, False
-        if was_blind:
+            was_unreachable, watched.unreachable = watched.unreachable, False
+        if was_unreachable:
             self._emit(events.SourceBack(source=watched.source.name))
         watched.answered, watched.failing_since, watched.failures, watched.next_at = True, None, 0, 0.0
         for gone in set(watched.in_force) - set(notices):
@@ -139,9 +139,9 @@ class Poller:
         if watched.failing_since is None:
             watched.failing_since = now
         with self._lock:
-            tell = not watched.blind and now - watched.failing_since >= BLIND_AFTER_S
-            watched.blind |= tell
+            tell = not watched.unreachable and now - watched.failing_since >= BLIND_AFTER_S
+            watched.unreachable |= tell
         if tell:
             self._emit(events.SourceBlind(source=watched.source.name, reason=str(err)))
-        if watched.blind:  # somewhere without the service, such as a laptop, it is not asked every second for ever
+        if watched.unreachable:  # somewhere without the service, such as a laptop, it is asked less and less often
             watched.next_at = now + min(BACKOFF_CAP_S, watched.failures * POLL_S)

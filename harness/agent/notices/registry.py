@@ -75,9 +75,9 @@ class Notices:
         self._poller.tell_silence()
 
     @property
-    def blind(self) -> list[str]:
+    def unreachable(self) -> tuple[str, ...]:
         """Names of the sources that do not answer."""
-        return self._poller.blind
+        return self._poller.unreachable
 
     @property
     def window_s(self) -> float:

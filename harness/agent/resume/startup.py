@@ -125,7 +125,7 @@ class Startup:
         """Names the lock that this agent holds; set once it does."""
         self.awaiting = False
         """Whether an older generation is being waited for: nothing of ours exists yet."""
-        self.blind = False
+        self.unreachable = False
         """Whether the search for a resume point waits for a store that does not answer."""
         self.only_here = False
         """While one is: whether this machine holds a snapshot that is newer than any in the store."""
@@ -161,7 +161,7 @@ class Startup:
                 self._inherits = bool(inherited)
                 run_id = secrets.token_hex(16) if fresh else inherited
                 opened = _Opened(None, self._made(floor, run_id), "the store has not answered")
-            self.blind = opened.known is None
+            self.unreachable = opened.known is None
             self._take(opened, fresh=fresh)
             self._thread("harness-newer", self._look_for_newer)
             begun()
@@ -489,14 +489,14 @@ class Startup:
                         return self._post(partial(self._failed, number, err))
                     return self._post(partial(self._refuse, err.refusal(self._settings.store)))
                 survey, over = None, self._fixed
-                self.blind = True
+                self.unreachable = True
                 self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
                 self._closed.wait(_ASK_AGAIN_S)
             except CloudError as err:
                 if not err.retryable:
                     lost = SnapshotCorrupt(f"the store {self._settings.store} cannot be read: {err}")
                     return self._post(partial(self._failed, number, lost))
-                self.blind = True
+                self.unreachable = True
                 self._journal.emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
                 self._closed.wait(_ASK_AGAIN_S)
             except ConfigError as err:
@@ -654,7 +654,7 @@ class Startup:
             if point is not None and point.index is None:
                 point.slot.close()
             return None
-        self.blind = False
+        self.unreachable = False
         if point is None and self.head is not None:
             return self._failed(number, SnapshotCorrupt(f"snapshot {self.head[0]} is gone, and so is every other one"))
         if point is None:
@@ -669,7 +669,7 @@ class Startup:
 
     def _failed(self, number: int, err: HarnessError) -> None:
         if number == self._search_number:
-            self.finding, self.error, self.awaiting, self.blind = Finding.FAILED, err, False, False
+            self.finding, self.error, self.awaiting, self.unreachable = Finding.FAILED, err, False, False
             self._say(str(err))
             self._on_change()
 

@@ -5,13 +5,12 @@ Owns what is known of one process between its start and its exit; decides nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from harness.agent.resume.finder import ResumePoint
 from harness.core import events
-from harness.core.restart import NO_TIME, Moments, Span, divide
+from harness.core.messages import FirstStep
+from harness.core.restart import NO_TIME, Moments, divide
 
 
 @dataclass
@@ -52,7 +51,7 @@ class TrainerAttempt:
     ended_at: float | None = None
     resumed_step: int = 0
     restored: bool = False
-    stepped: Mapping[str, Any] | None = None
+    stepped: FirstStep | None = None
 
     def restarted(self, last_ended_at: float | None, point: ResumePoint | None) -> events.Restarted | None:
         """What its start took; `None` where this agent has not seen all of it.
@@ -71,18 +70,18 @@ class TrainerAttempt:
                 ended_at=ended_at,
                 began_at=self.starting_at,
                 spawned_at=self.spawned_at,
-                joining=_span(told["joining"]),
-                waits=[_span(wait) for wait in told["waits"]],
+                joining=told.joining,
+                waits=told.waits,
                 filling=NO_TIME if filled is None else filled.span,
                 verify_share=0.0 if filled is None else filled.verify_share,
-                restoring=_span(told["restoring"]),
-                stepped_at=told["at"],
+                restoring=told.restoring,
+                stepped_at=told.at,
             )
         )
         whole_s = 0.0 if filled is None else filled.span[1] - filled.span[0]
         verifying_s = 0.0 if filled is None else whole_s * filled.verify_share
         return events.Restarted(
-            step=told["step"],
+            step=told.step,
             snapshot=None if resumed is None else str(resumed.id),
             tier=None if resumed is None else resumed.tier,
             total_s=parts.total / 1000,
@@ -97,8 +96,3 @@ class TrainerAttempt:
             fetching_s=whole_s - verifying_s,
             verifying_s=verifying_s,
         )
-
-
-def _span(told: Any) -> Span:
-    begin, until = told
-    return float(begin), float(until)

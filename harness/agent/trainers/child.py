@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from harness.errors import ConfigError
-from harness.ipc.channel import open_pidfd
+from harness.ipc.process import open_pidfd
 
 
 class Child:

@@ -3,8 +3,8 @@
 Owns the child, the connected Checkpointer and the current life: how a trainer comes, is recognized and told what it
 resumes, and how it is found to have gone. Knows no notices, and decides nothing about ends: who has gone is told.
 
-    spawn ──▶ hello ──▶ welcome, what there is to resume ──▶ layout ──▶ slots ──▶ messages ──▶ dead ──▶ left
-              hello of a trainer whose agent died ──▶ its generation, page and slots are adopted
+    spawn ──▶ Hello ──▶ Welcome, what there is to resume ──▶ Layout ──▶ Slots ──▶ messages ──▶ dead ──▶ left
+              Hello of a trainer whose agent died ──▶ its generation, page and slots are adopted
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from harness.agent.trainers.child import Child
 from harness.agent.trainers.control import TrainerControl
 from harness.agent.trainers.restarts import Restarts
 from harness.config.settings import SOCKET_VARIABLE, Settings
-from harness.core import events
+from harness.core import events, messages
+from harness.core.messages import FromTrainer, Hello, Layout, Refused
 from harness.errors import HarnessError
-from harness.ipc import channel as ipc
-from harness.ipc.channel import Channel, ChannelClosed, Message
+from harness.ipc.channel import Channel, ChannelClosed, peer_pid
+from harness.ipc.process import began_at, open_pidfd, pidfd_dead
 from harness.ipc.slots import Slot
 
 ATTACH_S = 10.0  # how long it takes, at most, until whoever started an agent says hello
-MOST_OF_HEAD = 1 << 20  # characters of small state that go ahead of the tensors; more of it lies in the slot only
+MOST_OF_HEADER = 1 << 20  # characters of small state that go ahead of the tensors; more of it lies in the slot only
 _KILL_AFTER_S = 3.0
 _BUSY_S = 0.1
 
@@ -67,12 +68,12 @@ class TrainerEvents:
     """Whom the trainer's doings are told to.
 
     Attributes:
-        message: one that is about saves, notices or the end.
+        message: one that it said before it died, and that was not read yet.
         lost: the connection is gone, and with it every wish.
         left: the process has ended: its exit code as a shell shows it, `None` for a crash of one that is no child.
     """
 
-    message: Callable[[Message], None]
+    message: Callable[[FromTrainer], None]
     lost: Callable[[], None]
     left: Callable[[int | None], None]
 
@@ -119,14 +120,14 @@ class Trainer:
         self._emit, self._tell, self._say = emit, tell, say
         self.child: Child | None = None
         self.connection: Connection | None = None
-        self.attempt = TrainerAttempt(time.monotonic(), ipc.began_at(os.getpid()))
+        self.attempt = TrainerAttempt(time.monotonic(), began_at(os.getpid()))
         self.restarted: events.Restarted | None = None
         """What the newest start took, once that is known."""
         self.begins = False
         """Whether another generation is about to begin."""
         self.attached = False
         """Whether a trainer has come whose agent had died."""
-        self._layout: Message | None = None
+        self._layout: Layout | None = None
         self._making = False
 
     @property
@@ -190,75 +191,70 @@ class Trainer:
             self._loop.wait(_BUSY_S)
         return self.attached
 
-    def greet(self, channel: Channel, message: Message, *, leaving: bool) -> None:
+    def greet(self, channel: Channel, hello: Hello, fds: Sequence[int], *, leaving: bool) -> None:
         """A Checkpointer says hello. One that comes anew is not begun with by an agent that is leaving.
 
         Raises:
             ChannelClosed: it is gone already.
         """
-        if message["protocol"] != ipc.PROTOCOL:
-            channel.send("refused", message="the agent and the trainer use different versions of the harness")
-            return None
-        if self.connection is not None and not ipc.pidfd_dead(self.connection.pidfd):
-            channel.send(
-                "refused",
-                message=f"run {self._settings.run!r} is being trained by process {self.connection.pid} already; "
-                "a process has one Checkpointer, and a run has one trainer: name the other one with --run",
+        if hello.protocol != messages.PROTOCOL:
+            return channel.send(Refused("the agent and the trainer use different versions of the harness"))
+        if self.connection is not None and not pidfd_dead(self.connection.pidfd):
+            return channel.send(
+                Refused(
+                    f"run {self._settings.run!r} is being trained by process {self.connection.pid} already; "
+                    "a process has one Checkpointer, and a run has one trainer: name the other one with --run"
+                )
             )
-            return None
         self.drop()
-        if not (self.attempt.connected and message["life"] is None):
-            return self._admit(channel, message)
+        if not (self.attempt.connected and hello.generation is None):
+            return self._admit(channel, hello, fds)
         if leaving or self.begins:
             return self._turn_away(channel)
         # Its own parent (torchrun, a loop) has started it again.
-        self.begin_again(lambda: self._admit_late(channel, message), lambda: self._turn_away(channel))
-        return None
+        return self.begin_again(lambda: self._admit_late(channel, hello), lambda: self._turn_away(channel))
 
     def _turn_away(self, channel: Channel) -> None:
         with contextlib.suppress(ChannelClosed):
-            channel.send("refused", message="this agent is leaving: no other generation is begun here")
+            channel.send(Refused("this agent is leaving: no other generation is begun here"))
 
-    def _admit_late(self, channel: Channel, message: Message) -> None:
+    def _admit_late(self, channel: Channel, hello: Hello) -> None:
         with contextlib.suppress(ChannelClosed):  # it has died while its generation was begun
-            self._admit(channel, message)
+            self._admit(channel, hello, ())
 
-    def _admit(self, channel: Channel, message: Message) -> None:
+    def _admit(self, channel: Channel, hello: Hello, fds: Sequence[int]) -> None:
         pidfd = None
         if self._server.has(channel):
-            pid = ipc.peer_pid(channel)
-            pidfd = ipc.open_pidfd(pid)
+            pid = peer_pid(channel)
+            pidfd = open_pidfd(pid)
         if pidfd is None:
             return  # it has died already
         self.connection = Connection(channel, pid, pidfd)
         self._loop.watch(pidfd, self._on_dead)
         self.attempt.connected = True
-        if message["life"] is None and self.attempt.spawned_at is None:
-            self.attempt.spawned_at = ipc.began_at(pid)
-        if message["life"] is not None:
-            self._attach(message)
-        self._emit(events.TrainerConnected(pid=pid, rank=message["rank"]))
-        if message["life"] is None:
+        if hello.generation is None and self.attempt.spawned_at is None:
+            self.attempt.spawned_at = began_at(pid)
+        if hello.generation is not None:
+            self._attach(Generation.of(hello.generation), hello.indexes, fds)
+        self._emit(events.TrainerConnected(pid=pid, rank=hello.rank))
+        if hello.generation is None:
             self._control.take_note(self._pipeline.sequence)
-        channel.send(
-            "welcome",
-            [self._control.page_fd],
-            life=self._startup.generation.fields(),
+        welcome = messages.Welcome(
+            generation=self._startup.generation.info,
             restarts=self._restarts.count,
             settings=self._settings.to_json(),
             detached=self._command is None,
             command=self._remembered,
             sequence=self._pipeline.sequence,
         )
-        if message["life"] is None:
+        channel.send(welcome, [self._control.page_fd])
+        if hello.generation is None:
             self.tell_resume()
 
-    def _attach(self, message: Message) -> None:
+    def _attach(self, generation: Generation, indexes: Sequence[int], fds: Sequence[int]) -> None:
         """A live trainer whose agent died: adopt its generation, control page and slots, and go on."""
-        control, *slots = message.fds
-        indexes: list[int] = message["indexes"]
-        generation = Generation.of(message["life"])
-        self._control.adopt(control, os.getpid())
+        page, *slots = fds
+        self._control.adopt(page)
         for index, fd in zip(indexes, slots, strict=True):
             self._pipeline.pool.put(index, Slot(fd))
             self._pipeline.adopt(index, generation)
@@ -282,30 +278,24 @@ class Trainer:
         if self.connection is None:
             return
         channel, startup = self.connection.channel, self._startup
-        life = startup.generation.fields()  # its identity may not have been known yet when the trainer said hello
+        generation = startup.generation.info  # it may not have been known yet when the trainer said hello
         with contextlib.suppress(ChannelClosed):
             if startup.finding is Finding.NOTHING:
-                channel.send("resume-none", life=life)
+                channel.send(messages.ResumeNone(generation))
             elif startup.finding is Finding.FAILED:
-                channel.send("resume-failed", error=type(startup.error).__name__, message=str(startup.error))
+                channel.send(messages.ResumeFailed(type(startup.error).__name__, str(startup.error)))
             elif startup.finding is Finding.READY and (point := startup.point) is not None:
-                channel.send(
-                    "resume-ready",
-                    [point.slot.fd],
-                    snapshot=str(point.id),
-                    tier=point.tier,
-                    verified=point.verified,
-                    life=life,
-                )
-            elif startup.head is not None and len(startup.head[2].state) <= MOST_OF_HEAD:
+                ready = messages.ResumeReady(str(point.id), point.tier, point.verified, generation)
+                channel.send(ready, [point.slot.fd])
+            elif startup.head is not None and len(startup.head[2].state) <= MOST_OF_HEADER:
                 snapshot, tier, record = startup.head
-                channel.send("resume-head", snapshot=snapshot, tier=tier, record=record.encode().decode(), life=life)
+                channel.send(messages.ResumeHeader(snapshot, tier, record.encode().decode(), generation))
 
     def tell_superseded(self) -> None:
         """Who started it may have nothing but its own exit code."""
         if self.connection is not None:
             with contextlib.suppress(ChannelClosed):
-                self.connection.channel.send("superseded")
+                self.connection.channel.send(messages.Superseded())
 
     def signal(self, signum: int) -> None:
         """Pass a signal on to the child, if there is one."""
@@ -314,38 +304,40 @@ class Trainer:
 
     # ---- what it tells ----------------------------------------------------------------------------------------------
 
-    def hear(self, channel: Channel, message: Message) -> None:
-        """A message that came by `channel`: nobody else's counts.
+    def is_at(self, channel: Channel) -> bool:
+        """Whether it is the trainer that is at the other end: nobody else's word of it counts."""
+        return self.connection is not None and channel is self.connection.channel
 
-        Raises:
-            ChannelClosed: an answer cannot be sent.
-        """
-        if self.connection is not None and channel is self.connection.channel:
-            self._on_message(self.connection, message)
-
-    def _on_message(self, connection: Connection, message: Message) -> None:
-        """What it tells of itself; the rest is passed on."""
+    def on_message(self, message: FromTrainer) -> None:
+        """What it tells of itself."""
         attempt = self.attempt
-        if message.type == "layout":
-            self._layout = message
-            self._control.begin_layout(int(message["bytes"]))
-            self._make_slots()
-        elif message.type == "restored":
-            self._emit(events.Restored(snapshot=message["snapshot"], step=message["step"], seconds=message["seconds"]))
-            attempt.resumed_step, attempt.restored = message["step"], True
-            self._release_resume()
-        elif message.type == "stepped":
-            attempt.first_step_at, attempt.stepped = time.monotonic(), message.fields
-            self._emit(events.FirstStep(step=message["step"], seconds=attempt.first_step_at - attempt.began_at))
-        elif message.type == "bye":
-            connection.said_bye, connection.exception = True, message["exception"]
-            attempt.raised, attempt.stopped_early, attempt.hopeless = (
-                message["exception"],
-                message["early"],
-                message["hopeless"],
-            )
-        else:
-            self._tell.message(message)
+        match message:
+            case Layout():
+                self._layout = message
+                self._control.begin_layout(message.bytes)
+                self._make_slots()
+            case messages.Restored(snapshot, step, seconds):
+                self._emit(events.Restored(snapshot=snapshot, step=step, seconds=seconds))
+                attempt.resumed_step, attempt.restored = step, True
+                self._release_resume()
+            case messages.FirstStep(step):
+                attempt.first_step_at, attempt.stepped = time.monotonic(), message
+                self._emit(events.FirstStep(step=step, seconds=attempt.first_step_at - attempt.began_at))
+            case messages.SaveWanted():
+                self._control.reasons.add("save")
+                self._pipeline.press()
+            case messages.Training():
+                attempt.finished_step = None
+                self._pipeline.relax()
+            case messages.Leaving():
+                self._pipeline.press()
+            case messages.Finished(step):
+                attempt.finished_step = step
+                self._emit(events.TrainerFinished(step=step))
+                self._pipeline.press()
+            case messages.Bye(exception, early, hopeless) if self.connection is not None:
+                self.connection.said_bye, self.connection.exception = True, exception
+                attempt.raised, attempt.stopped_early, attempt.hopeless = exception, early, hopeless
 
     # ---- its slots --------------------------------------------------------------------------------------------------
 
@@ -355,7 +347,7 @@ class Trainer:
             return
         layout, self._making = self._layout, True
         count = self._settings.slots or (2 if total_bytes() >= TWO_SLOTS_FROM_BYTES else 1)
-        wanted = self._pipeline.pool.begin(int(layout["bytes"]), count)
+        wanted = self._pipeline.pool.begin(layout.bytes, count)
 
         def make() -> None:
             made: list[Slot] | Exception
@@ -367,7 +359,7 @@ class Trainer:
 
         threading.Thread(target=make, name="harness-slots", daemon=True).start()
 
-    def _made(self, layout: Message, wanted: Wanted, count: int, made: list[Slot] | Exception) -> None:
+    def _made(self, layout: Layout, wanted: Wanted, count: int, made: list[Slot] | Exception) -> None:
         self._making = False
         if isinstance(made, Exception) and not isinstance(made, HarnessError):
             raise made
@@ -377,15 +369,15 @@ class Trainer:
         self._layout = None
         with contextlib.suppress(ChannelClosed):  # it has died, which its pidfd is about to tell
             if isinstance(made, Exception):
-                self.connection.channel.send("no-slots", error=type(made).__name__, message=str(made))
+                self.connection.channel.send(messages.NoSlots(type(made).__name__, str(made)))
             else:
                 self._tell_slots(self.connection.channel, layout, indexes, count)
         return None
 
-    def _tell_slots(self, channel: Channel, layout: Message, indexes: Sequence[int], count: int) -> None:
-        size = int(layout["bytes"])
+    def _tell_slots(self, channel: Channel, layout: Layout, indexes: Sequence[int], count: int) -> None:
+        size = layout.bytes
         slots = [self._pipeline.pool[index] for index in indexes]
-        channel.send("slots", [slot.fd for slot in slots], indexes=list(indexes), number=layout["number"])
+        channel.send(messages.Slots(tuple(indexes), layout.number), [slot.fd for slot in slots])
         self._control.end_layout()
         on_disk = slots[0].on_disk
         self._emit(events.SlotsReady(slots=len(slots), bytes=size, on_disk=on_disk))
@@ -449,7 +441,9 @@ class Trainer:
             connection.channel.socket.setblocking(False)
             with contextlib.suppress(ChannelClosed):
                 while True:
-                    self._on_message(connection, connection.channel.receive())
+                    message = connection.channel.receive().message
+                    if isinstance(message, FromTrainer):
+                        self._tell.message(message)
         self.drop()
         if self._command is None:
             self._tell.left(0 if connection.said_bye and not connection.exception else None)

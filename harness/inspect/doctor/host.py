@@ -23,7 +23,7 @@ from cloud.notice import Clock, Deadline
 from harness.agent.save import slot_pool
 from harness.config.settings import Settings
 from harness.inspect.doctor.finding import Finding, failure, ok, one_line, warning
-from harness.ipc.channel import open_pidfd
+from harness.ipc.process import open_pidfd
 from harness.ipc.slots import Slot
 
 FEW_FILES, FEW_FILES_S3 = 1024, 4096

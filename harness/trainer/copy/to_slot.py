@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.core.shard import Placed, ShardLayout
 from harness.errors import StateError
-from harness.ipc.slots import PAGE
+from harness.ipc.pages import PAGE
 from harness.ipc.window import Window
 
 Pair = tuple[Tensor, Tensor]

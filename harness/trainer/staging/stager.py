@@ -27,6 +27,7 @@ from torch import Tensor
 
 from harness.core import tree
 from harness.core.manifest import MAX_STATE_BYTES
+from harness.core.messages import Sealed
 from harness.core.shard import ShardLayout, TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
 from harness.errors import NoSpace, StateError
@@ -239,13 +240,14 @@ class Stager:
         self.sealed_step = record.step
         stall_s = time.perf_counter() - started
         self._link.send(
-            "sealed",
-            index=self._link.index_of(slot),
-            step=record.step,
-            bytes=sum(span.size for span in record.shards),
-            stall_s=stall_s,
-            copy_s=stall_s if copy_s is None else copy_s,
-            held=self.holds,
+            Sealed(
+                self._link.index_of(slot),
+                record.step,
+                sum(span.size for span in record.shards),
+                stall_s,
+                stall_s if copy_s is None else copy_s,
+                self.holds,
+            )
         )
         return True
 
@@ -303,7 +305,7 @@ class Stager:
             step=step,
             rank=0,
             world_size=1,
-            generation=int(self._link.life["number"]),
+            generation=self._link.generation.number,
             shards=layout.spans,
             state=self._dumped(step, captured).decode(),
             environment=layout.environment,

@@ -15,11 +15,12 @@ from harness.agent.generation import Generation
 from harness.agent.main import Agent
 from harness.agent.outcome import Outcome
 from harness.config.settings import Settings
+from harness.core import messages
 from harness.core.manifest import FORMAT, Claim
 from harness.core.policy import Choice
 from harness.core.snapshot import SnapshotId
 from harness.errors import ExitCode
-from harness.ipc.channel import Message
+from harness.ipc.channel import Received
 from harness.ipc.slots import Slot
 from tests.support.clock import standing
 from tests.support.protocol import RUN_ID, SHARD_BYTES, SLOT_BYTES, Content
@@ -54,7 +55,7 @@ def newer() -> Claim:
 
 def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent: Agent) -> None:
     """A newcomer waits for a journal that goes on. `handover_s` is about one that does not, and cost the last steps."""
-    told = list[str]()
+    told = list[Any]()
     trainer: Any = SimpleNamespace(channel=SimpleNamespace(send=told.append))
     agent.trainer.connection, agent._control.layout_bytes = trainer, 1000
     agent._pipeline.remote._rate.add(1000, 100.0)
@@ -66,7 +67,7 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
     assert agent._leaving.drain.plan.fits
     assert agent._leaving.drain.deadline.remaining_s > 100.0
     assert agent._leaving.drain.exit_code is ExitCode.SUPERSEDED
-    assert told == ["superseded"]
+    assert told == [messages.Superseded()]
 
 
 @pytest.mark.parametrize(
@@ -110,16 +111,16 @@ def test_an_agent_whose_trainer_is_about_to_say_hello_is_not_taken_over_from(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer had started two, since the first one's socket was still there: each ended the other's run."""
-    told = list[tuple[str, dict[str, Any]]]()
-    channel: Any = SimpleNamespace(send=lambda type, *_, **fields: told.append((type, fields)))
+    told = list[Any]()
+    channel: Any = SimpleNamespace(send=lambda message, *_: told.append(message))
 
     agent._on_takeover(channel)
-    assert told == [("busy", {"trainer_pid": os.getppid()})]
+    assert told == [messages.Busy(os.getppid())]
     assert agent._outcome is None
 
     monkeypatch.setattr(os, "getppid", lambda: 1)  # it has died
     agent._on_takeover(channel)
-    assert told[-1][0] == "handed-over"
+    assert told[-1] == messages.HandedOver((), ())
     assert agent._outcome is not None
 
 
@@ -130,11 +131,11 @@ def test_an_agent_whose_starter_died_before_it_lived_is_taken_over_from(
     monkeypatch.setattr(os, "getppid", lambda: 1)
     settings = Settings(store="memory", run="run", runtime_dir=str(tmp_path))
     made = Agent(settings, None, environ={}, starter=4711, sources=[], stores=lambda _: MemoryStore())
-    told = list[str]()
-    channel: Any = SimpleNamespace(send=lambda type, *_, **fields: told.append(type))
+    told = list[Any]()
+    channel: Any = SimpleNamespace(send=lambda message, *_: told.append(message))
     try:
         made._on_takeover(channel)
-        assert told == ["handed-over"]
+        assert told == [messages.HandedOver((), ())]
     finally:
         made._shut()
 
@@ -145,6 +146,7 @@ def test_an_agent_that_is_ending_takes_no_trainer_over_that_goes_on(agent: Agent
     agent._server.hang_up = hung_up.append  # type: ignore[method-assign]
     channel: Any = object()
 
-    agent._on_message(channel, Message("hello", {"life": {"number": 1}}))
+    goes_on = messages.Hello(messages.PROTOCOL, generation=messages.GenerationInfo(1, RUN_ID, "a" * 16))
+    agent._on_message(channel, Received(goes_on))
 
     assert hung_up == [channel]

@@ -16,7 +16,7 @@ from harness.agent.save.pipeline import Steps
 from harness.agent.trainers.attempt import TrainerAttempt
 from harness.core.policy import Choice, Plan
 from harness.errors import ConfigError, ExitCode
-from harness.ipc.channel import RuntimeDir
+from harness.ipc.runtime_dir import RuntimeDir
 
 
 @dataclass

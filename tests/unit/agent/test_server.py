@@ -20,43 +20,45 @@ from harness.agent.loop import Loop
 from harness.agent.outcome import Outcome
 from harness.agent.server import Server
 from harness.config.settings import Settings
+from harness.core.messages import AnyMessage, AskStatus, Training
 from harness.errors import ConfigError
-from harness.ipc.channel import Channel, Message, connect
+from harness.ipc.channel import Channel, Received, connect
 from tests.support.needs import lacking
 from tests.support.patience import HANG_S
 
 NOBODY = 65534
 ASK = f"""
 import os, pathlib, sys
+from harness.core.messages import AskStatus
 from harness.ipc.channel import Channel, ChannelClosed
 import socket
 os.setuid({NOBODY})
 sock = socket.socket(socket.AF_UNIX)
 sock.connect(sys.argv[1])
 try:
-    Channel(sock).send("status")
-    print(Channel(sock).receive().type)
+    Channel(sock).send(AskStatus())
+    print(Channel(sock).receive().message)
 except ChannelClosed:
     print("hung up on")
 """
 
 
 class Scene:
-    """An agent's door, and what was said there."""
+    """Where an agent listens, and what was said there."""
 
     def __init__(self, directory: Path) -> None:
         settings = Settings(store="memory", run="run", runtime_dir=str(directory))
-        self.loop, self.heard = Loop(), queue.SimpleQueue[str]()
+        self.loop, self.heard = Loop(), queue.SimpleQueue[AnyMessage]()
         nobody: Any = None  # takes over no slots
         self.server = Server(settings, self.loop, nobody, nobody, self._answer, nobody)
 
-    def _answer(self, channel: Channel, message: Message) -> None:
-        self.heard.put(message.type)
-        channel.send("heard")
+    def _answer(self, channel: Channel, received: Received) -> None:
+        self.heard.put(received.message)
+        channel.send(Training())
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """The door is open, and served as the main loop does."""
+        """It listens, served as the main loop does."""
         self.server.open(lambda: False)
         over = threading.Event()
 
@@ -113,10 +115,10 @@ def test_another_user_is_hung_up_on_and_this_one_is_heard(scene: Scene) -> None:
         )
         ours = connect(scene.server.address)
         assert ours is not None
-        ours.send("drill")
+        ours.send(AskStatus())
 
         assert stranger.stdout == "hung up on\n"
-        assert scene.heard.get(timeout=HANG_S) == "drill"
+        assert scene.heard.get(timeout=HANG_S) == AskStatus()
         ours.close()
 
 
@@ -128,9 +130,9 @@ def test_half_a_message_holds_nobody_up(scene: Scene, monkeypatch: pytest.Monkey
         assert frozen is not None
         assert ours is not None
         frozen.socket.send(b"x")
-        ours.send("drill")
+        ours.send(AskStatus())
 
-        assert scene.heard.get(timeout=HANG_S) == "drill"
+        assert scene.heard.get(timeout=HANG_S) == AskStatus()
         assert frozen.socket.recv(1) == b"", "hung up on"
         frozen.close()
         ours.close()

@@ -18,7 +18,9 @@ from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import SnapshotId
 from harness.errors import ConfigError, SnapshotCorrupt
 from harness.inspect import report
-from harness.ipc.channel import RuntimeDir, listen
+from harness.ipc import client
+from harness.ipc.channel import listen
+from harness.ipc.runtime_dir import RuntimeDir
 from harness.snapshots import commit, open
 from harness.snapshots.open import open_store
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
@@ -116,7 +118,7 @@ def test_the_status_of_a_run_that_never_was_is_an_error(settings: Settings) -> N
 @pytest.fixture
 def frozen(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This host's agent of the run listens, and has been stopped."""
-    monkeypatch.setattr(report, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(client, "ANSWER_S", 0.05)
     place = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
     place.prepare()
     lock, listener = place.try_lock(), listen(place.socket)
@@ -139,10 +141,10 @@ def test_the_status_of_a_run_whose_agent_is_frozen_comes_from_its_store_and_says
 
 @pytest.mark.usefixtures("frozen")
 def test_nothing_is_removed_and_no_drill_begun_while_the_agent_is_frozen(settings: Settings, store: Path) -> None:
-    with pytest.raises(report.AgentSilent, match=rf"for 0\.05 s: process {os.getpid()}: is it stopped"):
+    with pytest.raises(client.AgentSilent, match=rf"for 0\.05 s: process {os.getpid()}: is it stopped"):
         list(report.remove(settings, str(FIRST)))
-    with pytest.raises(report.AgentSilent, match="kill -CONT"):
-        report.drill(settings, 60.0, end=False, told=lambda words: None)
+    with pytest.raises(client.AgentSilent, match="kill -CONT"):
+        client.drill(settings, 60.0, end=False, on_plan=lambda words: None)
 
     assert len(report.snapshots(settings)) == 3
 

@@ -12,20 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.ipc.slots import (
-    PAGE,
-    Command,
-    ControlPage,
-    Request,
-    ShardSpan,
-    Slot,
-    SlotFull,
-    SlotRecord,
-    SlotState,
-    Word,
-    place_shards,
-    slot_bytes,
-)
+from harness.ipc.pages import PAGE
+from harness.ipc.slots import ShardSpan, Slot, SlotFull, SlotRecord, SlotState, place_shards, slot_bytes
+from tests.support.forks import seen_in_a_fork
 from tests.support.open_files import open_files
 
 SPANS = place_shards([("a", 10), ("b", 5000), ("c", PAGE)])
@@ -227,32 +216,9 @@ def test_foreign_memory_is_an_empty_slot() -> None:
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def in_a_fork(child_sees: str) -> bool:
-    """Whether a forked child has a mapping of that name."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(write, b"1" if child_sees in Path("/proc/self/maps").read_text() else b"0")
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    answer = os.read(read, 1)
-    os.close(read)
-    os.close(write)
-    return answer == b"1"
-
-
 def test_a_forked_worker_neither_sees_nor_copies_a_slot(slot: Slot) -> None:
     assert "harness-slot" in Path("/proc/self/maps").read_text()
-    assert not in_a_fork("harness-slot")
-
-
-def test_a_forked_worker_does_not_see_the_control_page() -> None:
-    page = ControlPage.create()
-    assert "harness-control" in Path("/proc/self/maps").read_text()
-    assert not in_a_fork("harness-control")
-    page.close()
+    assert not seen_in_a_fork("harness-slot")
 
 
 def test_every_page_of_a_new_slot_is_allocated(slot: Slot) -> None:
@@ -296,45 +262,3 @@ def test_a_slot_that_cannot_be_allocated_leaks_nothing(monkeypatch: pytest.Monke
         Slot.create(PAGE * 4)
 
     assert open_files() <= before
-
-
-# ---- the control page -----------------------------------------------------------------------------------------------
-
-
-@given(st.sampled_from(list(Command)), st.integers(0, 2**56 - 1))
-def test_a_request_survives_its_word(ask: Command, sequence: int) -> None:
-    word = Request(ask, sequence).encode()
-
-    assert 0 <= word < 2**64
-    assert Request.decode(word) == Request(ask, sequence)
-
-
-def test_the_words_are_pinned() -> None:
-    assert {word.name: word.value for word in Word} == {
-        "ASK": 0,
-        "GRANT": 1,
-        "AGENT_PID": 2,
-        "LOCAL_STEP": 3,
-        "DURABLE_STEP": 4,
-        "DEADLINE_NS": 5,
-        "TAKEN": 6,
-        "TRAINER_STEP": 8,
-    }
-    assert [ask.value for ask in (Command.NOTHING, Command.SNAPSHOT, Command.SNAPSHOT_AND_LEAVE, Command.LEAVE)] == [
-        0,
-        1,
-        2,
-        3,
-    ]
-
-
-@pytest.mark.parametrize("step", [None, 0, 1, 10**12])
-def test_a_step_word_knows_none_from_step_0(step: int | None) -> None:
-    page = ControlPage.create()
-    page.put_step(Word.DURABLE_STEP, step)
-    other = ControlPage(os.dup(page.fd))
-
-    assert other.step_or_none(Word.DURABLE_STEP) == step
-    page.close()
-    page.close()
-    other.close()

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from harness.ipc import window as windows
-from harness.ipc.slots import PAGE, Slot
+from harness.ipc.pages import PAGE
+from harness.ipc.slots import Slot
 from harness.ipc.window import Window, put
 from tests.support.failing_disk import failing_disk
 

@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from harness.core.messages import Status
 from harness.errors import ConfigError
 from harness.node.attempts import Ended, FoundAttempt, RunAttempt, StartedAttempt, left_behind
 from tests.support.node import RUNNING
@@ -87,7 +88,7 @@ def test_what_cannot_be_started_is_said() -> None:
 
 
 def test_a_found_run_is_over_once_nobody_is_left_and_nobody_answers(pid: int) -> None:
-    answers: list[dict[str, Any] | None] = [{**RUNNING, "generation": 7, "agent_pid": pid, "trainer_pid": None}]
+    answers: list[Status | None] = [replace(RUNNING, generation=7, agent_pid=pid, trainer_pid=None)]
     asked: list[int | None] = []
     attempt = FoundAttempt(lambda: answers[0], lambda generation: asked.append(generation) or 75)
     assert attempt.ended() is None
@@ -101,7 +102,7 @@ def test_a_found_run_is_over_once_nobody_is_left_and_nobody_answers(pid: int) ->
 
 
 def test_a_found_run_whose_agent_still_answers_is_not_over() -> None:
-    attempt = FoundAttempt(lambda: {**RUNNING, "agent_pid": 2**22 + 1, "trainer_pid": None}, lambda generation: 0)
+    attempt = FoundAttempt(lambda: replace(RUNNING, agent_pid=2**22 + 1, trainer_pid=None), lambda generation: 0)
 
     assert attempt.ended() is None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cloud.errors import Denied
+from harness.core.messages import RunState, Status
 from harness.node.fleet_reporter import FleetReporter
 from harness.node.notices import Notices, Outlook
 from tests.support.clock import FakeClock
@@ -19,7 +21,7 @@ class Watched:
     def __init__(self) -> None:
         self.clock, self.fleet = FakeClock(), FakeFleet()
         self.source = FakeSource(self.clock)
-        self.status: dict[str, Any] | None = None
+        self.status: Status | None = None
         self.said: list[str] = []
         fleet: Any = self.fleet
         announcements = Notices((self.source,), self.clock)
@@ -41,7 +43,7 @@ def watched() -> Watched:
 
 def test_the_age_of_the_last_durable_commit_is_measured_every_minute(watched: Watched) -> None:
     watched.reporter.started()
-    watched.status = {**RUNNING, "durable_age_s": 7.0}
+    watched.status = replace(RUNNING, durable_age_s=7.0)
     watched.pass_time(121)
 
     assert watched.fleet.measured() == [
@@ -52,14 +54,14 @@ def test_the_age_of_the_last_durable_commit_is_measured_every_minute(watched: Wa
 
 
 def test_without_a_durable_commit_the_age_counts_from_the_start(watched: Watched) -> None:
-    watched.status = {**RUNNING}
+    watched.status = RUNNING
     watched.pass_time(61)
 
     assert [values["DurableAgeSeconds"] for values in watched.fleet.measured()] == [0.0, 60.0]
 
 
 def test_the_age_goes_on_while_no_agent_answers(watched: Watched) -> None:
-    watched.status = {**RUNNING, "durable_age_s": 0.0}
+    watched.status = replace(RUNNING, durable_age_s=0.0)
     watched.pass_time(31)
     watched.status = None
     watched.pass_time(91)
@@ -93,24 +95,24 @@ def test_what_could_not_be_told_is_told_later(watched: Watched) -> None:
 @pytest.mark.parametrize(
     ("status", "protected"),
     [
-        ({"state": "running"}, False),
-        ({"state": "draining"}, True),
-        ({"finished_step": 20, "everything_durable": False}, True),
-        ({"finished_step": 20, "everything_durable": True}, False),
-        ({"finished_step": None, "everything_durable": False}, False),
+        (RUNNING, False),
+        (replace(RUNNING, state=RunState.DRAINING), True),
+        (replace(RUNNING, finished_step=20, everything_durable=False), True),
+        (replace(RUNNING, finished_step=20, everything_durable=True), False),
+        (replace(RUNNING, finished_step=None, everything_durable=False), False),
     ],
 )
 def test_the_instance_is_protected_while_the_last_snapshot_is_being_saved(
-    watched: Watched, status: dict[str, Any], protected: bool
+    watched: Watched, status: Status, protected: bool
 ) -> None:
-    watched.status = {**RUNNING, **status}
+    watched.status = status
     watched.pass_time(5)
 
     assert watched.protections() == ([True] if protected else [])
 
 
 def test_protection_ends_with_the_run(watched: Watched) -> None:
-    watched.status = {**RUNNING, "state": "draining"}
+    watched.status = replace(RUNNING, state=RunState.DRAINING)
     watched.pass_time(5)
     watched.reporter.ended(failed=False)
 
@@ -118,7 +120,7 @@ def test_protection_ends_with_the_run(watched: Watched) -> None:
 
 
 def test_an_agent_that_is_too_busy_to_answer_is_still_saving(watched: Watched) -> None:
-    watched.status = {**RUNNING, "state": "draining"}
+    watched.status = replace(RUNNING, state=RunState.DRAINING)
     watched.pass_time(5)
     watched.status = None
     watched.pass_time(20)
@@ -128,7 +130,7 @@ def test_an_agent_that_is_too_busy_to_answer_is_still_saving(watched: Watched) -
 
 def test_an_instance_that_its_group_ends_is_not_protected_from_it_but_keeps_it_waiting(watched: Watched) -> None:
     watched.source.group()
-    watched.status = {**RUNNING, "state": "draining"}
+    watched.status = replace(RUNNING, state=RunState.DRAINING)
     watched.pass_time(121)
 
     assert watched.protections() == []
@@ -137,7 +139,7 @@ def test_an_instance_that_its_group_ends_is_not_protected_from_it_but_keeps_it_w
 
 def test_each_look_costs_one_call_at_most(watched: Watched) -> None:
     watched.reporter.started()
-    watched.status = {**RUNNING, "state": "draining"}
+    watched.status = replace(RUNNING, state=RunState.DRAINING)
     for _ in range(200):
         before = len(watched.fleet.calls)
         watched.reporter.tick()
@@ -148,9 +150,7 @@ def test_each_look_costs_one_call_at_most(watched: Watched) -> None:
 def test_outside_a_fleet_nobody_is_told_and_no_service_is_asked(watched: Watched) -> None:
     polls: list[float] = []
     watched.source.announces = lambda now: polls.append(now) or ()
-    reporter = FleetReporter(
-        None, Notices((watched.source,), watched.clock), lambda: dict(RUNNING), print, watched.clock
-    )
+    reporter = FleetReporter(None, Notices((watched.source,), watched.clock), lambda: RUNNING, print, watched.clock)
     reporter.started()
     reporter.tick()
     reporter.ended(failed=True)

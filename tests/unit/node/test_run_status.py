@@ -12,7 +12,7 @@ from cloud.aws.metadata import MetadataSession
 from cloud.store import ObjectStore
 from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import SnapshotId
-from harness.ipc.channel import RuntimeDir
+from harness.ipc.runtime_dir import RuntimeDir
 from harness.node import main
 from harness.node.exit_policy import Where
 from harness.node.job import Job, resolve_job

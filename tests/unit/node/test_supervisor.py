@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cloud.errors import Denied, Unavailable
+from harness.core.messages import RunState, Status
 from harness.node.actions import Actions
 from harness.node.attempts import Ended
 from harness.node.exit_policy import Where
@@ -29,7 +31,7 @@ class Node:
         self.clock = FakeClock()
         self.fleet, self.source, self.signals = FakeFleet(), FakeSource(self.clock), FakeSignals(self.clock)
         self.said: list[str] = []
-        self.status: dict[str, Any] | None = None
+        self.status: Status | None = None
         self.requeues: list[str | None] = []
 
     def supervise(
@@ -392,7 +394,7 @@ def test_a_run_begins_anew_once(node: Node) -> None:
 
 
 def test_an_agent_that_died_after_its_claim_has_begun_anew_already(node: Node) -> None:
-    node.status = {**RUNNING, "claimed": True}
+    node.status = replace(RUNNING, claimed=True)
     runs = FakeRuns(KILLED, 0)
 
     node.supervise(runs, anew=True)
@@ -401,7 +403,7 @@ def test_an_agent_that_died_after_its_claim_has_begun_anew_already(node: Node) -
 
 
 def test_an_agent_that_died_before_its_claim_has_not(node: Node) -> None:
-    node.status = {**RUNNING, "claimed": False}
+    node.status = replace(RUNNING, claimed=False)
     runs = FakeRuns(KILLED, 0)
 
     node.supervise(runs, anew=True)
@@ -430,14 +432,14 @@ def test_a_call_that_fails_costs_no_exit_code_and_people_are_told(
 def test_nothing_that_fails_anywhere_costs_the_exit_code(node: Node) -> None:
     names = ("finish", "stop", "leave", "complete", "notify", "measure", "heartbeat", "protect")
     node.fleet.failing = {name: Denied(f"{name} is not allowed") for name in names}
-    node.status = {**RUNNING, "state": "draining"}
+    node.status = replace(RUNNING, state=RunState.DRAINING)
 
     assert node.supervise(FakeRuns(75, 70)) == 70
     assert "stop the fleet: stop is not allowed" in node.said
 
 
 def test_a_watcher_with_a_bug_ends_no_training(node: Node) -> None:
-    node.status = {"state": "running"}
+    node.status = object()  # type: ignore[assignment]
 
     assert node.supervise(FakeRuns(0)) == 0
-    assert any("KeyError" in said for said in node.said)
+    assert any("AttributeError" in said for said in node.said)

@@ -66,7 +66,9 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("soak", "process"): "hosts of the soak: each kills its own",
     ("support", "process"): "here are those who reap",
     ("unit/cloud/directory/test_store.py", "process"): "writers that race, or die in the middle, and are waited for",
-    ("unit/ipc/test_channel.py", "process"): "holds a lock until it is killed",
+    ("unit/ipc/test_channel.py", "process"): "listens as another user until it is killed",
+    ("unit/ipc/test_process.py", "process"): "whose death is the subject",
+    ("unit/ipc/test_runtime_dir.py", "process"): "holds a lock until it is killed",
     ("unit/node/test_attempts.py", "process"): "somebody else's process, which its own parent reaps",
     ("unit/node/test_job.py", "process"): "whom nobody can kill is the subject",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,8 +17,10 @@ from torch import nn
 
 from harness import Checkpointer
 from harness.config.settings import SOCKET_VARIABLE
+from harness.core import messages
 from harness.errors import ConfigError, StateError
-from harness.ipc.slots import Command, ControlPage, Request, Slot, Word
+from harness.ipc.control_page import AgentSide, Command, TrainerSide
+from harness.ipc.slots import Slot
 from harness.trainer import checkpointer
 from harness.trainer.process import Process
 
@@ -33,11 +36,12 @@ class PlayedLink:
 
     def __init__(self, *_: Any) -> None:
         self.settings = SimpleNamespace(overlap=False, every_steps=None)
-        self.life = {"number": 1, "run_id": "0" * 32}
-        self.page = ControlPage.create()
+        self.generation = messages.GenerationInfo(1, "0" * 32, "")
+        self.agent = AgentSide.create()
+        self.page = TrainerSide(os.dup(self.agent.fd))
         self.slot: Slot | None = None
         self.seals = 0
-        self.told: list[str] = []
+        self.told: list[type[messages.AnyMessage]] = []
         self.signals: list[int] = []
         self.parted: dict[str, bool] = {}
         self.held = False
@@ -48,8 +52,8 @@ class PlayedLink:
 
     def stepped(self, step: int, restoring: tuple[float, float]) -> None: ...
 
-    def forget(self, type: str) -> None:
-        self.told.remove(type)
+    def forget(self, kind: type[messages.AnyMessage]) -> None:
+        self.told.remove(kind)
 
     def poke(self, signum: int) -> None:
         self.signals.append(signum)
@@ -66,16 +70,12 @@ class PlayedLink:
     def index_of(self, slot: Slot) -> int:
         return 0
 
-    def send(self, type: str, /, **fields: Any) -> None:
-        self.told.append(type)
-        if type == "sealed":
+    def send(self, message: messages.AnyMessage, *, repeat: bool = False) -> None:
+        self.told.append(type(message))
+        if isinstance(message, messages.Sealed):
             self.seals += 1
-            self.held = fields["held"]
-            self.page.words[Word.DURABLE_STEP] = fields["step"] + 1
-
-    def ask(self, ask: Command) -> None:
-        """Write the word that the next boundary reads."""
-        self.page.words[Word.ASK] = Request(ask, Request.decode(self.page.words[Word.ASK]).sequence + 1).encode()
+            self.held = message.held
+            self.agent.tell_steps(local=None, durable=message.step)
 
 
 class Program:
@@ -97,7 +97,7 @@ class Program:
         self.ckpt._at_exit()
         if self.link.parted["early"]:
             return "stopped early"
-        return "finished" if "finished" in self.link.told else "left"
+        return "finished" if messages.Finished in self.link.told else "left"
 
 
 @pytest.fixture(autouse=True)
@@ -377,26 +377,18 @@ def test_a_training_that_leaves_its_outermost_loop_early_is_not(
 
 @pytest.mark.parametrize("train", [*EARLY, by_hand, broken_off_by_hand])
 def test_with_a_notice_in_force_no_way_out_is_an_end(program: Program, train: Callable[[Program], None]) -> None:
-    told = program.link.send
-
-    def send(type: str, /, **fields: Any) -> None:
-        told(type, **fields)
-        if type == "layout":
-            program.link.ask(Command.SNAPSHOT_AND_LEAVE)
-
-    program.link.send = send  # type: ignore[method-assign]
     program.ckpt._at_boundary = lambda kind: None  # type: ignore[method-assign]  # none before the program leaves
-    program.link.ask(Command.SNAPSHOT_AND_LEAVE)
+    program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
 
     assert ends(program, train) == "left"
-    assert "leaving" in program.link.told
+    assert messages.Leaving in program.link.told
 
 
 def test_epochs_that_are_drawn_before_the_training_are_refused(program: Program) -> None:
     """The run was finished at step 0 before anything was trained; the next start trained nothing at all."""
     with pytest.raises(StateError, match=r"drawn before the training"):
         list(program.ckpt.epochs(5))
-    assert "finished" not in program.link.told
+    assert messages.Finished not in program.link.told
 
 
 @pytest.mark.parametrize(("train", "held"), [(by_hand, True), (all_steps, False), (all_epochs, False)])
@@ -428,7 +420,7 @@ def test_a_program_with_a_handler_of_its_own_leaves_with_what_it_has_trained_by_
 ) -> None:
     """It leaves at its own flag, right after the boundary at which the agent has not answered yet."""
     monkeypatch.setattr(Process, "has_handler", lambda self, signum: True)
-    monkeypatch.setattr(program.link, "poke", lambda signum: program.link.ask(Command.SNAPSHOT_AND_LEAVE))
+    monkeypatch.setattr(program.link, "poke", lambda signum: program.link.agent.command(Command.SNAPSHOT_AND_LEAVE))
 
     def train() -> None:
         for _ in range(program.ckpt.resume(), 100):

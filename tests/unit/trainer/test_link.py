@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from harness.config.settings import SOCKET_VARIABLE, Settings
+from harness.core import messages
+from harness.core.messages import GenerationInfo, Hello
 from harness.errors import AgentGone, ConfigError, SnapshotCorrupt
-from harness.ipc import channel as ipc
-from harness.ipc.channel import Channel, Message
-from harness.ipc.slots import ControlPage, Slot, SlotRecord, Word
+from harness.ipc.channel import Channel, connect, listen
+from harness.ipc.control_page import AgentSide
+from harness.ipc.slots import Slot, SlotRecord
 from harness.trainer.link import Link
 from tests.support.patience import HANG_S
 
@@ -28,24 +30,29 @@ class Agents:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._listener = ipc.listen(path)
+        self._listener = listen(path)
         self.greeted: list[Channel] = []
-        self.pages: list[ControlPage] = []
-        self.hellos: list[Message] = []
+        self.pages: list[AgentSide] = []
+        self.hellos: list[Hello] = []
         self._links: list[Link] = []
         self._threads: list[threading.Thread] = []
 
     def greet(self, sequence: int = 0) -> None:
         """Answer the next trainer's hello; `sequence` is the last seal that this agent knows of."""
         channel = Channel(self._listener.accept()[0])
-        self.hellos.append(channel.receive())
-        fields: dict[str, Any] = {
-            "life": {"number": len(self.hellos)}, "restarts": 0, "detached": True, "sequence": sequence,
-            "command": ["train.py", "--api-key=abc"], "settings": Settings(store="/store", run="run").to_json(),
-        }  # fmt: skip
-        self.pages.append(ControlPage.create())
+        hello = channel.receive().message
+        assert isinstance(hello, Hello)
+        self.hellos.append(hello)
+        settings = Settings(store="/store", run="run").to_json()
+        welcome = messages.Welcome(self.generation, 0, settings, True, ("train.py", "--api-key=abc"), sequence)
+        self.pages.append(AgentSide.create())
         self.greeted.append(channel)  # before the trainer, welcomed, can ask who greeted it
-        channel.send("welcome", [self.pages[-1].fd], **fields)
+        channel.send(welcome, [self.pages[-1].fd])
+
+    @property
+    def generation(self) -> GenerationInfo:
+        """Which the newest agent has begun."""
+        return GenerationInfo(len(self.hellos), "a" * 32, "b" * 16)
 
     def connect(self, sequence: int = 0) -> Link:
         """A trainer's link to the first of them."""
@@ -56,13 +63,13 @@ class Agents:
     def start(self, *_: Any, wait_s: float) -> Channel:
         """What a trainer does whose agent is dead."""
         self._greet_soon()
-        channel = ipc.connect(self.path)
+        channel = connect(self.path)
         assert channel is not None
         return channel
 
     def find_nothing(self) -> None:
         """The newest agent tells that there is nothing to resume."""
-        self.greeted[-1].send("resume-none", life={"number": len(self.hellos)})
+        self.greeted[-1].send(messages.ResumeNone(self.generation))
 
     def close(self) -> None:
         """Whatever a test has left open."""
@@ -118,7 +125,7 @@ def test_an_agent_that_replaces_another_shows_no_secret_in_its_own_command_line(
         told.append(arguments)
         return agents.start(wait_s=wait_s)
 
-    monkeypatch.setattr(ipc, "start_agent", start_agent)
+    monkeypatch.setattr("harness.trainer.link.start_agent", start_agent)
     agents.connect()
     agents.greeted[0].close()
     replaced.wait(HANG_S)
@@ -129,7 +136,7 @@ def test_an_agent_that_replaces_another_shows_no_secret_in_its_own_command_line(
 
 def test_what_a_store_says_in_an_error_moves_no_cursor(agents: Agents) -> None:
     link = agents.connect()
-    agents.greeted[0].send("resume-failed", error="SnapshotCorrupt", message="its reason: \x1b[2J")
+    agents.greeted[0].send(messages.ResumeFailed("SnapshotCorrupt", "its reason: \x1b[2J"))
 
     with pytest.raises(SnapshotCorrupt) as raised:
         link.wait_head()
@@ -153,7 +160,7 @@ def test_an_agent_that_could_not_be_started_is_not_the_last_word(
             raise ConnectionError("no agent came up")
         return agents.start(*arguments, wait_s=wait_s)
 
-    monkeypatch.setattr("harness.trainer.link.ipc.start_agent", start_agent)
+    monkeypatch.setattr("harness.trainer.link.start_agent", start_agent)
 
     agents.greeted[0].close()  # it dies
 
@@ -167,7 +174,7 @@ def test_an_agent_that_dies_before_it_has_found_anything_is_forgotten(
     monkeypatch: pytest.MonkeyPatch, agents: Agents, replaced: threading.Event
 ) -> None:
     """Its count of seals and its control page were kept: no grant ever counted, and the end was never durable."""
-    monkeypatch.setattr("harness.trainer.link.ipc.start_agent", agents.start)
+    monkeypatch.setattr("harness.trainer.link.start_agent", agents.start)
     link = agents.connect(sequence=5)
 
     agents.greeted[0].close()
@@ -175,17 +182,17 @@ def test_an_agent_that_dies_before_it_has_found_anything_is_forgotten(
     agents.find_nothing()
 
     assert link.wait_ready() is None
-    assert agents.hellos[1]["life"] is None
+    assert agents.hellos[1].generation is None
     assert link.sequence == 0
-    agents.pages[1].words[Word.DURABLE_STEP] = 7
-    assert link.page.words[Word.DURABLE_STEP] == 7
+    agents.pages[1].tell_steps(local=None, durable=7)
+    assert link.page.durable_step == 7
 
 
 def test_from_the_resume_point_on_another_agent_goes_on_with_what_the_dead_one_had(
     monkeypatch: pytest.MonkeyPatch, agents: Agents, replaced: threading.Event
 ) -> None:
     """A trainer that restores does not look at its agent: the page that it then trains on must not change under it."""
-    monkeypatch.setattr("harness.trainer.link.ipc.start_agent", agents.start)
+    monkeypatch.setattr("harness.trainer.link.start_agent", agents.start)
     link = agents.connect(sequence=5)
     agents.find_nothing()
     link.wait_ready()
@@ -194,7 +201,7 @@ def test_from_the_resume_point_on_another_agent_goes_on_with_what_the_dead_one_h
     agents.greeted[0].close()
     assert replaced.wait(HANG_S)
 
-    assert agents.hellos[1]["life"] == {"number": 1}
+    assert agents.hellos[1].generation == GenerationInfo(1, "a" * 32, "b" * 16)
     assert link.page is page
     assert link.sequence == 5
 
@@ -210,19 +217,19 @@ def test_the_last_word_waits_for_the_agent_that_is_just_taken_on_and_hears_what_
         assert go_on.wait(HANG_S)
         return agents.start(*arguments, wait_s=wait_s)
 
-    monkeypatch.setattr("harness.trainer.link.ipc.start_agent", start_agent)
+    monkeypatch.setattr("harness.trainer.link.start_agent", start_agent)
     link = agents.connect()
     agents.find_nothing()
     link.wait_ready()
     agents.greeted[0].close()
     assert starting.wait(HANG_S)
-    link.send("finished", repeat=True, step=9)
+    link.send(messages.Finished(9), repeat=True)
 
     threading.Timer(0.2, go_on.set).start()
     link.part(exception=False)
 
-    said = [agents.greeted[1].receive() for _ in range(2)]
-    assert [message.type for message in said] == ["finished", "bye"]
+    said = [agents.greeted[1].receive().message for _ in range(2)]
+    assert said == [messages.Finished(9), messages.Bye(exception=False)]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # and its traceback is printed
@@ -239,7 +246,8 @@ def test_a_thread_that_dies_of_a_slot_it_cannot_map_keeps_nobody_waiting(
     monkeypatch.setattr("harness.trainer.link.Slot", cannot)
     link = agents.connect()
 
-    agents.greeted[0].send("resume-ready", [agents.pages[0].fd], snapshot="g1-s1", tier="memory", verified=True)
+    ready = messages.ResumeReady("g1-s1", "memory", True, agents.generation)
+    agents.greeted[0].send(ready, [agents.pages[0].fd])
 
     with pytest.raises(AgentGone, match="Cannot allocate memory"):
         link.wait_ready()
@@ -276,14 +284,13 @@ def test_a_forked_worker_keeps_no_slot_s_memory(agents: Agents) -> None:
     others = slots_of_a_fork(link)  # what other tests of this process have left
     for number in range(2):
         slot = Slot.create(8 << 20)
-        fields = {"snapshot": "1-1", "tier": "memory", "verified": True}
         if number == 0:
             slot.seal(SlotRecord(1, 0, 1, 1, (), "{}", {}, ""), 1)
-            agents.greeted[0].send("resume-ready", [slot.fd], **fields)
+            agents.greeted[0].send(messages.ResumeReady("1-1", "memory", True, agents.generation), [slot.fd])
             link.wait_ready()
         else:
             link.ask_slots(8 << 20, lambda _: (mapping.set(), go_on.wait(HANG_S)))
-            agents.greeted[0].send("slots", [slot.fd], indexes=[0], number=1)
+            agents.greeted[0].send(messages.Slots((0,), 1), [slot.fd])
             assert mapping.wait(HANG_S)
         slot.close()
     try:

@@ -107,10 +107,10 @@ def test_a_source_that_fails_for_5_s_is_said_to_be_blind_once_and_said_when_it_i
     assert told[:5] == [[]] * 5
     assert told[5] == [events.SourceBlind(source="ec2", reason="down")]
     assert told[6:] == [[], []]
-    assert scene.poller.blind == ["ec2"]
+    assert scene.poller.unreachable == ("ec2",)
     source.error = None
     assert [event for _ in range(6) for event in scene.tick()] == [events.SourceBack(source="ec2")]
-    assert scene.poller.blind == []
+    assert scene.poller.unreachable == ()
 
 
 def test_a_short_failure_is_no_news() -> None:
@@ -209,12 +209,12 @@ def test_a_source_that_hangs_hides_no_other_and_is_said_to_be_blind(monkeypatch:
         good.now = [SPOT]
         assert heard.wait(HANG_S)
         scene.poller.tell_silence()
-        assert scene.poller.blind == []
+        assert scene.poller.unreachable == ()
         scene.clock.advance(module.BLIND_AFTER_S)
         scene.poller.tell_silence()
         scene.poller.tell_silence()
         assert told == [events.SourceBlind(source="hanging", reason="no answer for 5 s")]
-        assert scene.poller.blind == ["hanging"]
+        assert scene.poller.unreachable == ("hanging",)
         back.clear()
         hanging.let_go.set()
         assert back.wait(HANG_S)

@@ -217,7 +217,7 @@ def test_a_slot_of_an_agent_that_never_claimed_is_the_heirs_own(scene: Scene, cl
     content.fill(slot)
     slot.seal(content.record(), 1)
     index = scene.pipeline.pool.add(slot)
-    scene.pipeline.adopt(index, Generation.of(dead.fields()), ends=True)
+    scene.pipeline.adopt(index, Generation.of(dead.info), ends=True)
 
     point = ResumePoint(content.id, "memory", index, slot, content.record(), verified=True)
     scene.pipeline.note_resumed(point, heir)

@@ -1,23 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
 from harness.agent.resume import finder
 from harness.agent.resume.finder import Filling, ResumePoint
 from harness.agent.trainers.attempt import TrainerAttempt
+from harness.core.messages import FirstStep
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot, SlotRecord
 
 RECORD = SlotRecord(
     step=12, rank=0, world_size=1, generation=2, shards=(), state="{}", environment={}, sealed_at=""
 )  # fmt: skip
-TOLD: dict[str, Any] = {
-    "step": 13, "at": 112.0, "joining": [107.5, 107.501], "waits": [[107.6, 107.6], [109.0, 110.0]],
-    "restoring": [110.0, 110.7],
-}  # fmt: skip
+TOLD = FirstStep(13, 112.0, (107.5, 107.501), ((107.6, 107.6), (109.0, 110.0)), (110.0, 110.7))
 
 
 class Clock:

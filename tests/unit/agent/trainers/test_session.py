@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,10 @@ from harness.agent.resume.finder import ResumePoint
 from harness.agent.save import slot_pool
 from harness.agent.trainers.session import Trainer
 from harness.config.settings import Settings
+from harness.core import messages
 from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace
-from harness.ipc.channel import Message
+from harness.ipc.channel import Received
 from harness.ipc.slots import Slot
 from tests.support.patience import HANG_S
 from tests.support.protocol import RUN_ID, SLOT_BYTES, Content
@@ -38,10 +39,10 @@ class Told:
     """A trainer's end of the channel."""
 
     def __init__(self) -> None:
-        self.messages: list[tuple[str, dict[str, Any]]] = []
+        self.messages: list[Any] = []
 
-    def send(self, kind: str, fds: Any = (), /, **fields: Any) -> None:
-        self.messages.append((kind, fields))
+    def send(self, message: messages.AnyMessage, fds: Sequence[int] = ()) -> None:
+        self.messages.append(message)
 
 
 def connect(trainer: Trainer) -> Told:
@@ -56,16 +57,15 @@ def test_small_state_that_is_large_is_told_with_the_tensors_only(agent: Agent, m
     agent._startup.head = (str(SnapshotId(1, 10)), "remote", record)
 
     agent.trainer.tell_resume()
-    assert [kind for kind, _ in told.messages] == ["resume-head"]
-    monkeypatch.setattr("harness.agent.trainers.session.MOST_OF_HEAD", len(record.state) - 1)
+    assert [type(message) for message in told.messages] == [messages.ResumeHeader]
+    monkeypatch.setattr("harness.agent.trainers.session.MOST_OF_HEADER", len(record.state) - 1)
     agent.trainer.tell_resume()
 
     assert len(told.messages) == 1
 
 
 def lay_out(agent: Agent, told: Told, number: int, size: int = SLOT_BYTES) -> None:
-    message = Message("layout", {"bytes": size, "number": number}, ())
-    agent.trainer.hear(told, message)  # type: ignore[arg-type]
+    agent._on_message(told, Received(messages.Layout(size, number)))  # type: ignore[arg-type]
 
 
 def until(agent: Agent, told: Told, count: int) -> None:
@@ -116,8 +116,8 @@ def test_while_slots_are_made_the_agent_listens_and_grants_none(agent: Agent, mo
     slow.may.release()
     until(agent, told, 1)
 
-    ((kind, fields),) = told.messages
-    assert (kind, fields["number"], len(fields["indexes"])) == ("slots", 1, 2)
+    (slots,) = told.messages
+    assert (type(slots), slots.number, len(slots.indexes)) == (messages.Slots, 1, 2)
     agent._control.grant()
     assert agent._control.may_ask
 
@@ -132,8 +132,8 @@ def test_a_layout_that_was_given_up_meanwhile_gets_no_slots_and_the_newest_does(
     slow.may.release(2)
     until(agent, told, 1)
 
-    ((kind, fields),) = told.messages
-    assert (kind, fields["number"]) == ("slots", 3)
+    (slots,) = told.messages
+    assert (type(slots), slots.number) == (messages.Slots, 3)
     assert slow.sizes == [SLOT_BYTES, 3 * SLOT_BYTES]
     assert [agent._pipeline.pool[index].size for index in agent._pipeline.pool.usable] == [3 * SLOT_BYTES] * 2
 
@@ -150,8 +150,8 @@ def test_slots_that_come_after_their_trainer_has_gone_are_the_next_ones(
     until(agent, again, 1)
 
     assert not told.messages
-    ((kind, fields),) = again.messages
-    assert (kind, len(fields["indexes"])) == ("slots", 2)
+    (slots,) = again.messages
+    assert (type(slots), len(slots.indexes)) == (messages.Slots, 2)
     assert slow.sizes == [SLOT_BYTES]
 
 
@@ -178,7 +178,7 @@ def test_too_little_memory_is_told_to_the_trainer(agent: Agent, monkeypatch: pyt
     lay_out(agent, told, 1)
     until(agent, told, 1)
 
-    ((kind, fields),) = told.messages
-    assert (kind, fields["error"]) == ("no-slots", "NoSpace")
+    (refusal,) = told.messages
+    assert (type(refusal), refusal.error) == (messages.NoSlots, "NoSpace")
     agent._control.grant()
     assert not agent._control.may_ask

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.core import tree
+from harness.core.messages import GenerationInfo, Sealed
 from harness.ipc.slots import Slot, SlotState
 from harness.trainer.checkpointer import Checkpointer
 from harness.trainer.staging.overlap import PROOFS, Overlap, before_updates
@@ -32,9 +33,9 @@ class PlayedLink:
     sequence = 0
 
     def __init__(self) -> None:
-        self.life = {"number": 1}
+        self.generation = GenerationInfo(1, "", "")
         self.slot: Slot | None = None
-        self.sealed: list[dict[str, Any]] = []
+        self.sealed: list[Sealed] = []
 
     def ask_slots(self, size: int, prepare: Callable[[Slot], None] | None = None) -> None:
         self.slot = Slot.create(size)
@@ -48,9 +49,9 @@ class PlayedLink:
     def index_of(self, slot: Slot) -> int:
         return 0
 
-    def send(self, type: str, /, **fields: Any) -> None:
-        assert type == "sealed"
-        self.sealed.append(fields)
+    def send(self, message: Sealed) -> None:
+        assert isinstance(message, Sealed)
+        self.sealed.append(message)
 
 
 class LastMoment(Executor):
@@ -463,10 +464,10 @@ def test_what_the_copy_took_is_told_apart_from_what_the_loop_waited(late_trainin
     training.run()
 
     told = training.link.sealed[-1]
-    assert told["step"] == training.step - 1
-    assert told["stall_s"] > 0
-    assert told["copy_s"] > 0
-    assert training.link.sealed[0]["stall_s"] == training.link.sealed[0]["copy_s"]
+    assert told.step == training.step - 1
+    assert told.stall_s > 0
+    assert told.copy_s > 0
+    assert training.link.sealed[0].stall_s == training.link.sealed[0].copy_s
 
 
 def test_ctrl_c_while_waiting_leaves_the_slot_to_the_thread(late_training: Training) -> None:

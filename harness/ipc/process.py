@@ -1,0 +1,123 @@
+"""Processes of this host, as agent and trainer see each other: whether one lives, since when, how an agent is started.
+
+Owns pidfds, which tell of a death at once, and the command line of a process of our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.errors import ConfigError
+from harness.ipc.channel import Channel, connect
+from harness.ipc.runtime_dir import RuntimeDir
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when `pid` dies; `None` if it is gone already."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def check_kernel() -> None:
+    """Raises ConfigError: the kernel, or a seccomp profile, lets us have no memfd or no pidfd."""
+    try:
+        os.close(os.memfd_create("harness-check", os.MFD_CLOEXEC))
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as err:
+        raise ConfigError(
+            f"{err.strerror}: memfd_create and pidfd_open are needed: Linux 5.3 or newer, and a seccomp profile that "
+            "allows them"
+        ) from err
+
+
+def is_ignored(signum: int) -> bool:
+    """Whether whoever started this process wants it to ignore a signal, as nohup does. Before a handler is installed.
+
+    Nobody ignores SIGTERM for others.
+    """
+    return signum in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(signum) is signal.SIG_IGN
+
+
+def pidfd_dead(pidfd: int) -> bool:
+    """Whether the process behind `pidfd` has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def began_at(pid: int) -> float:
+    """When a process of this host was started, monotonic, to 10 ms; now if it is gone already."""
+    now = time.monotonic()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return now
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # since boot, sleep included
+    return min(now, now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+
+
+def safe_python(module: str) -> list[str]:
+    """The command line that runs a module of the harness as this process has it.
+
+    IMPORTANT: without -P the current directory comes first, and a file there that happens to be called harness.py or
+    queue.py, or that another user has put there, would be run instead.
+    """
+    return [sys.executable, "-P", "-m", module]
+
+
+def start_agent(
+    place: RuntimeDir, arguments: Sequence[str], environment: Mapping[str, str], *, wait_s: float = 10.0
+) -> Channel:
+    """Start a detached agent for `place` and connect to it.
+
+    Another process may start one at the same moment: the lock decides, and whoever lost connects to the winner.
+
+    Args:
+        place: where it shall listen.
+        arguments: passed to `python -P -m harness.agent`, and our pid after them.
+        environment: the agent's whole environment.
+        wait_s: how long it may take to listen.
+
+    Raises:
+        ConnectionError: no agent listens; the message holds the end of its log.
+    """
+    place.prepare()
+    with open(place.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+        process = subprocess.Popen(
+            [*safe_python("harness.agent"), *arguments, str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    give_up_at = time.monotonic() + wait_s
+    while time.monotonic() < give_up_at:
+        channel = connect(place.socket)
+        if channel is not None:
+            threading.Thread(target=process.wait, name="harness-agent-reaper", daemon=True).start()
+            return channel
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+        if process.returncode != 0 and connect(place.socket) is None:
+            break
+    raise ConnectionError(f"no agent came up: {_tail(place.log)}")
+
+
+def _tail(path: Path, count: int = 2000) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()[-count:].decode(errors="replace").strip()
+    return f"nothing in {path}"
