@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import http.client
 import re
 import socket
 import threading
@@ -29,6 +30,7 @@ IPV6_ENDPOINT = "http://[fd00:ec2::254]"
 
 TOKEN_TTL_S = 21600  # six hours, the longest that EC2 gives
 MAX_BODY_BYTES = 16 * 1024  # an identity document has about 500
+CUT = 1.2  # of a request's time-out: after so long its connection is shut down, whatever still comes
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 
 
@@ -158,16 +160,17 @@ class MetadataSession:
             raise Unavailable(f"{url}: no time left to ask")
         try:
             with (
-                self._bounded(1.2 * timeout_s) as cut,
+                self._bounded(CUT * timeout_s) as cut,
                 self._opened().request(
                     method, url, headers=headers, timeout=timeout_s, stream=True, allow_redirects=False
                 ) as response,
             ):
                 reply = _Reply(response.status_code, _body(response, url, deadline), _served_at(response))
-        except (requests.Timeout, urllib3.exceptions.TimeoutError) as err:
-            hint = "; in a container this is what a hop limit of 1 looks like" if method == "PUT" else ""
-            raise Unavailable(f"{method} {url}: no answer within {timeout_s:.3g} s{hint}") from err
         except (requests.RequestException, urllib3.exceptions.HTTPError, TooLarge, OSError) as err:
+            timed_out = isinstance(err, requests.Timeout | urllib3.exceptions.TimeoutError)
+            if timed_out or (cut.is_set() and _says_that_nothing_came(err)):
+                hint = "; in a container this is what a hop limit of 1 looks like" if method == "PUT" else ""
+                raise Unavailable(f"{method} {url}: no answer within {timeout_s:.3g} s{hint}") from err
             raise Unavailable(f"{method} {url}: {'the answer comes too slowly' if cut.is_set() else err}") from err
         if cut.is_set():  # what there was of it may look like a whole one
             raise Unavailable(f"{method} {url}: the answer comes too slowly")
@@ -245,6 +248,16 @@ def _body(response: Response, url: str, deadline: Deadline) -> str:
         if deadline.expired:
             raise Unavailable(f"{url}: the answer comes too slowly")
     return body.decode("utf-8", "replace")
+
+
+def _says_that_nothing_came(err: BaseException) -> bool:
+    """Whether the connection ended before the first byte of an answer, by the error that the library wraps."""
+    inner: BaseException | None = err
+    while inner is not None:
+        if isinstance(inner, http.client.RemoteDisconnected):
+            return True
+        inner = inner.__context__
+    return False
 
 
 def _served_at(response: Response) -> datetime | None:

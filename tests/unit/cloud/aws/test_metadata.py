@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cloud.aws import metadata
 from cloud.aws.metadata import MAX_BODY_BYTES, MetadataSession, endpoint_from
 from cloud.errors import Unavailable
 from cloud.notice import Deadline
@@ -119,7 +120,11 @@ def test_a_fault_is_unavailable_with_words_and_over_when_it_is_over(
     assert session.get(INSTANCE_ID, deadline=NEVER) is not None
 
 
-def test_no_answer_to_the_put_names_the_hop_limit(simulator: MetadataSimulator) -> None:
+@pytest.mark.parametrize("cut", [1.2, 0.5], ids=["its-own-limit-comes-first", "the-connection-is-shut-down-first"])
+def test_no_answer_to_the_put_names_the_hop_limit(
+    simulator: MetadataSimulator, monkeypatch: pytest.MonkeyPatch, cut: float
+) -> None:
+    monkeypatch.setattr(metadata, "CUT", cut)
     simulator.fault(Fault.HANG, path="api/token")
 
     with pytest.raises(Unavailable, match=r"no answer within .* hop limit of 1"):
