@@ -25,14 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from cloud.errors import CloudError
 from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
 from cloud.store import ObjectStore
-from harness.agent import outcome
 from harness.agent.drain.controller import DrainController
 from harness.agent.drain.speeds import Speeds
 from harness.agent.journal import Journal, Listener
 from harness.agent.log import Log
 from harness.agent.loop import Loop
 from harness.agent.notices.registry import Notices
-from harness.agent.outcome import Outcome
 from harness.agent.resume.startup import Finding, Startup
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.server import CalledOff, Server
@@ -43,7 +41,18 @@ from harness.config.settings import Settings
 from harness.core import events, messages
 from harness.core.manifest import Claim
 from harness.core.messages import RunState, Sealed, Status
-from harness.core.policy import Cadence, Choice, EndTimes
+from harness.core.policy.cadence import Cadence
+from harness.core.policy.drain import Choice
+from harness.core.policy.end import (
+    EndTimes,
+    Facts,
+    Next,
+    Outcome,
+    Standing,
+    decide_end,
+    interrupted,
+    outcome_of,
+)
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, Superseded
 from harness.ipc.channel import Channel, Received
@@ -282,7 +291,7 @@ class Agent:
         quiet = self._pipeline.close(times.quiet_s(self._left_s))
         self._loop.run_posts()  # a commit that was made a moment ago counts; a wish does not any more
         if self._outcome is not None:
-            self._outcome = self._outcome.confirmed(self._pipeline)
+            self._outcome = self._outcome.confirmed(everything_durable=self._pipeline.everything_durable)
             self._server.leave_word(self._outcome)
             self._record(self._outcome, quiet=quiet, in_s=times.record_s(self._left_s))
         self._journal.close(times.rest_s(self._left_s))
@@ -349,9 +358,14 @@ class Agent:
     @property
     def _starter(self) -> int | None:
         """The trainer that has started us and is about to say hello; `None` once it has, or if it does not."""
-        waits = self.command is None and not self.trainer.attempt.connected
-        young = time.monotonic() - self.trainer.attempt.began_at < ATTACH_S
-        return self._parent if waits and young and os.getppid() == self._parent else None  # else it is dead
+        waits = self.command is None and self._starter_comes
+        return self._parent if waits and os.getppid() == self._parent else None  # else it is dead
+
+    @property
+    def _starter_comes(self) -> bool:
+        """Whether whoever started us may still say hello."""
+        attempt = self.trainer.attempt
+        return not attempt.connected and time.monotonic() - attempt.began_at < ATTACH_S
 
     def _on_drill(self, channel: Channel, in_s: float, *, end: bool) -> None:
         over = self._outcome is not None
@@ -443,7 +457,7 @@ class Agent:
             drain = self._leaving.drain
             superseded = drain is not None and drain.exit_code is ExitCode.SUPERSEDED
             code = ExitCode.SUPERSEDED if superseded else ExitCode.CTRL_C
-            self._end(outcome.of_interruption(code, self._pipeline, self._startup))
+            self._end(interrupted(code, self._facts()))
         elif signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
@@ -538,59 +552,77 @@ class Agent:
 
     def _finish_if_done(self) -> None:
         """Decide the outcome once nobody trains and everything sealed is where it has to be, or time is up."""
-        drain, trainer, attempt = self._leaving.drain, self.trainer, self.trainer.attempt
+        self._note_who_is_gone()
+        what = decide_end(self._standing())
+        if what is Next.DISMISS:
+            self._dismiss()
+        elif what is Next.STOP:
+            self._stop_trainer()
+            what = decide_end(self._standing())
+        if what is Next.END and self._outcome is None:
+            end = outcome_of(self._facts())
+            if end.why is not None:
+                self._say(end.why)
+            self._end(end)
+
+    def _note_who_is_gone(self) -> None:
+        """A trainer that is no child, and has gone or never came; and one that is not begun any more."""
+        trainer, attempt = self.trainer, self.trainer.attempt
         if self.command is None and trainer.connection is None and not attempt.over:
             # No daemon is left behind, not even by a trainer that died before it said hello.
             attempt.over = attempt.connected or time.monotonic() - attempt.began_at > _ALONE_S
-        if drain is not None and trainer.begins:
+        if self._leaving.drain is not None and trainer.begins:
             trainer.begins, self._called_off = False, True  # nothing is begun any more; what there is is saved
             attempt.over = self.command is not None
-        out_of_time = drain is not None and (drain.deadline.expired or self._waits)
-        if out_of_time and not attempt.over:
-            if self._dismiss_waiting():
-                return
-            trainer.stop(self._left_s / 3)
-            if trainer.child is None and self.command is None:
-                trainer.drop()
-                attempt.over = True
-        if self._outcome is not None or not attempt.over or self._restarts.pending or trainer.begins:
-            return
-        if not out_of_time and not (self._pipeline.idle and self._loop.nothing_posted):
-            return
-        end = outcome.of_attempt(attempt, drain, self._pipeline, self._startup)
-        if end.why is not None:
-            self._say(end.why)
-        self._end(end)
 
-    @property
-    def _waits(self) -> bool:
-        """Whether a start waits for an older generation, or for a store, that may not come before the end."""
-        return self._startup.awaiting or self._startup.unreachable or self._called_off
-
-    def _dismiss_waiting(self) -> bool:
-        """A trainer that is no child of ours waits for a resume point that will not come: tell it, and let it end.
-
-        Otherwise it would take us for dead, start another agent, and ask for the run again.
-        """
-        drain, startup, attempt, connected = (
-            self._leaving.drain,
-            self._startup,
-            self.trainer.attempt,
-            self.trainer.connection,
+    def _standing(self) -> Standing:
+        drain, trainer, startup = self._leaving.drain, self.trainer, self._startup
+        return Standing(
+            over=trainer.attempt.over,
+            begins=self._restarts.pending or trainer.begins,
+            leaving=drain is not None,
+            expired=drain is not None and drain.deadline.expired,
+            in_vain=startup.awaiting or startup.unreachable or self._called_off,
+            listens=self.command is None and (trainer.connection is not None or self._starter_comes),
+            settled=self._pipeline.idle and self._loop.nothing_posted,
         )
-        comes = (
-            not attempt.connected and time.monotonic() - attempt.began_at < ATTACH_S
-        )  # whoever started us says hello yet
-        waits = self.command is None and self._waits and (connected is not None or comes)
-        if drain is None or not waits or drain.deadline.expired:
-            return False
-        if startup.error is None and connected is not None:
+
+    def _facts(self) -> Facts:
+        drain, attempt, startup, pipeline = self._leaving.drain, self.trainer.attempt, self._startup, self._pipeline
+        return Facts(
+            leaving=None if drain is None else drain.exit_code,
+            exit_code=attempt.exit_code,
+            connected=attempt.connected,
+            finished=attempt.finished_step is not None,
+            stopped_early=attempt.stopped_early,
+            raised=attempt.raised,
+            restored=attempt.restored,
+            resumes=None if startup.point is None else str(startup.point.id),
+            nothing_to_resume=startup.finding is Finding.NOTHING,
+            refused=None if startup.error is None else startup.error.exit_code,
+            durable_step=pipeline.steps.durable,
+            everything_durable=pipeline.everything_durable,
+            sealed=pipeline.sealed_step is not None,
+            awaiting=startup.awaiting,
+            only_here=startup.only_here,
+        )
+
+    def _dismiss(self) -> None:
+        """Tell a trainer that is no child that its resume point will not come."""
+        drain, startup = self._leaving.drain, self._startup
+        if startup.error is None and self.trainer.connection is not None and drain is not None:
             superseded = drain.exit_code is ExitCode.SUPERSEDED
             why = "a newer start has asked for the run" if superseded else "this host is to be left"
             what = "the start before this one had handed over" if startup.awaiting else "the store had answered"
             kind = Superseded if superseded else DeadlineExceeded
             startup.leave(kind(f"{why}, before {what}: nothing was trained here"))
-        return True
+
+    def _stop_trainer(self) -> None:
+        """Time is up: end a child; a trainer that is none is waited for no longer."""
+        self.trainer.stop(self._left_s / 3)
+        if self.trainer.child is None and self.command is None:
+            self.trainer.drop()
+            self.trainer.attempt.over = True
 
     def _end(self, end: Outcome) -> None:
         """Decide the outcome, whatever it is. It is recorded in the store once nobody can commit any more."""

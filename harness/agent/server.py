@@ -19,11 +19,12 @@ from pathlib import Path
 from harness.agent.generation import Generation
 from harness.agent.journal import Emit
 from harness.agent.loop import Loop
-from harness.agent.outcome import Outcome, write_outcome
+from harness.agent.outcome import write_outcome
 from harness.agent.save.pipeline import SavePipeline
 from harness.config.settings import Settings
 from harness.core import events
 from harness.core.messages import Busy, HandedOver, Takeover
+from harness.core.policy.end import Outcome
 from harness.errors import ConfigError
 from harness.ipc.channel import Channel, ChannelClosed, Received, connect, listen, peer_uid
 from harness.ipc.runtime_dir import RuntimeDir

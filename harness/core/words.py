@@ -34,6 +34,11 @@ def printable(text: str) -> str:
     return _HARMFUL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def count(number: int | None) -> str:
+    """A number as people read it: 12 034; "?" for none."""
+    return "?" if number is None else f"{number:,}".replace(",", " ")
+
+
 def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
     """A command line for others to read: the values of options whose names say that they are secret are hidden.
 

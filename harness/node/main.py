@@ -19,7 +19,7 @@ from cloud.host.notices import DrainFileSource
 from cloud.notice import Deadline, NoticeSource
 from harness.agent.log import Log
 from harness.config.settings import Settings
-from harness.core.policy import count
+from harness.core.words import count
 from harness.errors import ConfigError, ExitCode
 from harness.inspect import preview
 from harness.node.actions import Actions

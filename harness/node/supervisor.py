@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cloud.notice import Clock
-from harness.core.policy import GiveUp, Restart, after_crash
+from harness.core.policy.restart import GiveUp, Restart, after_crash
 from harness.errors import ExitCode
 from harness.node.actions import Actions
 from harness.node.attempts import Ended, RunAttempt

@@ -26,7 +26,7 @@ from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
 from harness.core.manifest import Manifest, ShardEntry
-from harness.core.policy import copy_patience_s, should_probe
+from harness.core.policy.copying import copy_patience_s, should_probe
 from harness.core.snapshot import RunKeys
 
 COPIES = 4

@@ -37,7 +37,7 @@ from harness.agent.save.slot_pool import SlotPool
 from harness.agent.save.tier import LocalSnapshot
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest
-from harness.core.policy import retain
+from harness.core.policy.retention import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import commit

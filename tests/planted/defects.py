@@ -256,10 +256,10 @@ DEFECTS = (
     ),
     one(
         "a snapshot that is only local counts as durable at the end",
-        "harness/agent/outcome.py",
+        "harness/core/policy/end.py",
         "ExitCode.INTERRUPTED if durable else ExitCode.INTERRUPTED_LOCAL",
         "ExitCode.INTERRUPTED",
-        AGENT,
+        "tests/unit/core",
     ),
     one(
         "a store that fails once is not tried again",
@@ -270,14 +270,14 @@ DEFECTS = (
     ),
     one(
         "retention keeps nothing that is known to be good",
-        "harness/core/policy.py",
+        "harness/core/policy/retention.py",
         "        if snapshot < newest_good\n        and snapshot not in kept\n",
         "        if snapshot not in kept\n",
         "tests/unit/core",
     ),
     one(
         "a crash too many is forgiven",
-        "harness/core/policy.py",
+        "harness/core/policy/restart.py",
         "    if count > max_crashes:\n",
         "    if count > max_crashes + 1:\n",
         "tests/unit/core",

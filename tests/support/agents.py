@@ -23,7 +23,7 @@ from cloud.store import Progress, Receipt, Source
 from cloud.testing.memory import MemoryStore
 from harness.agent.resume.finder import Finder, stored_copies
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_claim, parse_manifest
-from harness.core.policy import retain
+from harness.core.policy.retention import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import commit

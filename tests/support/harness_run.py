@@ -61,7 +61,8 @@ from cloud.store import ObjectStore
 from harness.agent.main import Agent
 from harness.config.settings import Settings, resolve
 from harness.core import events
-from harness.core.policy import EndTimes, after_crash
+from harness.core.policy.end import EndTimes
+from harness.core.policy.restart import after_crash
 from harness.errors import HarnessError
 from harness.snapshots.open import open_soon
 from tests.support import delays

@@ -24,7 +24,7 @@ from harness.agent.save.pipeline import SavePipeline
 from harness.agent.trainers.control import TrainerControl
 from harness.core import events
 from harness.core.messages import Drilling
-from harness.core.policy import Choice, Plan, still_fits
+from harness.core.policy.drain import Choice, Plan, still_fits
 from harness.errors import ExitCode
 from harness.ipc.channel import Channel, ChannelClosed
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from cloud.notice import Deadline
 from harness.core import events
 from harness.core.messages import DrillDone, NoDrill
-from harness.core.policy import Choice, Plan, count
+from harness.core.policy.drain import Choice, Plan
+from harness.core.words import count
 from harness.ipc.channel import Channel, ChannelClosed
 
 

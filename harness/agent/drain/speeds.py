@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from cloud.notice import Deadline
 from harness.agent.save.pipeline import SavePipeline
 from harness.core import events
-from harness.core.policy import Choice, Plan, Rates, count, never_fits, plan_drain, reserve_s
+from harness.core.policy.copying import Rates
+from harness.core.policy.drain import Choice, Plan, never_fits, plan_drain, reserve_s
 from harness.core.rate import Rate
+from harness.core.words import count
 from harness.errors import ExitCode
 
 SPOT_WINDOW_S = 120.0

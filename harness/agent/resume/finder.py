@@ -30,7 +30,7 @@ from harness.agent.resume.preallocate import OutOfMemory, Preallocation
 from harness.agent.save.slot_pool import EVERYTHING, begin_slot
 from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest, Part, ShardEntry
-from harness.core.policy import patience_s
+from harness.core.policy.copying import patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes

@@ -24,7 +24,7 @@ from harness.agent.save.slot_pool import SlotPool
 from harness.agent.save.tier import Job, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
 from harness.config.settings import Settings
 from harness.core.manifest import Manifest
-from harness.core.policy import Cadence
+from harness.core.policy.cadence import Cadence
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import commit

@@ -26,7 +26,9 @@ from cloud.store import ObjectStore
 from harness.agent.generation import Generation
 from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest
-from harness.core.policy import Copied, Rates, gives_way, patience_s, retain
+from harness.core.policy.copying import Copied, Rates, patience_s
+from harness.core.policy.drain import gives_way
+from harness.core.policy.retention import retain
 from harness.core.rate import Rate
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
@@ -145,7 +147,7 @@ Job = SealedSlot | LocalSnapshot
 
 @dataclass(frozen=True)
 class Retention:
-    """What a tier keeps. See `policy.retain`."""
+    """What a tier keeps. See `core.policy.retention`."""
 
     keep_last: int
     keep_every: int | None = None

@@ -15,7 +15,7 @@ from harness.agent.save.pipeline import SavePipeline
 from harness.agent.save.slot_pool import oom_kills
 from harness.agent.trainers.attempt import TrainerAttempt
 from harness.core import events
-from harness.core.policy import GiveUp, after_crash
+from harness.core.policy.restart import GiveUp, after_crash
 from harness.errors import NoSpace
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
-from harness.core.policy import MARGIN_S
+from harness.core.policy.drain import MARGIN_S
 from harness.core.snapshot import RunKeys
 from harness.inspect.doctor.finding import Finding, failure, ok, warning
 from harness.inspect.doctor.host import Host, existing, goes_with, medium_of

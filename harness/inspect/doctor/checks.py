@@ -21,7 +21,7 @@ from cloud.errors import CloudError
 from cloud.retry import RetryingStore
 from cloud.store import CHUNK_BYTES, ObjectStore
 from harness.config.settings import Settings
-from harness.core.policy import MARGIN_S
+from harness.core.policy.drain import MARGIN_S
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError
 from harness.inspect.doctor import host

@@ -17,7 +17,7 @@ from harness.agent.outcome import Outcome
 from harness.config.settings import Settings
 from harness.core import messages
 from harness.core.manifest import FORMAT, Claim
-from harness.core.policy import Choice
+from harness.core.policy.drain import Choice
 from harness.core.snapshot import SnapshotId
 from harness.errors import ExitCode
 from harness.ipc.channel import Received

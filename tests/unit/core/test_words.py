@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from harness.core.words import HIDDEN, printable, without_secrets
+from harness.core.words import HIDDEN, count, printable, without_secrets
 
 HARMFUL = {
     "a colour": "\x1b[31m",
@@ -76,3 +76,7 @@ def test_a_command_of_bytes_that_are_no_utf_8_can_be_written_down() -> None:
     (word,) = without_secrets(["x\udce9"])
     assert word == "x\\udce9"
     word.encode()
+
+
+def test_numbers_are_told_in_groups_of_three() -> None:
+    assert [count(None), count(0), count(999), count(1234567)] == ["?", "0", "999", "1 234 567"]

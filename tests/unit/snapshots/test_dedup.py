@@ -11,7 +11,7 @@ from cloud.errors import CannotCopy, Denied, NotFound
 from cloud.store import CHUNK_BYTES, ObjectStore
 from cloud.testing.memory import MemoryStore
 from harness.core.manifest import Manifest, Part, ShardEntry
-from harness.core.policy import LOOKS_EVERY, LOOKS_IN_VAIN
+from harness.core.policy.copying import LOOKS_EVERY, LOOKS_IN_VAIN
 from harness.snapshots import dedup
 from harness.snapshots.dedup import Deduplicator, Wanted
 from tests.support.patience import HANG_S

@@ -6,7 +6,7 @@ import pytest
 
 from harness.agent.drain.drill import Drill, words
 from harness.core.events import Drilled
-from harness.core.policy import Choice, Plan
+from harness.core.policy.drain import Choice, Plan
 from harness.ipc.channel import Channel
 from tests.support.clock import FakeClock
 

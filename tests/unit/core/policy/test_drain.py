@@ -7,50 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.policy import (
-    ASSUMED_STORE_BYTES_S,
-    MARGIN_S,
-    Cadence,
-    Choice,
-    Copied,
-    EndTimes,
-    GiveUp,
-    Rates,
-    Restart,
-    after_crash,
-    copy_patience_s,
-    count,
-    gives_way,
-    never_fits,
-    plan_drain,
-    reserve_s,
-    retain,
-    should_probe,
-    still_fits,
-)
-from harness.core.snapshot import SnapshotId
+from harness.core.policy.copying import ASSUMED_STORE_BYTES_S, Copied, Rates
+from harness.core.policy.drain import MARGIN_S, Choice, gives_way, never_fits, plan_drain, reserve_s, still_fits
 
 GB = 10**9
 FAST = Rates(copy_bytes_s=10 * GB, store_bytes_s=GB, step_s=1.0)
 SLOW_STEP = Rates(copy_bytes_s=10 * GB, store_bytes_s=GB, step_s=300.0)
-
-
-def ids(*names: str) -> list[SnapshotId]:
-    return [SnapshotId(*map(int, name.split("-"))) for name in names]
-
-
-# ---- cadence --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("now", "last", "due"),
-    [(159.9, None, False), (160.0, None, True), (160.0, 120.0, False), (180.0, 120.0, True), (1000.0, 120.0, True)],
-)
-def test_a_snapshot_is_due_so_long_after_the_start_of_the_last_one(now: float, last: float | None, due: bool) -> None:
-    assert Cadence(60.0).due(now, last, since=100.0) is due
-
-
-# ---- the time that is left ------------------------------------------------------------------------------------------
 
 # has_s, bytes, rates, trainer alive, in flight, sealed -> choice
 DRAINS = {
@@ -127,23 +89,6 @@ def test_an_upload_makes_no_way_for_one_whose_copies_take_longer(has_s: float, g
     assert gives_way(has_s, 10 * GB, 10 * GB, rates) is gives
 
 
-@pytest.mark.parametrize(("copying_s", "pays", "needs_s"), [(3.0, True, 5.0), (8.0, True, 10.0), (40.0, False, 10.0)])
-def test_what_a_store_copies_more_slowly_than_we_send_is_sent_where_time_counts(
-    copying_s: float, pays: bool, needs_s: float
-) -> None:
-    """A snapshot that would have fitted was given up, or was late, for copies that saved nothing but traffic."""
-    rates = Rates(store_bytes_s=GB, copied=Copied(8 * GB, copying_s))
-
-    assert rates.copies_pay is pays
-    assert rates.send_s(10 * GB) == needs_s
-
-
-def test_a_store_that_has_copied_nothing_yet_is_asked_to() -> None:
-    """A notice after the first snapshot of a run: of the second one 95 % are there."""
-    assert Rates().copies_pay
-    assert Rates(store_bytes_s=GB, copied=Copied(0, 0.1)).copies_pay
-
-
 @pytest.mark.parametrize(("has_s", "kept_s"), [(2.0, 0.3), (30.0, 4.5), (120.0, 5.0), (math.inf, 5.0)])
 def test_a_part_of_the_time_is_kept_for_the_end_itself(has_s: float, kept_s: float) -> None:
     assert reserve_s(has_s) == pytest.approx(kept_s)
@@ -176,10 +121,6 @@ def test_a_plan_is_told_with_its_numbers_before_it_starts(words: str) -> None:
     assert plan.words(12034) == words
 
 
-def test_numbers_are_told_in_groups_of_three() -> None:
-    assert [count(None), count(0), count(999), count(1234567)] == ["?", "0", "999", "1 234 567"]
-
-
 def test_an_unmeasured_store_is_assumed_to_be_slow() -> None:
     plan = plan_drain(60.0, GB, Rates(), trainer_alive=True, in_flight_bytes=None, sealed=False)
 
@@ -187,7 +128,9 @@ def test_an_unmeasured_store_is_assumed_to_be_slow() -> None:
 
 
 seconds = st.none() | st.floats(0, 1e6)
+
 sizes = st.none() | st.integers(0, 10**13)
+
 rates = st.none() | st.floats(1e-3, 1e12)
 
 
@@ -219,120 +162,6 @@ def test_a_new_snapshot_that_a_plan_says_fits_still_fits_then(
         assert still_fits(has_s * (1 + 1e-9), size, speeds), "given up as soon as it is made, and steps with it"
 
 
-# ---- what to keep ---------------------------------------------------------------------------------------------------
-
-FIVE = ids("1-10", "1-20", "2-15", "2-25", "3-26")
-
-
-@pytest.mark.parametrize(
-    ("keep_last", "keep_every", "verified", "pinned", "doomed"),
-    [
-        (1, None, [], [], []),
-        (1, None, ["3-26"], [], ["1-10", "1-20", "2-15", "2-25"]),
-        (2, None, ["3-26"], [], ["1-10", "1-20", "2-15"]),
-        (9, None, ["3-26"], [], []),
-        (1, None, ["2-15"], [], ["1-10", "1-20"]),
-        (1, None, ["1-10"], [], []),
-        (1, 10, ["3-26"], [], ["2-15", "2-25"]),
-        (1, None, ["3-26"], ["1-10"], ["1-20", "2-15", "2-25"]),
-        (1, None, ["9-99"], [], []),
-    ],
-)
-def test_what_may_go(
-    keep_last: int, keep_every: int | None, verified: list[str], pinned: list[str], doomed: list[str]
-) -> None:
-    found = retain(FIVE, keep_last=keep_last, keep_every=keep_every, verified=ids(*verified), pinned=ids(*pinned))
-
-    assert found == ids(*doomed)
-
-
-def test_step_0_is_no_milestone() -> None:
-    assert retain(ids("1-0", "1-1"), keep_last=1, keep_every=10, verified=ids("1-1")) == ids("1-0")
-
-
-def test_keeping_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="keep_last"):
-        retain(FIVE, keep_last=0, keep_every=None, verified=FIVE)
-
-
-some_ids = st.sets(st.builds(SnapshotId, st.integers(1, 4), st.integers(0, 30)), max_size=12)
-
-
-@given(some_ids, st.integers(1, 5), st.none() | st.integers(1, 10), some_ids, some_ids)
-def test_the_newest_verified_one_and_everything_newer_always_stays(
-    committed: set[SnapshotId],
-    keep_last: int,
-    keep_every: int | None,
-    verified: set[SnapshotId],
-    pinned: set[SnapshotId],
-) -> None:
-    doomed = retain(list(committed), keep_last=keep_last, keep_every=keep_every, verified=verified, pinned=pinned)
-
-    assert doomed == sorted(doomed)
-    assert set(doomed) <= committed - pinned - set(sorted(committed)[-keep_last:])
-    good = committed & verified
-    assert not doomed or max(doomed) < max(good)
-    assert not keep_every or not any(doom.step and doom.step % keep_every == 0 for doom in doomed)
-
-
-@given(some_ids, st.integers(1, 5), some_ids)
-def test_retiring_twice_retires_nothing_more(
-    committed: set[SnapshotId], keep_last: int, verified: set[SnapshotId]
-) -> None:
-    doomed = retain(list(committed), keep_last=keep_last, keep_every=None, verified=verified)
-    left = committed - set(doomed)
-
-    assert retain(list(left), keep_last=keep_last, keep_every=None, verified=verified & left) == []
-
-
-# ---- crashes --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("crashes", "progressed", "connected", "decision"),
-    [
-        (0, False, True, Restart(1.0, 1)),
-        (1, False, True, Restart(2.0, 2)),
-        (2, False, True, Restart(4.0, 3)),
-        (3, False, True, GiveUp(4)),
-        (3, True, True, Restart(1.0, 1)),
-        (0, False, False, GiveUp(1)),
-        (2, True, False, GiveUp(3)),
-    ],
-)
-def test_crashes_without_progress_are_forgiven_so_often(
-    crashes: int, progressed: bool, connected: bool, decision: Restart | GiveUp
-) -> None:
-    assert after_crash(crashes=crashes, progressed=progressed, connected=connected, max_crashes=3) == decision
-
-
-def test_none_forgiven_means_none() -> None:
-    assert after_crash(crashes=0, progressed=False, connected=True, max_crashes=0) == GiveUp(1)
-
-
-def test_the_pause_before_a_restart_is_capped() -> None:
-    found = after_crash(crashes=50, progressed=False, connected=True, max_crashes=100)
-
-    assert found == Restart(60.0, 51)
-
-
-# ---- what has not changed -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("in_vain", "passed", "looks"),
-    [(0, 0, True), (2, 0, True), (3, 0, False), (3, 14, False), (3, 15, True), (1000, 14, False), (1000, 15, True)],
-)
-def test_where_nothing_was_ever_found_it_is_rarely_looked(in_vain: int, passed: int, looks: bool) -> None:
-    assert should_probe(in_vain, passed) is looks
-
-
-def test_a_copy_has_as_long_as_sending_would_take_and_half_of_the_time_at_most() -> None:
-    assert copy_patience_s(0, math.inf) == 10.0
-    assert copy_patience_s(GB, math.inf) == 30.0
-    assert copy_patience_s(GB, 40.0) == 20.0
-
-
 def test_a_plan_counts_only_what_has_to_be_sent() -> None:
     copies = dataclasses.replace(FAST, copied=Copied(bytes=95 * GB, seconds=3.0))
 
@@ -343,34 +172,3 @@ def test_a_plan_counts_only_what_has_to_be_sent() -> None:
     assert still_fits(plan.needs_s, 100 * GB, copies)
     assert never_fits(100 * GB, copies, 60.0) is None
     assert never_fits(100 * GB, FAST, 60.0) is not None
-
-
-def test_what_was_copied_of_a_larger_snapshot_makes_no_plan_shorter_than_nothing() -> None:
-    assert Rates(store_bytes_s=GB, copied=Copied(10 * GB, 1.0)).send_s(GB) == 1.0
-
-
-# ---- the end --------------------------------------------------------------------------------------------------------
-
-
-def ends(times: EndTimes, left_s: float) -> float:
-    """Seconds that an end takes where every part of it uses all the time that it is given."""
-    took_s = 0.0
-    for part in (times.quiet_s, times.record_s, times.rest_s, times.rest_s):
-        took_s += part(left_s - took_s)
-    return took_s
-
-
-@given(st.floats(min_value=2.5, max_value=1000.0), st.sampled_from([EndTimes(), EndTimes(calls_s=60.0)]))
-def test_an_end_in_which_everything_hangs_is_over_in_what_is_left(left_s: float, times: EndTimes) -> None:
-    """It took 14 s of 8: the host died over it, and the next one waited until the journal counted as silent."""
-    assert ends(times, left_s) < left_s
-
-
-@given(st.floats(max_value=2.5))
-def test_where_hardly_anything_is_left_each_part_has_the_least_there_is(left_s: float) -> None:
-    times = EndTimes()
-    assert ends(times, left_s) <= max(0.0, left_s) + 4 * times.least_s + 1e-9
-
-
-def test_an_end_that_nobody_urges_waits_for_calls_in_flight() -> None:
-    assert [part(math.inf) for part in (EndTimes().quiet_s, EndTimes().record_s, EndTimes().rest_s)] == [5.0, 5.0, 10.0]

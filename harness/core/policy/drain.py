@@ -1,0 +1,145 @@
+"""What can still become durable in the time that is left, and what that time is used for."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from harness.core.policy.copying import ASSUMED_STORE_BYTES_S, Rates
+from harness.core.words import count
+
+MARGIN_S = 2.0  # kept free at the end of the window: the commit's own round trips and the exit
+
+
+class Choice(enum.Enum):
+    """What to do with the time that is left."""
+
+    FINISH = "finish"
+    """Let the upload in flight become durable; nothing newer fits."""
+    NEWEST = "newest"
+    """Make the newest snapshot that is already sealed durable; a new one does not fit or cannot be had."""
+    NEW = "new"
+    """Take a new snapshot at the next boundary: nothing is lost."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice with its numbers, as told to the user before it starts.
+
+    Attributes:
+        choice: which snapshot.
+        needs_s: until it is durable, at the measured rates.
+        has_s: until the instance ends; `None` when nobody knows.
+        replaces: whether the upload in flight is given up for it: behind it, it would not fit.
+        local_s: until it is at least on the local disk; `None` without a local tier, or before that was measured.
+    """
+
+    choice: Choice
+    needs_s: float
+    has_s: float | None
+    replaces: bool = False
+    local_s: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it becomes durable in time, if the rates hold."""
+        return self.has_s is None or self.needs_s <= self.has_s
+
+    def words(self, step: int | None) -> str:
+        """For people: "fits: 41 s of 113 s; step 12 034 (a new snapshot)"."""
+        if self.has_s is None:
+            verdict = f"needs {self.needs_s:.0f} s, and there is no deadline"
+        elif self.fits:
+            verdict = f"fits: {self.needs_s:.0f} s of {self.has_s:.0f} s"
+        else:
+            verdict = f"needs {self.needs_s:.0f} s, has {self.has_s:.0f} s"
+        local = f", {self.local_s:.0f} s to the local disk" if self.local_s is not None and not self.fits else ""
+        what = {
+            Choice.NEW: "a new snapshot",
+            Choice.NEWEST: "the newest that is sealed",
+            Choice.FINISH: "the upload in flight" if self.needs_s > MARGIN_S else "nothing is left to save",
+        }[self.choice]
+        given_up = ", instead of the upload in flight" if self.replaces else ""
+        return f"{verdict}{local}; step {count(step)} ({what}{given_up})"
+
+
+def plan_drain(
+    has_s: float | None,
+    state_bytes: int | None,
+    rates: Rates,
+    *,
+    trainer_alive: bool,
+    in_flight_bytes: int | None,
+    sealed: bool,
+) -> Plan:
+    """Choose the newest step that can still become durable in `has_s` seconds.
+
+    A new snapshot is preferred whenever it fits, even if the newest sealed one is of the trainer's very step: before it
+    hears of the notice the trainer may have made another. (At a step that is sealed, a new one costs nothing.) It is
+    also preferred when there is nothing else: then nothing is lost by trying. An upload in flight goes on until the
+    winner is sealed, and is given up for it only if the winner does not fit behind it and, at rates that were measured,
+    fits without it.
+
+    Args:
+        has_s: seconds until the instance ends; `None` when nobody knows.
+        state_bytes: bytes of one snapshot; `None` before the first layout.
+        rates: measured speeds.
+        trainer_alive: whether anybody can take a new snapshot.
+        in_flight_bytes: bytes the remote tier still has to send of what it is sending; `None` when it is idle.
+        sealed: whether there is a sealed snapshot that is not durable yet.
+    """
+    store_bytes_s = rates.store_bytes_s or ASSUMED_STORE_BYTES_S
+    size = state_bytes or 0
+    send_s, flight_s = rates.send_s(size), (in_flight_bytes or 0) / store_bytes_s
+    reach_s = size / (rates.copy_bytes_s or store_bytes_s) + (rates.step_s or 0.0)
+    write_s = max(0, size - rates.copied.bytes) / rates.disk_bytes_s if rates.disk_bytes_s else None
+    may_replace = in_flight_bytes is not None and rates.store_bytes_s is not None
+
+    def plan(choice: Choice, behind_s: float, alone_s: float, ready_s: float) -> Plan:
+        replaces = may_replace and has_s is not None and behind_s + MARGIN_S > has_s >= alone_s + MARGIN_S
+        needs_s = (alone_s if replaces else behind_s) + MARGIN_S
+        return Plan(choice, needs_s, has_s, replaces, None if write_s is None else ready_s + write_s)
+
+    new = plan(Choice.NEW, max(reach_s, flight_s) + send_s, reach_s + send_s, reach_s)
+    newest = plan(Choice.NEWEST, flight_s + send_s, send_s, 0.0)
+    if trainer_alive and (new.fits or (not sealed and in_flight_bytes is None)):
+        return new
+    if sealed and (newest.fits or in_flight_bytes is None):
+        return newest
+    return Plan(Choice.FINISH, flight_s + MARGIN_S, has_s)
+
+
+def still_fits(has_s: float, size: int, rates: Rates) -> bool:
+    """Whether a snapshot of `size` bytes that is taken right now becomes durable in `has_s` seconds."""
+    copy_bytes_s = rates.copy_bytes_s or rates.store_bytes_s or ASSUMED_STORE_BYTES_S
+    return has_s >= size / copy_bytes_s + rates.send_s(size) + MARGIN_S
+
+
+def gives_way(has_s: float, in_flight_bytes: int, newer_bytes: int, rates: Rates) -> bool:
+    """Whether an upload in flight is given up for a newer sealed snapshot, `has_s` seconds before the end.
+
+    Only if the newer one does not fit behind it, and provably fits without it: what the store copies of it by itself
+    takes its time, too.
+    """
+    if rates.store_bytes_s is None:
+        return False
+    alone_s = rates.send_s(newer_bytes) + MARGIN_S
+    return alone_s <= has_s < alone_s + in_flight_bytes / rates.store_bytes_s
+
+
+def never_fits(state_bytes: int, rates: Rates, window_s: float) -> float | None:
+    """Seconds that making one snapshot durable takes, if no notice of `window_s` ever leaves enough; else `None`."""
+    if rates.store_bytes_s is None:
+        return None  # nothing was measured: nothing is claimed
+    needs_s = rates.send_s(state_bytes) + MARGIN_S
+    if rates.copy_bytes_s:
+        needs_s += state_bytes / rates.copy_bytes_s
+    return needs_s if needs_s > window_s else None
+
+
+def reserve_s(has_s: float) -> float:
+    """What is kept of `has_s` seconds for the end itself: the trainer's, the calls' in flight, and the record of it.
+
+    A host that dies over it says nothing, and whoever comes next waits until its journal counts as silent.
+    """
+    return min(5.0, 0.15 * has_s)
