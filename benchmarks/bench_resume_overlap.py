@@ -128,6 +128,7 @@ def start(directory: Path, mb: int, *, until: str, rate: float) -> dict[str, Any
 def resume(directory: str, mb: int, until: str, rate: float) -> int:
     """The agent, as `harness run` has it, but for its store."""
     from harness.agent.main import Agent
+    from harness.agent.trainers.child import Program
     from harness.config.settings import Settings
     from harness.core import events
     from harness.snapshots.open import open_store
@@ -145,8 +146,7 @@ def resume(directory: str, mb: int, until: str, rate: float) -> int:
     )
     agent = Agent(
         settings,
-        [sys.executable, __file__, "--trainer", str(mb)],
-        environ=os.environ,
+        Program([sys.executable, __file__, "--trainer", str(mb)], os.environ),
         listeners=[listen],
         stores=lambda location: SlowStore(open_store(location, settings), rate),  # type: ignore[arg-type,return-value]
     )

@@ -8,6 +8,7 @@ import sys
 
 from harness.agent.log import open_missing_descriptors
 from harness.agent.main import Agent
+from harness.agent.trainers.child import Program
 from harness.config.settings import Settings
 from harness.core.words import printable
 from harness.errors import HarnessError
@@ -19,7 +20,7 @@ def main(arguments: list[str]) -> int:
     settings = Settings.from_json(arguments[0])
     try:
         script, starter = tuple(json.loads(arguments[1])), int(arguments[2])
-        return Agent(settings, None, script=script, starter=starter, environ=os.environ).run()
+        return Agent(settings, Program(environ=os.environ, script=script, starter=starter)).run()
     except HarnessError as err:
         sys.stderr.write(f"harness: error: {printable(str(err))}\n")
         return err.exit_code

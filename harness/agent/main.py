@@ -20,27 +20,30 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from cloud.errors import CloudError
 from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
 from cloud.store import ObjectStore
+from harness.agent.context import Context
 from harness.agent.drain.controller import DrainController
 from harness.agent.drain.speeds import Speeds
 from harness.agent.journal import Journal, Listener
 from harness.agent.log import Log
 from harness.agent.loop import Loop
 from harness.agent.notices.registry import Notices
-from harness.agent.resume.startup import Finding, Startup
+from harness.agent.resume.startup import Finding, Startup, StartupEvents
+from harness.agent.run_state import State
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.server import CalledOff, Server
+from harness.agent.trainers.child import Program
 from harness.agent.trainers.control import TrainerControl
 from harness.agent.trainers.restarts import Restarts
-from harness.agent.trainers.session import ATTACH_S, Trainer, TrainerEvents
+from harness.agent.trainers.session import Trainer, TrainerEvents
 from harness.config.settings import Settings
 from harness.core import events, messages
 from harness.core.manifest import Claim
-from harness.core.messages import RunState, Sealed, Status
+from harness.core.messages import RunState, Sealed, SignalReceived, Status
 from harness.core.policy.cadence import Cadence
 from harness.core.policy.drain import Choice
 from harness.core.policy.end import (
@@ -69,7 +72,6 @@ _CLOSE_S = 2.0  # a hung disk gives up no reservation; a later sweep does
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 HELLO_S = 60.0  # after which a program that has made no Checkpointer is told that nothing is being saved
-_ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
 
 class Agent:
@@ -78,11 +80,8 @@ class Agent:
     def __init__(
         self,
         settings: Settings,
-        command: Sequence[str] | None,
+        program: Program,
         *,
-        environ: Mapping[str, str],
-        script: Sequence[str] = (),
-        starter: int | None = None,
         sources: Sequence[NoticeSource] | None = None,
         listeners: Sequence[Listener] = (),
         stores: Callable[[str], ObjectStore] | None = None,
@@ -91,10 +90,7 @@ class Agent:
 
         Args:
             settings: of the run.
-            command: the trainer's command line; `None` for a detached agent, whose trainer connects by itself.
-            environ: the environment that a child gets.
-            script: the command line of a trainer that is not our child, to be remembered.
-            starter: pid of the trainer that started a detached agent.
+            program: what trains.
             sources: of notices, beside signals and the drain file; `None` for the instance metadata service.
             listeners: called with every line of the journal, in the emitting thread (tests).
             stores: opens a store by its location; `None` for what the settings say.
@@ -106,67 +102,39 @@ class Agent:
         self._log = Log()
         self._say = self._log.say
         stores = stores or (lambda location: open_soon(location, settings, self._say))
-        self.settings, self.command, self._environ = settings, command, environ
+        self.settings, self._program = settings, program
+        self._state = State()
         self._outcome: Outcome | None = None
         self._refusal: ConfigError | None = None
         self._interrupts = 0
         self._at_once = False
-        self._parent = starter
         self._told_to_leave = False
-        self._called_off = False  # whether a start was given up before its generation had begun
         self._told_silent = False
         self._bug: BaseException | None = None
-        self._host = re.sub(r"[^A-Za-z0-9_.=+-]", "-", socket.gethostname())[:60] or "localhost"
-        keys, remembered = RunKeys(settings.run), tuple(command or script)
+        host = re.sub(r"[^A-Za-z0-9_.=+-]", "-", socket.gethostname())[:60] or "localhost"
+        keys = RunKeys(settings.run)
         self._loop = Loop()
-        post = self._loop.post
-        self._journal = Journal(keys, self._host, listeners=listeners, log=self._log.line, heartbeat=self._heartbeat)
-        emit = self._journal.emit
-        self._pipeline = SavePipeline(settings, keys, self._host, emit, post, self._on_commit, self._on_bug, stores)
+        self._journal = Journal(keys, host, listeners=listeners, log=self._log.line, heartbeat=self._heartbeat)
+        self._context = Context(settings, keys, host, self._loop, self._journal.emit, self._say, self._on_bug)
+        self._pipeline = SavePipeline(self._context, stores, self._on_commit)
         self._control = TrainerControl(self._pipeline.pool)
         self._speeds = Speeds(self._pipeline)
-        self._leaving = DrainController(self._pipeline, self._speeds, self._control, emit, self._say)
-        self._restarts = Restarts(settings.max_crashes, self._pipeline, emit, self._say)
-        self._server = Server(settings, self._loop, self._pipeline, emit, self._on_message, self._say)
-        self._startup = Startup(
-            settings,
-            keys,
-            self._host,
-            remembered,
-            self._pipeline,
-            self._journal,
-            post,
-            lambda: self.trainer.tell_resume(),
-            self._refuse,
-            self._on_superseded,
-            self._on_bug,
-            self._say,
+        self._drain = DrainController(self._context, self._pipeline, self._speeds, self._control)
+        self._restarts = Restarts(self._context, self._pipeline)
+        self._server = Server(self._context, self._pipeline, self._on_message)
+        changes = StartupEvents(lambda: self.trainer.tell_resume(), self._refuse, self._on_superseded)
+        self._startup = Startup(self._context, program.remembered, self._pipeline, self._journal, changes)
+        doings = TrainerEvents(
+            message=self._on_message_of_trainer,
+            began=lambda: self._state.move(RunState.STARTING),
+            joined=lambda: self._state.move(RunState.RUNNING),
+            lost=self._on_trainer_lost,
+            left=self._on_trainer_left,
         )
         self.trainer = Trainer(
-            settings,
-            command,
-            remembered,
-            environ,
-            self._loop,
-            self._server,
-            self._control,
-            self._pipeline,
-            self._startup,
-            self._restarts,
-            emit,
-            TrainerEvents(self._on_trainer_message, self._on_trainer_lost, self._on_trainer_left),
-            self._say,
+            self._context, program, self._server, self._control, self._pipeline, self._startup, doings
         )
-        self._notices = Notices(settings, sources, post, emit, self._on_notice, self._on_bug)
-
-    @property
-    def state(self) -> RunState:
-        """Where the run is. Main thread."""
-        if self._outcome is not None:
-            return RunState.DONE
-        if self._leaving.drain is not None:
-            return RunState.DRAINING
-        return RunState.RUNNING if self.trainer.attempt.connected else RunState.STARTING
+        self._notices = Notices(self._context, sources, self._on_notice)
 
     # ---- life of the agent ------------------------------------------------------------------------------------------
 
@@ -201,7 +169,7 @@ class Agent:
             run=self.settings.run,
             store=self.settings.store,
             local=self.settings.local,
-            state=self.state,
+            state=self._state.now,
             generation=generation.number,
             run_id=generation.run_id,
             claimed=generation.claimed.is_set(),
@@ -215,7 +183,7 @@ class Agent:
             deadline_s=None if math.isinf(self._left_s) else round(self._left_s, 1),
             finished_step=self.trainer.attempt.finished_step,
             everything_durable=self._pipeline.everything_durable,
-            restarts=self._restarts.count,
+            restarts=self.trainer.restarts,
             restart=self.trainer.restarted,
             unreachable=self._notices.unreachable,
             agent_pid=os.getpid(),
@@ -223,44 +191,40 @@ class Agent:
         )
 
     def _begin(self) -> None:
+        settings, program = self.settings, self._program
         try:
-            self._startup.place = self._server.open(lambda: self._leaving.drain is not None)
+            self._startup.claims.lock_id = self._server.open(lambda: self._drain.current is not None)
         except CalledOff:
             stopped, interrupted = ("stopped", ExitCode.CTRL_C), ("interrupted", ExitCode.INTERRUPTED_LOCAL)
             return self._end(Outcome(*stopped if self._interrupts else interrupted))  # what there is, the other one has
-        settings = self.settings
         self._journal.emit(
             events.AgentStarted(
                 run=settings.run,
                 store=settings.store,
                 local=settings.local,
-                host=self._host,
+                host=self._context.host,
                 pid=os.getpid(),
-                detached=self.command is None,
+                detached=not program.is_child,
             )
         )
         self._pipeline.start()
         self._journal.start(self._pipeline.remote.store)
-        if "HARNESS_ATTACH" in self._environ and self.command is None:
-            if not self.trainer.await_attach():
-                # it died as well; what it sealed went with it
-                self._end(Outcome("stopped", ExitCode.FINISHED))
-            return None
-        self.trainer.begins = True
-        self._startup.begin(self._spawn)
+        if "HARNESS_ATTACH" not in program.environ or program.is_child:
+            return self.trainer.begin(self._on_begun)
+        if not self.trainer.await_attach():
+            self._end(Outcome("stopped", ExitCode.FINISHED))  # it died as well; what it sealed went with it
         return None
 
-    def _spawn(self) -> None:
+    def _on_begun(self) -> None:
         """The generation has begun: it is the trainer's turn, if there is still one to come."""
-        self.trainer.begins = False
-        if self._leaving.drain is None or self.command is None:
+        if self._drain.current is None or not self._program.is_child:
             self.trainer.spawn()
         else:
-            self.trainer.attempt.over = True
+            self.trainer.give_up()
 
     def _turn(self) -> None:
         """One turn of the main loop: wait for anything, then let every rule look."""
-        ending = self._leaving.drain is not None or self._restarts.pending or self.trainer.attempt.over
+        ending = self._drain.current is not None or self._restarts.pending or self.trainer.attempt.over
         self._loop.wait(_BUSY_S if ending else _IDLE_S)
         self._loop.run_posts()
         if self._outcome is not None:
@@ -273,8 +237,8 @@ class Agent:
         self._pipeline.tell_silence()
         self._notices.tell_silence()
         self.trainer.take_what_was_not_told()
-        self._leaving.save_what_there_is_in_time()
-        self._leaving.conclude_drill()
+        self._drain.save_what_there_is_in_time()
+        self._drain.conclude_drill()
         self.trainer.tell_restarted()
         self._ask_if_due()
         self._restart_if_due()
@@ -301,10 +265,10 @@ class Agent:
     @property
     def _left_s(self) -> float:
         """Seconds until nobody has any more patience with us; infinite while nobody urges."""
-        return math.inf if self._leaving.drain is None else self._leaving.drain.ends_at.remaining_s
+        return math.inf if self._drain.current is None else self._drain.current.ends_at.remaining_s
 
     def _record(self, end: Outcome, *, quiet: bool, in_s: float) -> None:
-        self._leaving.tell_outcome()
+        self._drain.tell_outcome()
         if quiet:
             try:
                 self._startup.end(end.name, Deadline.after(in_s))
@@ -333,43 +297,30 @@ class Agent:
             case messages.Hello(generation=messages.GenerationInfo()) if self._outcome is not None:
                 self._server.hang_up(channel)  # we are ending: a live trainer goes on with another agent
             case messages.Hello() as hello:
-                self.trainer.greet(channel, hello, received.fds, leaving=self._leaving.drain is not None)
+                self.trainer.greet(channel, hello, received.fds, leaving=self._drain.current is not None)
             case message if self.trainer.is_at(channel) and isinstance(message, messages.FromTrainer):
-                self._on_trainer_message(message)
+                self.trainer.on_message(message)
 
-    def _on_trainer_message(self, message: messages.FromTrainer) -> None:
+    def _on_message_of_trainer(self, message: Sealed | SignalReceived) -> None:
+        """What a trainer says that is not about itself."""
         match message:
             case Sealed():
                 self._on_sealed(message)
-            case messages.SignalReceived(signum):
+            case SignalReceived(signum):
                 self._on_signal_of_trainer(signum)
-            case _:
-                self.trainer.on_message(message)
 
     def _on_takeover(self, channel: Channel) -> None:
         """A newcomer on this host wants the run: give it the slots, unless a trainer of ours is alive."""
-        alive = self.trainer.alive_pid or self._starter
+        alive = self.trainer.holder_pid
         if alive is not None or self._restarts.pending or self.trainer.begins:
             self._server.refuse_takeover(channel, alive or os.getpid())
         elif self._outcome is None:  # else ending already: whoever asks waits for the lock
             self._server.hand_over(channel)
             self._end(Outcome("superseded", ExitCode.SUPERSEDED))
 
-    @property
-    def _starter(self) -> int | None:
-        """The trainer that has started us and is about to say hello; `None` once it has, or if it does not."""
-        waits = self.command is None and self._starter_comes
-        return self._parent if waits and os.getppid() == self._parent else None  # else it is dead
-
-    @property
-    def _starter_comes(self) -> bool:
-        """Whether whoever started us may still say hello."""
-        attempt = self.trainer.attempt
-        return not attempt.connected and time.monotonic() - attempt.began_at < ATTACH_S
-
     def _on_drill(self, channel: Channel, in_s: float, *, end: bool) -> None:
         over = self._outcome is not None
-        notice = self._leaving.rehearse(channel, in_s, trains=self.trainer.trains, over=over, end=end)
+        notice = self._drain.rehearse(channel, in_s, trains=self.trainer.trains, over=over, end=end)
         if notice is not None:
             self._on_notice(notice)
 
@@ -380,7 +331,7 @@ class Agent:
         if self.trainer.connection is None:
             return
         self._control.grant()
-        if (drain := self._leaving.drain) is not None:
+        if (drain := self._drain.current) is not None:
             self._control.command(Command.SNAPSHOT_AND_LEAVE if drain.plan.choice is Choice.NEW else Command.LEAVE)
         elif self._control.may_ask and (reason := self._reason()) is not None:
             self._control.command(Command.SNAPSHOT)
@@ -402,7 +353,7 @@ class Agent:
         self._speeds.sealed(sealed.bytes, sealed.copy_s)
         self._control.answered()
         self._journal.emit(events.Sealed(step=sealed.step, bytes=sealed.bytes, stall_s=sealed.stall_s))
-        self._leaving.sealed(sealed.step)
+        self._drain.sealed(sealed.step)
         if sealed.held:
             self._pipeline.hold_back(sealed.index, self._startup.generation)
         else:
@@ -411,12 +362,12 @@ class Agent:
 
     def _on_commit(self, steps: Steps) -> None:
         self._control.tell_steps(steps)
-        drain, durable_at = self._leaving.drain, self._pipeline.durable_at
+        drain, durable_at = self._drain.current, self._pipeline.durable_at
         wanted = bool(self._control.reasons)  # a snapshot is still to come, and has to become durable at once
         if drain is not None and durable_at is not None:
             drain.durable_at = max(drain.began_at, durable_at)
         elif self.trainer.attempt.finished_step is None and not wanted and self._pipeline.everything_durable:
-            self._pipeline.relax()
+            self._pipeline.set_urgent(False)
         self._warn_if_it_never_fits()
         self._journal.flush()
 
@@ -453,8 +404,8 @@ class Agent:
         if self._interrupts > 1:
             self._say("second Ctrl-C: leaving now")
             self._at_once = True
-            self.trainer.stop()
-            drain = self._leaving.drain
+            self._stop_trainer()
+            drain = self._drain.current
             superseded = drain is not None and drain.exit_code is ExitCode.SUPERSEDED
             code = ExitCode.SUPERSEDED if superseded else ExitCode.CTRL_C
             self._end(interrupted(code, self._facts()))
@@ -487,7 +438,7 @@ class Agent:
         self._journal.flush()
         if notice.kind is NoticeKind.REBALANCE:
             self._control.reasons.add("rebalance")
-            self._pipeline.press()
+            self._pipeline.save_newest_now()
         else:
             self._begin_drain(deadline or Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
 
@@ -498,66 +449,70 @@ class Agent:
         self._journal.emit(events.SupersededBy(generation=claim.generation, host=claim.host))
         self.trainer.tell_superseded()
         # Nobody's instance ends: the newcomer waits for as long as our journal is heard. Only a hang must not last.
-        needs_s = self._leaving.plan(Deadline.never(), trains=self.trainer.trains).needs_s
+        needs_s = self._drain.plan(Deadline.never(), trains=self.trainer.trains).needs_s
         self._begin_drain(Deadline.after(max(self.settings.handover_s, 2 * needs_s)), ExitCode.SUPERSEDED)
 
     def _begin_drain(self, deadline: Deadline, code: ExitCode) -> None:
         self._restarts.call_off()
-        began = self._leaving.drain is None
-        self._leaving.begin(deadline, code, trains=self.trainer.trains)
+        began = self._drain.current is None
+        self._state.move(RunState.DRAINING)
+        self._drain.begin(deadline, code, trains=self.trainer.trains)
         if began and code is not ExitCode.CTRL_C and not self._told_to_leave and not self.trainer.attempt.connected:
             self.trainer.signal(signal.SIGTERM)  # a program that does not know us hears of it like this
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _on_trainer_lost(self) -> None:
-        self._leaving.call_off_drill("the program has ended")
+        self._drain.call_off_drill("the program has ended")
 
     def _on_trainer_left(self, code: int | None) -> None:
         """The trainer's process has ended: `code` as a shell shows it, `None` for a crash of one that is no child."""
         attempt = self.trainer.attempt
         self._pipeline.settle_held(counts=code == 0)
         self._watch_step()  # how far it came decides whether it is worth starting again
-        attempt.over, attempt.exit_code = True, code
-        attempt.ended_at = attempt.ended_at or time.monotonic()
         self._journal.emit(events.TrainerLeft(code=code, step=self._control.trainer_step))
         if code == 0 and not attempt.connected:
             self._say("the program ended without ever creating a Checkpointer: nothing was saved")
-        if self._leaving.drain is not None:
-            attempt.stopped_early = False  # it was told to leave, and has left in its own way
+        if self._drain.current is not None:
+            self.trainer.left_as_told()
         elif self._told_to_leave:
             # It had the signal as well, and ended before the poller has told us what that means.
             self._begin_drain(Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
-        if self._leaving.drain is not None or code == 0 or self.command is None or code == ExitCode.CTRL_C:
-            self._pipeline.press()
-        elif self._startup.finding is not Finding.FAILED:  # it was told why it cannot begin
+        if self._drain.current is not None or code in (0, ExitCode.CTRL_C) or not self._program.is_child:
+            self._pipeline.save_newest_now()
+        elif self._startup.finding is not Finding.FAILED:  # else it was told why it cannot begin
             new = self._startup.finding is Finding.NOTHING and self._pipeline.sealed_step is None
             again = attempt.hopeless or (attempt.raised and new and attempt.first_step_at is None)
             self._restarts.after_crash(attempt, would_be_the_same=again)
 
     def _restart_if_due(self) -> None:
         """Start the trainer again in place: a new generation, resumed from the nearest copy of the newest snapshot."""
-        if not self._restarts.due or self.command is None:
+        if not self._restarts.due or not self._program.is_child:
             return
         self._restarts.call_off()
-        self.trainer.begin_again(self._spawn)
+        self.trainer.begin_again(self._on_begun)
 
     def _say_if_nobody_says_hello(self) -> None:
         """A program that makes no Checkpointer, or not where it runs, is saved by nobody."""
         attempt = self.trainer.attempt
-        waits = self.trainer.child is not None and not attempt.connected and self._restarts.count == 0
+        waits = self.trainer.child is not None and not attempt.connected and self.trainer.restarts == 0
         if waits and not self._told_silent and time.monotonic() - (attempt.spawned_at or attempt.began_at) > HELLO_S:
             self._told_silent = True
             self._say(f"the program has not created a Checkpointer in {HELLO_S:g} s: nothing is being saved")
 
     def _finish_if_done(self) -> None:
         """Decide the outcome once nobody trains and everything sealed is where it has to be, or time is up."""
-        self._note_who_is_gone()
+        self.trainer.note_if_gone()
+        if self._drain.current is not None and self.trainer.begins:
+            self.trainer.call_off()
         what = decide_end(self._standing())
         if what is Next.DISMISS:
             self._dismiss()
         elif what is Next.STOP:
-            self._stop_trainer()
+            self._stop_trainer(self._left_s / 3)
+            if self.trainer.child is None and not self._program.is_child:
+                self.trainer.drop()
+                self.trainer.give_up()
             what = decide_end(self._standing())
         if what is Next.END and self._outcome is None:
             end = outcome_of(self._facts())
@@ -565,30 +520,20 @@ class Agent:
                 self._say(end.why)
             self._end(end)
 
-    def _note_who_is_gone(self) -> None:
-        """A trainer that is no child, and has gone or never came; and one that is not begun any more."""
-        trainer, attempt = self.trainer, self.trainer.attempt
-        if self.command is None and trainer.connection is None and not attempt.over:
-            # No daemon is left behind, not even by a trainer that died before it said hello.
-            attempt.over = attempt.connected or time.monotonic() - attempt.began_at > _ALONE_S
-        if self._leaving.drain is not None and trainer.begins:
-            trainer.begins, self._called_off = False, True  # nothing is begun any more; what there is is saved
-            attempt.over = self.command is not None
-
     def _standing(self) -> Standing:
-        drain, trainer, startup = self._leaving.drain, self.trainer, self._startup
+        drain, trainer, startup = self._drain.current, self.trainer, self._startup
         return Standing(
             over=trainer.attempt.over,
             begins=self._restarts.pending or trainer.begins,
             leaving=drain is not None,
             expired=drain is not None and drain.deadline.expired,
-            in_vain=startup.awaiting or startup.unreachable or self._called_off,
-            listens=self.command is None and (trainer.connection is not None or self._starter_comes),
+            in_vain=startup.awaiting or startup.unreachable or trainer.called_off,
+            listens=trainer.listens,
             settled=self._pipeline.idle and self._loop.nothing_posted,
         )
 
     def _facts(self) -> Facts:
-        drain, attempt, startup, pipeline = self._leaving.drain, self.trainer.attempt, self._startup, self._pipeline
+        drain, attempt, startup, pipeline = self._drain.current, self.trainer.attempt, self._startup, self._pipeline
         return Facts(
             leaving=None if drain is None else drain.exit_code,
             exit_code=attempt.exit_code,
@@ -609,7 +554,7 @@ class Agent:
 
     def _dismiss(self) -> None:
         """Tell a trainer that is no child that its resume point will not come."""
-        drain, startup = self._leaving.drain, self._startup
+        drain, startup = self._drain.current, self._startup
         if startup.error is None and self.trainer.connection is not None and drain is not None:
             superseded = drain.exit_code is ExitCode.SUPERSEDED
             why = "a newer start has asked for the run" if superseded else "this host is to be left"
@@ -617,16 +562,15 @@ class Agent:
             kind = Superseded if superseded else DeadlineExceeded
             startup.leave(kind(f"{why}, before {what}: nothing was trained here"))
 
-    def _stop_trainer(self) -> None:
-        """Time is up: end a child; a trainer that is none is waited for no longer."""
-        self.trainer.stop(self._left_s / 3)
-        if self.trainer.child is None and self.command is None:
-            self.trainer.drop()
-            self.trainer.attempt.over = True
+    def _stop_trainer(self, within_s: float = math.inf) -> None:
+        """End a child, and start no other. Blocks for seconds, or `within_s` of them."""
+        self.trainer.stop(within_s)
+        self._restarts.call_off()
 
     def _end(self, end: Outcome) -> None:
         """Decide the outcome, whatever it is. It is recorded in the store once nobody can commit any more."""
         self._outcome = self._outcome or end
+        self._state.move(RunState.DONE)
 
     def _refuse(self, err: ConfigError) -> None:
         """The store shows that the run must not start, if need be after it has."""
@@ -634,7 +578,7 @@ class Agent:
             self._refusal = err
             return
         self._say(f"error: {err}")
-        self.trainer.stop()
+        self._stop_trainer()
         self._end(Outcome("failed", err.exit_code))
 
     def _on_bug(self, err: BaseException) -> None:

@@ -16,12 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.agent.context import Context
 from harness.agent.generation import Generation
-from harness.agent.journal import Emit
-from harness.agent.loop import Loop
 from harness.agent.outcome import write_outcome
 from harness.agent.save.pipeline import SavePipeline
-from harness.config.settings import Settings
 from harness.core import events
 from harness.core.messages import Busy, HandedOver, Takeover
 from harness.core.policy.end import Outcome
@@ -44,27 +42,19 @@ class Server:
     """Closed until `open`."""
 
     def __init__(
-        self,
-        settings: Settings,
-        loop: Loop,
-        pipeline: SavePipeline,
-        emit: Emit,
-        on_message: Callable[[Channel, Received], None],
-        say: Callable[[str], None],
+        self, context: Context, pipeline: SavePipeline, on_message: Callable[[Channel, Received], None]
     ) -> None:
         """Touches nothing yet.
 
         Args:
-            settings: of the run.
-            loop: the main thread's.
+            context: of the agent.
             pipeline: which takes over, and hands over, slots.
-            emit: the journal.
             on_message: called with each message that comes. Raises ChannelClosed where an answer cannot be sent.
-            say: a word to the user.
         """
-        self._run, self._loop, self._pipeline, self._emit = settings.run, loop, pipeline, emit
+        settings = context.settings
+        self._run, self._loop, self._emit, self._say = settings.run, context.loop, context.emit, context.say
+        self._pipeline, self._on_message = pipeline, on_message
         self._runtime_dir = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
-        self._on_message, self._say = on_message, say
         self._lock_fd: int | None = None
         self._listener: socket.socket | None = None
         self._clients: set[Channel] = set()

@@ -111,7 +111,7 @@ def run(
     Exit codes: 0 finished, 75 interrupted and durable (run me again), 74 interrupted and only local, 73 superseded,
     70 bug, 64 usage, 130 Ctrl-C; otherwise the script's own.
     """
-    from harness.agent.trainers.child import check_command, script_of
+    from harness.agent.trainers.child import Program, check_command, script_of
 
     command = tuple(context.args)
     check_command(command)
@@ -121,7 +121,7 @@ def run(
     _say_settings(settings)
     from harness.agent.main import Agent
 
-    raise typer.Exit(Agent(settings, command, environ=os.environ).run())
+    raise typer.Exit(Agent(settings, Program(command, os.environ)).run())
 
 
 @app.command(

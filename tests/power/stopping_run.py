@@ -24,6 +24,7 @@ from cloud.directory import direct
 from cloud.directory.filesystem import FileSystem
 from cloud.directory.store import DirectoryStore
 from harness.agent.main import Agent
+from harness.agent.trainers.child import Program
 from harness.config.settings import resolve
 from harness.core import events
 
@@ -114,8 +115,7 @@ def main(arguments: list[str]) -> int:
     fs = StoppingFileSystem(forget=forget, stops=when == "calls")
     agent = Agent(
         settings,
-        command,
-        environ=os.environ,
+        Program(command, os.environ),
         sources=(),
         listeners=() if when == "never" else (stop_when_published,),
         stores=lambda location: DirectoryStore(Path(location), fs=fs),

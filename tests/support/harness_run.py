@@ -59,6 +59,7 @@ from cloud.errors import Unavailable, call_with_retry
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
 from harness.agent.main import Agent
+from harness.agent.trainers.child import Program
 from harness.config.settings import Settings, resolve
 from harness.core import events
 from harness.core.policy.end import EndTimes
@@ -162,7 +163,6 @@ def rig(options: dict[str, str]) -> None:
     for name in ("_IN_TIME", "_AT_ONCE"):
         times = getattr(harness.agent.main, name)
         setattr(harness.agent.main, name, EndTimes(*(LONGER * each for each in dataclasses.astuple(times))))
-    harness.agent.main.ATTACH_S *= LONGER
     harness.agent.trainers.session.ATTACH_S *= LONGER
     if seconds := options.pop("back-off-s", None):
         harness.agent.trainers.restarts.after_crash = functools.partial(after_crash, first_delay_s=float(seconds))  # type: ignore[attr-defined]
@@ -235,8 +235,7 @@ def main(arguments: list[str]) -> int:
     try:
         agent = Agent(
             settings,
-            command,
-            environ=os.environ,
+            Program(command, os.environ),
             listeners=at,
             sources=None if notices is None else [ScriptedSource(notices.split(","))],
             stores=opener(fail, settings),

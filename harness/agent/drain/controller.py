@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from cloud.notice import Deadline, Notice, NoticeKind
+from harness.agent.context import Context
 from harness.agent.drain import drill as drills
 from harness.agent.drain import speeds as drains
 from harness.agent.drain.drill import Drill
 from harness.agent.drain.speeds import Drain, Speeds
-from harness.agent.journal import Emit
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.trainers.control import TrainerControl
 from harness.core import events
@@ -32,20 +31,18 @@ from harness.ipc.channel import Channel, ChannelClosed
 class DrainController:
     """Of one agent. `trains`, in what follows: whether a trainer is there to take one more snapshot."""
 
-    def __init__(
-        self, pipeline: SavePipeline, speeds: Speeds, control: TrainerControl, emit: Emit, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, context: Context, pipeline: SavePipeline, speeds: Speeds, control: TrainerControl) -> None:
         """Nobody leaves.
 
         Args:
+            context: of the agent.
             pipeline: of the run.
             speeds: what its saves take.
             control: which takes the deadline to the trainer, and a drill's wish.
-            emit: the journal.
-            say: a word to the user.
         """
-        self._pipeline, self._speeds, self._control, self._emit, self._say = pipeline, speeds, control, emit, say
-        self.drain: Drain | None = None
+        self._pipeline, self._speeds, self._control = pipeline, speeds, control
+        self._emit, self._say = context.emit, context.say
+        self.current: Drain | None = None
         """Once it is decided to leave."""
         self._drill: Drill | None = None
         self._drilled_for: Channel | None = None
@@ -59,13 +56,13 @@ class DrainController:
     def begin(self, ends_at: Deadline, code: ExitCode, *, trains: bool) -> None:
         """Choose what the time until `ends_at` is used for, and say so before it starts. `code`: if it goes well."""
         deadline = drains.before_the_end(ends_at)
-        if (drain := self.drain) is not None:
+        if (drain := self.current) is not None:
             if drain.join(deadline, ends_at, code):
                 self._push_deadline(deadline)
             return
         self.call_off_drill("the instance really goes away")
         step, plan = self._control.trainer_step, self.plan(deadline, trains=trains)
-        self.drain = Drain(deadline, code, plan, ends_at)
+        self.current = Drain(deadline, code, plan, ends_at)
         self._emit(
             events.Draining(
                 choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s, replaces=plan.replaces
@@ -77,24 +74,24 @@ class DrainController:
 
     def save_what_there_is_in_time(self) -> None:
         """No boundary in time for a new one: the newest sealed snapshot is made durable, while that still fits."""
-        drain, pipeline = self.drain, self._pipeline
+        drain, pipeline = self.current, self._pipeline
         if drain is None or drain.plan.choice is not Choice.NEW or math.isinf(drain.deadline.at):
             return
         if pipeline.sealed_step is None or pipeline.everything_durable:
             return  # nothing else is left to save
         if not still_fits(drain.deadline.remaining_s, pipeline.state_bytes or 0, self._speeds.rates):
             drain.plan = replace(drain.plan, choice=Choice.NEWEST)  # a trainer that still comes by leaves without
-            pipeline.press()
+            pipeline.save_newest_now()
 
     def tell_outcome(self) -> None:
         """Nothing is written any more: what leaving has come to, if it was begun."""
-        if self.drain is None:
+        if self.current is None:
             return
-        drained = self.drain.outcome(self._pipeline.steps.durable, self._control.trainer_step)
+        drained = self.current.outcome(self._pipeline.steps.durable, self._control.trainer_step)
         self._emit(drained)
         self._say(drains.words(drained))
         if self._drilled_for is not None:
-            drills.tell(self._drilled_for, self.drain.drilled(drained))
+            drills.tell(self._drilled_for, self.current.drilled(drained))
 
     def _push_deadline(self, deadline: Deadline) -> None:
         if not math.isinf(deadline.at):
@@ -103,9 +100,9 @@ class DrainController:
 
     def _hurry(self, plan: Plan) -> None:
         if plan.choice is Choice.NEW:
-            self._pipeline.pressing = True  # the new one goes to both tiers at once; what is sealed now need not
+            self._pipeline.set_urgent(True)  # the new one goes to both tiers at once; what is sealed now need not
         else:
-            self._pipeline.press()
+            self._pipeline.save_newest_now()
 
     # ---- drills -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +119,7 @@ class DrainController:
         Returns:
             With `end`, the notice that is to be taken for a real one.
         """
-        if self.drain is not None or self._drill is not None or over:
+        if self.current is not None or self._drill is not None or over:
             drills.refuse(channel, "a drill is under way" if self._drill else "this run is leaving already")
             return None
         step, deadline = self._control.trainer_step, Deadline.after(in_s)

@@ -42,13 +42,13 @@ class Poller:
         emit: Callable[[events.Event], None],
         on_notice: Callable[[Notice], None],
         on_withdrawn: Callable[[Notice], None],
-        fatal: Callable[[BaseException], None],
+        on_bug: Callable[[BaseException], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing is asked before `start`."""
         self._watched = [_Watched(source) for source in sources]
-        self._emit, self._on_notice, self._on_withdrawn, self._fatal = emit, on_notice, on_withdrawn, fatal
+        self._emit, self._on_notice, self._on_withdrawn, self._on_bug = emit, on_notice, on_withdrawn, on_bug
         self._clock = clock
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class Poller:
                 self._ask_if_due(watched)
                 self._stop.wait(max(0.05, POLL_S - (self._clock() - started)))
         except Exception as err:  # noqa: BLE001  the thread's root: an agent that cannot hear a notice must not go on
-            self._fatal(err)
+            self._on_bug(err)
 
     def _ask_if_due(self, watched: _Watched) -> None:
         if self._clock() >= watched.next_at:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from cloud.host.notices import DrainFileSource, SignalSource
 from cloud.notice import Notice, NoticeSource
+from harness.agent.context import Context
 from harness.agent.drain.speeds import SPOT_WINDOW_S
-from harness.agent.journal import Emit
 from harness.agent.notices.poller import Poller
-from harness.config.settings import Settings
 from harness.core import events
 
 
@@ -23,24 +22,16 @@ class Notices:
     """Heard from `start` on."""
 
     def __init__(
-        self,
-        settings: Settings,
-        sources: Sequence[NoticeSource] | None,
-        post: Callable[[Callable[[], None]], None],
-        emit: Emit,
-        on_notice: Callable[[Notice], None],
-        fatal: Callable[[BaseException], None],
+        self, context: Context, sources: Sequence[NoticeSource] | None, on_notice: Callable[[Notice], None]
     ) -> None:
         """Asks nothing yet.
 
         Args:
-            settings: of the run.
+            context: of the agent.
             sources: beside signals and the drain file; `None` for the instance metadata service.
-            post: runs something in the main thread.
-            emit: the journal.
             on_notice: called in the main thread with each notice, once.
-            fatal: called from a thread of the poller's that met a bug.
         """
+        settings = context.settings
         self._grace_s, self._on_notice = settings.grace_s, on_notice
         self._signals = SignalSource(settings.grace_s)
         heard: list[NoticeSource] = []
@@ -49,10 +40,10 @@ class Notices:
         heard += _metadata_sources(settings.metadata) if sources is None else sources
         self._poller = Poller(
             heard,
-            emit,
-            lambda notice: post(partial(on_notice, notice)),
-            lambda notice: emit(events.NoticeWithdrawn(source=notice.source)),
-            fatal,
+            context.emit,
+            lambda notice: context.post(partial(on_notice, notice)),
+            lambda notice: context.emit(events.NoticeWithdrawn(source=notice.source)),
+            context.on_bug,
         )
 
     def start(self) -> None:

@@ -3,8 +3,8 @@
 Owns the slot pool, both tiers, and the two figures that are always kept apart. Knows neither trainers nor notices. Main
 thread only; the tiers' threads report through `post`.
 
-    sealed ──▶ local ──(durable_every_s, or at once when it presses)──▶ remote, from the local file
-       ├──────────────────── no local tier, or it presses ───────────▶ remote, from the slot
+    sealed ──▶ local ──(durable_every_s, or at once when urgent)──▶ remote, from the local file
+       ├──────────────────── no local tier, or urgent ───────────▶ remote, from the slot
        └── (durable_every_s) ── the local tier's files are unreadable ▶ remote, from the slot
 """
 
@@ -18,16 +18,15 @@ from dataclasses import dataclass, replace
 from cloud.errors import SourceUnreadable
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
+from harness.agent.context import Context
 from harness.agent.generation import Generation
 from harness.agent.resume.finder import MemoryCopy, ResumePoint
 from harness.agent.save.slot_pool import SlotPool
 from harness.agent.save.tier import Job, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
-from harness.config.settings import Settings
 from harness.core.manifest import Manifest
 from harness.core.policy.cadence import Cadence
-from harness.core.snapshot import RunKeys, SnapshotId
+from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
-from harness.snapshots import commit
 
 _MANIFESTS = 16  # of slots, for verifying a resume from memory
 
@@ -45,38 +44,29 @@ class SavePipeline:
 
     def __init__(
         self,
-        settings: Settings,
-        keys: RunKeys,
-        host: str,
-        emit: commit.Emit,
-        post: Callable[[Callable[[], None]], None],
-        on_commit: Callable[[Steps], None],
-        fatal: Callable[[BaseException], None],
+        context: Context,
         stores: Callable[[str], ObjectStore],
+        on_commit: Callable[[Steps], None],
     ) -> None:
         """Open the stores; nothing is written before `start`.
 
         Args:
-            settings: of the run.
-            keys: of the run.
-            host: for records.
-            emit: the journal.
-            post: runs something in the main thread.
-            on_commit: called in the main thread whenever a figure has changed.
-            fatal: called from a tier's thread that met a bug.
+            context: of the agent.
             stores: opens a store by its location.
+            on_commit: called in the main thread whenever a figure has changed.
 
         Raises:
             ConfigError: a store cannot be used.
         """
-        self._settings, self._keys, self._on_commit = settings, keys, on_commit
+        self._settings, self._keys, self._on_commit = context.settings, context.keys, on_commit
+        settings, post = context.settings, context.post
         self._began_at = time.monotonic()
         self.pool = SlotPool(settings.slot_disk)
         self.steps = Steps()
         self.sealed_step: int | None = None
         self.sealed_at: float | None = None
         self.durable_at: float | None = None
-        self._pressing = self._draining = self._store_fails = False
+        self._urgent = self._draining = self._store_fails = False
         self._upload_started_at: float | None = None
         self._last_sequence = 0
         self._newest_local: LocalSnapshot | None = None
@@ -91,32 +81,20 @@ class SavePipeline:
             published=lambda tier, job, manifest: post(lambda: self._on_published(tier, job, manifest)),
             failed=lambda tier, job, err, _final: post(lambda: self._on_failed(tier, job, err)),
             released=lambda tier, job: post(lambda: self._on_released(tier, job)),
-            fatal=fatal,
         )
         retention = Retention(settings.keep_last, settings.keep_every)
         self.remote = Tier(
-            "remote",
-            stores(settings.store),
-            keys,
-            retention,
-            emit,
-            tell,
-            host=host,
-            limit_bytes_s=settings.upload_bytes_s,
-            fresh=settings.fresh,
+            context, "remote", stores(settings.store), retention, tell, limit_bytes_s=settings.upload_bytes_s
         )
         self.local: Tier | None = None
         if settings.local_tier is not None:
             self.local = Tier(
+                context,
                 "local",
                 stores(settings.local_tier),
-                keys,
                 Retention(settings.keep_local),
-                emit,
                 tell,
-                host=host,
                 pinned=lambda: [job.manifest.id for job in self.remote.jobs if isinstance(job, LocalSnapshot)],
-                fresh=settings.fresh,
             )
 
     @property
@@ -124,16 +102,11 @@ class SavePipeline:
         """The local tier, if there is one, and the remote."""
         return [self.remote] if self.local is None else [self.local, self.remote]
 
-    @property
-    def pressing(self) -> bool:
+    def set_urgent(self, urgent: bool) -> None:
         """Whether every snapshot has to become durable at once, at full speed; not only at the remote tier's turn."""
-        return self._pressing
-
-    @pressing.setter
-    def pressing(self, pressing: bool) -> None:
-        self._pressing = pressing
+        self._urgent = urgent
         for tier in self.tiers:
-            tier.press(pressing)
+            tier.set_urgent(urgent)
 
     @property
     def idle(self) -> bool:
@@ -210,7 +183,7 @@ class SavePipeline:
 
     def _goes_straight(self) -> bool:
         """Whether the slot that was sealed now is the store's turn, and not its file in the local tier."""
-        return self.pressing or (self._distrusts_files and self._is_due(time.monotonic()))
+        return self._urgent or (self._distrusts_files and self._is_due(time.monotonic()))
 
     def _is_due(self, now: float) -> bool:
         """Whether the remote tier's turn has come; until something is durable it always has."""
@@ -249,9 +222,9 @@ class SavePipeline:
         """Number of the newest seal on this host; the next trainer counts on from here."""
         return max([self._last_sequence, *(self.pool[index].sequence for index in self.pool.sealed())])
 
-    def press(self) -> None:
+    def save_newest_now(self) -> None:
         """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
-        self.pressing = True
+        self.set_urgent(True)
         step = self.sealed_step
         if step is None or self.steps.durable == step:
             return
@@ -275,10 +248,6 @@ class SavePipeline:
                 self._give(self.remote, SealedSlot(index, slot, record, self._made_by[index], sealed_at))
                 return True
         return False
-
-    def relax(self) -> None:
-        """Nothing presses any more."""
-        self.pressing = False
 
     def _give(self, tier: Tier, job: SealedSlot) -> None:
         self.pool.hold(job.index, tier.name)
@@ -387,7 +356,7 @@ class SavePipeline:
         if self.steps.durable == manifest.step or any(job.step >= manifest.step for job in self._jobs(self.remote)):
             return  # it went there straight from the slot
         now = time.monotonic()
-        if self.pressing or self._is_due(now):
+        if self._urgent or self._is_due(now):
             self._upload_started_at = now
             due_one = LocalSnapshot(self.local.store, self._keys, manifest, job.generation, job.sealed_at)
             self._submit(self.remote, due_one)

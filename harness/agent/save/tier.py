@@ -23,6 +23,7 @@ from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.priority import Background
 from cloud.store import ObjectStore
+from harness.agent.context import Context
 from harness.agent.generation import Generation
 from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest
@@ -161,13 +162,11 @@ class TierEvents:
         published: a job is committed.
         failed: an attempt failed; the last argument says whether it was the last one.
         released: the tier does not read the job's bytes any more, whatever became of it.
-        fatal: a bug.
     """
 
     published: Callable[[Tier, Job, Manifest], None]
     failed: Callable[[Tier, Job, CloudError | SnapshotCorrupt, bool], None]
     released: Callable[[Tier, Job], None]
-    fatal: Callable[[BaseException], None]
 
 
 class _GivenUp(Exception):
@@ -179,34 +178,29 @@ class Tier:
 
     def __init__(
         self,
+        context: Context,
         name: str,
         store: ObjectStore,
-        keys: RunKeys,
         retention: Retention,
-        emit: commit.Emit,
         tell: TierEvents,
         *,
-        host: str,
         pinned: Callable[[], Collection[SnapshotId]] = tuple,
         limit_bytes_s: float | None = None,
-        fresh: bool = False,
     ) -> None:
         """Nothing runs before `start`.
 
         Args:
+            context: of the agent.
             name: "local" or "remote".
             store: where to.
-            keys: of the run.
             retention: what to keep.
-            emit: the journal.
-            tell: the agent.
-            host: for quarantine records.
+            tell: whoever gives it jobs.
             pinned: snapshots that something else still reads.
-            limit_bytes_s: how fast to send while nothing presses; `None` for as fast as it goes.
-            fresh: whether the user has said that what was before is to be ignored, and may go.
+            limit_bytes_s: how fast to send while nothing is urgent; `None` for as fast as it goes.
         """
-        self.name, self.store, self.keys, self._retention = name, store, keys, retention
-        self._emit, self._tell, self._host, self._pinned = emit, tell, host, pinned
+        self.name, self.store, self.keys, self._retention = name, store, context.keys, retention
+        self._emit, self._host, self._on_bug = context.emit, context.host, context.on_bug
+        self._tell, self._pinned = tell, pinned
         self._condition = threading.Condition()
         self._pending: Job | None = None
         self._current: Job | None = None
@@ -220,14 +214,14 @@ class Tier:
         self._rate = Rate()
         self._meter = _Meter(self._attempt)
         self._gives_up = False
-        self._pressing = False
+        self._urgent = False
         self._unverified: Manifest | None = None
         self._verified: set[SnapshotId] = set()
         self._doubtful: set[SnapshotId] = set()  # were verified, before something was damaged that may be theirs, too
         self._swept = False
         self._heard_at: float | None = None  # while something is sent: when the store last took some of it
         self._commits = False
-        self._fresh = fresh
+        self._fresh = context.settings.fresh  # the user has said that what was before is to be ignored, and may go
         self._run_id = ""
         self._ours: set[SnapshotId] = set()
         self._skipped = 0
@@ -259,11 +253,11 @@ class Tier:
             self._give_way()
             self._condition.notify_all()
 
-    def press(self, pressing: bool) -> None:
+    def set_urgent(self, urgent: bool) -> None:
         """Whether to send as fast as it goes: whatever the limit, and whoever else wants the machine."""
         with self._condition:
-            self._pressing = pressing
-            self._background.urgent = pressing or self._deadline.remaining_s != float("inf")
+            self._urgent = urgent
+            self._background.urgent = urgent or self._deadline.remaining_s != float("inf")
             self._condition.notify_all()
 
     def trust(self, snapshot: SnapshotId) -> None:
@@ -334,7 +328,7 @@ class Tier:
                 self._tell.released(self, job)
                 idle.submit(self._upkeep).result()
         except Exception as err:  # noqa: BLE001  the thread's root: a bug here must end the agent, not hang it
-            self._tell.fatal(err)
+            self._on_bug(err)
         finally:
             idle.shutdown()
 
@@ -688,7 +682,7 @@ class Tier:
             return
         began = time.monotonic()
         pace_at = self._meter.began_at + self._meter.sent / self._limit_bytes_s
-        while not (self._closing or self._gives_up or self._pressing or self._deadline.remaining_s != float("inf")):
+        while not (self._closing or self._gives_up or self._urgent or self._deadline.remaining_s != float("inf")):
             left_s = pace_at - time.monotonic()
             if left_s <= 0:
                 break

@@ -11,9 +11,37 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from harness.errors import ConfigError
 from harness.ipc.process import open_pidfd
+
+
+@dataclass(frozen=True)
+class Program:
+    """What trains, and how it comes to be.
+
+    Attributes:
+        command: the command line of a child; `None` for a trainer that connects by itself.
+        environ: the environment that a child gets.
+        script: the command line of a trainer that is no child, to be remembered.
+        starter: pid of the trainer that has started this agent, and is about to connect.
+    """
+
+    command: Sequence[str] | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    script: Sequence[str] = ()
+    starter: int | None = None
+
+    @property
+    def is_child(self) -> bool:
+        """Whether the agent starts it."""
+        return self.command is not None
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """The command line in any case, if it is known."""
+        return tuple(self.command or self.script)
 
 
 class Child:

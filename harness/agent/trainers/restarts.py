@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 
-from harness.agent.journal import Emit
+from harness.agent.context import Context
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.save.slot_pool import oom_kills
 from harness.agent.trainers.attempt import TrainerAttempt
@@ -22,18 +21,15 @@ from harness.errors import NoSpace
 class Restarts:
     """Those of one agent."""
 
-    def __init__(self, max_crashes: int, pipeline: SavePipeline, emit: Emit, say: Callable[[str], None]) -> None:
+    def __init__(self, context: Context, pipeline: SavePipeline) -> None:
         """Nothing is due.
 
         Args:
-            max_crashes: see `Settings.max_crashes`.
+            context: of the agent.
             pipeline: whose slots leave the memory to a trainer that was killed for it.
-            emit: the journal.
-            say: a word to the user.
         """
-        self._max_crashes, self._pipeline, self._emit, self._say = max_crashes, pipeline, emit, say
-        self.count = 0
-        """Generations that were begun after the agent's first one."""
+        self._max_crashes, self._pipeline = context.settings.max_crashes, pipeline
+        self._emit, self._say = context.emit, context.say
         self._due_at: float | None = None
         self._crashes = self._furthest = self._furthest_crashed = 0
         self._connected = False
@@ -75,7 +71,7 @@ class Restarts:
         if isinstance(decision, GiveUp):
             if self._connected:
                 self._emit(events.GaveUp(crashes=decision.crashes))
-            self._pipeline.press()
+            self._pipeline.save_newest_now()
             return
         self._crashes = decision.crashes
         if attempt.exit_code == 128 + signal.SIGKILL and oom_kills() > self._oom_kills:

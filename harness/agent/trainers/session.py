@@ -15,24 +15,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
+from harness.agent.context import Context
 from harness.agent.generation import Generation
-from harness.agent.journal import Emit
-from harness.agent.loop import Loop
 from harness.agent.resume.startup import Finding, Startup
 from harness.agent.save.pipeline import SavePipeline
-from harness.agent.save.slot_pool import TWO_SLOTS_FROM_BYTES, Wanted, total_bytes
 from harness.agent.server import Server
 from harness.agent.trainers.attempt import TrainerAttempt
-from harness.agent.trainers.child import Child
+from harness.agent.trainers.child import Child, Program
 from harness.agent.trainers.control import TrainerControl
-from harness.agent.trainers.restarts import Restarts
-from harness.config.settings import SOCKET_VARIABLE, Settings
+from harness.agent.trainers.slots import SlotSupply
+from harness.config.settings import SOCKET_VARIABLE
 from harness.core import events, messages
-from harness.core.messages import FromTrainer, Hello, Layout, Refused
+from harness.core.messages import FromTrainer, Hello, Layout, Refused, Sealed, SignalReceived
 from harness.errors import HarnessError
 from harness.ipc.channel import Channel, ChannelClosed, peer_pid
 from harness.ipc.process import began_at, open_pidfd, pidfd_dead
@@ -42,6 +39,7 @@ ATTACH_S = 10.0  # how long it takes, at most, until whoever started an agent sa
 MOST_OF_HEADER = 1 << 20  # characters of small state that go ahead of the tensors; more of it lies in the slot only
 _KILL_AFTER_S = 3.0
 _BUSY_S = 0.1
+_ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
 
 @dataclass
@@ -65,75 +63,85 @@ class Connection:
 
 @dataclass(frozen=True)
 class TrainerEvents:
-    """Whom the trainer's doings are told to.
+    """Whom the trainer's doings are told to. Each is called in the main thread.
 
     Attributes:
-        message: one that it said before it died, and that was not read yet.
+        message: what it says that is not about itself: of snapshots, and of signals.
+        began: another of its lives has begun: what was known of the one before is past.
+        joined: its Checkpointer has said hello.
         lost: the connection is gone, and with it every wish.
         left: the process has ended: its exit code as a shell shows it, `None` for a crash of one that is no child.
     """
 
-    message: Callable[[FromTrainer], None]
+    message: Callable[[Sealed | SignalReceived], None]
+    began: Callable[[], None]
+    joined: Callable[[], None]
     lost: Callable[[], None]
     left: Callable[[int | None], None]
 
 
 class Trainer:
-    """The one trainer of a run on this host. Main thread of the agent."""
+    """The one trainer of a run on this host, and the only writer of what is known of its lives. Main thread."""
 
     def __init__(
         self,
-        settings: Settings,
-        command: Sequence[str] | None,
-        remembered: Sequence[str],
-        environ: Mapping[str, str],
-        loop: Loop,
+        context: Context,
+        program: Program,
         server: Server,
         control: TrainerControl,
         pipeline: SavePipeline,
         startup: Startup,
-        restarts: Restarts,
-        emit: Emit,
         tell: TrainerEvents,
-        say: Callable[[str], None],
     ) -> None:
         """Starts nothing.
 
         Args:
-            settings: of the run.
-            command: its command line; `None` for one that connects by itself and is not our child.
-            remembered: the command line in any case, if it is known.
-            environ: the environment that a child gets.
-            loop: watches the process.
+            context: of the agent.
+            program: what trains.
             server: where it connects.
             control: the control page.
             pipeline: takes what it seals.
             startup: its generation, and what it resumes.
-            restarts: how often it was started again.
-            emit: the journal.
             tell: whom its doings are told to.
-            say: a word to the user.
         """
-        self._settings, self._command, self._remembered = settings, command, tuple(remembered)
-        self._environ, self._loop, self._server, self._control = environ, loop, server, control
-        self._pipeline, self._startup, self._restarts = pipeline, startup, restarts
-        self._emit, self._tell, self._say = emit, tell, say
+        self._context, self._program, self._server, self._control = context, program, server, control
+        self._pipeline, self._startup, self._tell = pipeline, startup, tell
+        self._loop, self._emit = context.loop, context.emit
+        self._supply = SlotSupply(context, pipeline.pool, self._deliver)
         self.child: Child | None = None
         self.connection: Connection | None = None
         self.attempt = TrainerAttempt(time.monotonic(), began_at(os.getpid()))
+        self.restarts = 0
+        """Lives that were begun after the first one."""
         self.restarted: events.Restarted | None = None
         """What the newest start took, once that is known."""
         self.begins = False
         """Whether another generation is about to begin."""
+        self.called_off = False
+        """Whether a generation that was about to begin was given up."""
         self.attached = False
         """Whether a trainer has come whose agent had died."""
-        self._layout: Layout | None = None
-        self._making = False
 
     @property
-    def alive_pid(self) -> int | None:
-        """The process that trains, or is about to."""
-        return self.connection.pid if self.connection else self.child.pid if self.child else None
+    def holder_pid(self) -> int | None:
+        """The process that trains, or is about to: whoever started this agent has yet to say hello."""
+        if self.connection is not None:
+            return self.connection.pid
+        if self.child is not None:
+            return self.child.pid
+        starter = self._program.starter
+        return starter if self._starter_comes and os.getppid() == starter else None  # else it is dead
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is no child, and is there to be told something, or about to be."""
+        return not self._program.is_child and (self.connection is not None or self._starter_comes)
+
+    @property
+    def _starter_comes(self) -> bool:
+        """Whether whoever started a detached agent may still say hello."""
+        young = time.monotonic() - self.attempt.began_at < ATTACH_S
+        return not self._program.is_child and not self.attempt.connected and young
 
     @property
     def trains(self) -> bool:
@@ -148,21 +156,32 @@ class Trainer:
         Raises:
             ConfigError: there is no such command, or it cannot be executed.
         """
-        if self._command is None:
+        command = self._program.command
+        if command is None:
             return
         environment = {
-            **self._environ,
+            **self._program.environ,
             SOCKET_VARIABLE: str(self._server.address),
             "HARNESS_RUN_ID": self._startup.generation.run_id,
-            "HARNESS_RESTARTS": str(self._restarts.count),
+            "HARNESS_RESTARTS": str(self.restarts),
         }
         self.attempt.spawned_at = time.monotonic()
-        self.child = Child(self._command, environment)
+        self.child = Child(command, environment)
         self._loop.watch(self.child.pidfd, self._on_child_exit)
-        self._emit(events.TrainerStarted(pid=self.child.pid, restarts=self._restarts.count))
+        self._emit(events.TrainerStarted(pid=self.child.pid, restarts=self.restarts))
+
+    def begin(self, begun: Callable[[], None]) -> None:
+        """Its first life, in the agent's first generation. Returns at once; `begun` is called when that has begun."""
+        self.begins = True
+
+        def note() -> None:
+            self.begins = False
+            begun()
+
+        self._startup.begin(note)
 
     def begin_again(self, begun: Callable[[], None], superseded: Callable[[], None] = lambda: None) -> None:
-        """Trainers start anew: another generation, and another search for what it resumes. Returns at once.
+        """Another life: another generation, and another search for what it resumes. Returns at once.
 
         Args:
             begun: called when it has begun, within seconds.
@@ -176,13 +195,19 @@ class Trainer:
             self.begins = False
             if not has_begun:
                 return superseded()
-            self._restarts.count += 1
+            self.restarts += 1
             now = time.monotonic()
             self.attempt = TrainerAttempt(now, now, last_ended_at=self.attempt.ended_at)
             self._control.begin_again()
+            self._tell.began()
             return begun()
 
         self._startup.begin_again(note)
+
+    def call_off(self) -> None:
+        """The run is to be left: what was about to begin does not; what there is is saved."""
+        self.begins, self.called_off = False, True
+        self.attempt.over = self._program.is_child
 
     def await_attach(self) -> bool:
         """An agent that replaces a dead one hears its trainer before it decides anything. Whether it came. Blocks."""
@@ -202,7 +227,7 @@ class Trainer:
         if self.connection is not None and not pidfd_dead(self.connection.pidfd):
             return channel.send(
                 Refused(
-                    f"run {self._settings.run!r} is being trained by process {self.connection.pid} already; "
+                    f"run {self._context.settings.run!r} is being trained by process {self.connection.pid} already; "
                     "a process has one Checkpointer, and a run has one trainer: name the other one with --run"
                 )
             )
@@ -237,14 +262,15 @@ class Trainer:
         if hello.generation is not None:
             self._attach(Generation.of(hello.generation), hello.indexes, fds)
         self._emit(events.TrainerConnected(pid=pid, rank=hello.rank))
+        self._tell.joined()
         if hello.generation is None:
             self._control.take_note(self._pipeline.sequence)
         welcome = messages.Welcome(
             generation=self._startup.generation.info,
-            restarts=self._restarts.count,
-            settings=self._settings.to_json(),
-            detached=self._command is None,
-            command=self._remembered,
+            restarts=self.restarts,
+            settings=self._context.settings.to_json(),
+            detached=not self._program.is_child,
+            command=self._program.remembered,
             sequence=self._pipeline.sequence,
         )
         channel.send(welcome, [self._control.page_fd])
@@ -287,8 +313,8 @@ class Trainer:
             elif startup.finding is Finding.READY and (point := startup.point) is not None:
                 ready = messages.ResumeReady(str(point.id), point.tier, point.verified, generation)
                 channel.send(ready, [point.slot.fd])
-            elif startup.head is not None and len(startup.head[2].state) <= MOST_OF_HEADER:
-                snapshot, tier, record = startup.head
+            elif startup.header is not None and len(startup.header[2].state) <= MOST_OF_HEADER:
+                snapshot, tier, record = startup.header
                 channel.send(messages.ResumeHeader(snapshot, tier, record.encode().decode(), generation))
 
     def tell_superseded(self) -> None:
@@ -309,13 +335,14 @@ class Trainer:
         return self.connection is not None and channel is self.connection.channel
 
     def on_message(self, message: FromTrainer) -> None:
-        """What it tells of itself."""
+        """Whatever it says comes by here, also what is read after its death. What is not about itself is passed on."""
         attempt = self.attempt
         match message:
+            case Sealed() | SignalReceived():
+                self._tell.message(message)
             case Layout():
-                self._layout = message
                 self._control.begin_layout(message.bytes)
-                self._make_slots()
+                self._supply.want(message)
             case messages.Restored(snapshot, step, seconds):
                 self._emit(events.Restored(snapshot=snapshot, step=step, seconds=seconds))
                 attempt.resumed_step, attempt.restored = step, True
@@ -325,76 +352,39 @@ class Trainer:
                 self._emit(events.FirstStep(step=step, seconds=attempt.first_step_at - attempt.began_at))
             case messages.SaveWanted():
                 self._control.reasons.add("save")
-                self._pipeline.press()
+                self._pipeline.save_newest_now()
             case messages.Training():
                 attempt.finished_step = None
-                self._pipeline.relax()
+                self._pipeline.set_urgent(False)
             case messages.Leaving():
-                self._pipeline.press()
+                self._pipeline.save_newest_now()
             case messages.Finished(step):
                 attempt.finished_step = step
                 self._emit(events.TrainerFinished(step=step))
-                self._pipeline.press()
+                self._pipeline.save_newest_now()
             case messages.Bye(exception, early, hopeless) if self.connection is not None:
                 self.connection.said_bye, self.connection.exception = True, exception
                 attempt.raised, attempt.stopped_early, attempt.hopeless = exception, early, hopeless
 
-    # ---- its slots --------------------------------------------------------------------------------------------------
-
-    def _make_slots(self) -> None:
-        """For the newest layout: half a second per GiB, in a thread, while notices are heard. One layout at a time."""
-        if self._making or self._layout is None:
-            return
-        layout, self._making = self._layout, True
-        count = self._settings.slots or (2 if total_bytes() >= TWO_SLOTS_FROM_BYTES else 1)
-        wanted = self._pipeline.pool.begin(layout.bytes, count)
-
-        def make() -> None:
-            made: list[Slot] | Exception
-            try:
-                made = wanted.make()
-            except Exception as err:  # noqa: BLE001  the thread's root; the main thread tells them apart
-                made = err
-            self._loop.post(partial(self._made, layout, wanted, count, made))
-
-        threading.Thread(target=make, name="harness-slots", daemon=True).start()
-
-    def _made(self, layout: Layout, wanted: Wanted, count: int, made: list[Slot] | Exception) -> None:
-        self._making = False
-        if isinstance(made, Exception) and not isinstance(made, HarnessError):
-            raise made
-        indexes = [] if isinstance(made, Exception) else self._pipeline.pool.finish(wanted, made)
-        if layout is not self._layout or self.connection is None:  # another one has come, or the trainer has gone
-            return self._make_slots()
-        self._layout = None
+    def _deliver(self, layout: Layout, made: list[int] | HarnessError) -> None:
+        """Its slots are there, or there is no room for them."""
+        assert self.connection is not None, "a layout is forgotten with the connection"
+        channel = self.connection.channel
         with contextlib.suppress(ChannelClosed):  # it has died, which its pidfd is about to tell
-            if isinstance(made, Exception):
-                self.connection.channel.send(messages.NoSlots(type(made).__name__, str(made)))
-            else:
-                self._tell_slots(self.connection.channel, layout, indexes, count)
+            if isinstance(made, HarnessError):
+                return channel.send(messages.NoSlots(type(made).__name__, str(made)))
+            fds = [self._pipeline.pool[index].fd for index in made]
+            channel.send(messages.Slots(tuple(made), layout.number), fds)
+            self._control.end_layout()
+            self._supply.tell(layout, made)
         return None
-
-    def _tell_slots(self, channel: Channel, layout: Layout, indexes: Sequence[int], count: int) -> None:
-        size = layout.bytes
-        slots = [self._pipeline.pool[index] for index in indexes]
-        channel.send(messages.Slots(tuple(indexes), layout.number), [slot.fd for slot in slots])
-        self._control.end_layout()
-        on_disk = slots[0].on_disk
-        self._emit(events.SlotsReady(slots=len(slots), bytes=size, on_disk=on_disk))
-        if on_disk:
-            self._say(
-                f"there is no memory for a snapshot of {size / 1e9:.2f} GB: each one goes through a window to "
-                f"{self._settings.slot_disk}, and training waits for that disk meanwhile"
-            )
-        elif len(slots) < count:
-            self._say(f"there is memory for {len(slots)} of {count} slots of {size / 1e9:.2f} GB")
 
     def tell_restarted(self) -> None:
         """Emit what its start took, once the first step is made and it is known when the life before it ended."""
         attempt, startup = self.attempt, self._startup
         if attempt.stepped is None or not (attempt.last_ended_at is not None or startup.looked_back or attempt.over):
             return
-        begins = self._restarts.count == 0 and (self._settings.fresh or startup.generation.number == 1)
+        begins = self.restarts == 0 and (self._context.settings.fresh or startup.generation.number == 1)
         event = None if begins else attempt.restarted(startup.last_ended_at, startup.point)
         attempt.stepped = None
         if event is not None:
@@ -413,7 +403,7 @@ class Trainer:
         os.close(connection.pidfd)
         self._server.hang_up(connection.channel)
         self._release_resume()
-        self._layout = None
+        self._supply.forget()
         self._control.forget()
         self._tell.lost()
         self._pipeline.take_left_over(self._startup.generation)
@@ -430,7 +420,26 @@ class Trainer:
                 child.signal(signal.SIGKILL)
             threading.Event().wait(0.02)
         self._on_child_exit()
-        self._restarts.call_off()
+
+    def give_up(self) -> None:
+        """It is waited for no longer."""
+        self.attempt.over = True
+
+    def left_as_told(self) -> None:
+        """It was told to leave, and has left in its own way: that is no end of its own."""
+        self.attempt.stopped_early = False
+
+    def note_if_gone(self) -> None:
+        """No daemon is left behind by a trainer that is no child, not even by one that died before it said hello."""
+        attempt = self.attempt
+        if not self._program.is_child and self.connection is None and not attempt.over:
+            attempt.over = attempt.connected or time.monotonic() - attempt.began_at > _ALONE_S
+
+    def _left(self, code: int | None) -> None:
+        attempt = self.attempt
+        attempt.over, attempt.exit_code = True, code
+        attempt.ended_at = attempt.ended_at or time.monotonic()
+        self._tell.left(code)
 
     def _on_dead(self) -> None:
         """The pidfd of the connected trainer says that it is dead: read what it still said first."""
@@ -443,10 +452,10 @@ class Trainer:
                 while True:
                     message = connection.channel.receive().message
                     if isinstance(message, FromTrainer):
-                        self._tell.message(message)
+                        self.on_message(message)
         self.drop()
-        if self._command is None:
-            self._tell.left(0 if connection.said_bye and not connection.exception else None)
+        if not self._program.is_child:
+            self._left(0 if connection.said_bye and not connection.exception else None)
 
     def _on_child_exit(self) -> None:
         child = self.child
@@ -456,7 +465,7 @@ class Trainer:
         self._loop.forget(child.pidfd)
         child.close()
         self.child = None
-        self._tell.left(code)
+        self._left(code)
 
     def _release_resume(self) -> None:
         point = self._startup.point

@@ -13,11 +13,12 @@ import pytest
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.main import Agent
-from harness.agent.outcome import Outcome
+from harness.agent.trainers.child import Program
 from harness.config.settings import Settings
 from harness.core import messages
 from harness.core.manifest import FORMAT, Claim
 from harness.core.policy.drain import Choice
+from harness.core.policy.end import Outcome
 from harness.core.snapshot import SnapshotId
 from harness.errors import ExitCode
 from harness.ipc.channel import Received
@@ -29,14 +30,15 @@ from tests.support.protocol import RUN_ID, SHARD_BYTES, SLOT_BYTES, Content
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
     settings = Settings(store="memory", run="run", handover_s=45.0, runtime_dir=str(tmp_path))
-    made = Agent(settings, None, environ={}, starter=os.getppid(), sources=[], stores=lambda _: MemoryStore())
+    made = Agent(settings, Program(starter=os.getppid()), sources=[], stores=lambda _: MemoryStore())
     yield made
     made._shut()
 
 
 def sealed(agent: Agent, step: int) -> None:
     """A snapshot is in memory, and nowhere else."""
-    generation = agent._startup.generation = Generation(1, RUN_ID, "a" * 16)
+    generation = Generation(1, RUN_ID, "a" * 16)
+    agent._startup.claims.begin(generation)
     content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
     content.fill(slot)
     slot.seal(content.record(), step)
@@ -62,11 +64,11 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
 
     agent._on_superseded(newer())
 
-    assert agent._leaving.drain is not None
-    assert agent._leaving.drain.plan.choice is Choice.NEW
-    assert agent._leaving.drain.plan.fits
-    assert agent._leaving.drain.deadline.remaining_s > 100.0
-    assert agent._leaving.drain.exit_code is ExitCode.SUPERSEDED
+    assert agent._drain.current is not None
+    assert agent._drain.current.plan.choice is Choice.NEW
+    assert agent._drain.current.plan.fits
+    assert agent._drain.current.deadline.remaining_s > 100.0
+    assert agent._drain.current.exit_code is ExitCode.SUPERSEDED
     assert told == [messages.Superseded()]
 
 
@@ -85,13 +87,13 @@ def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, h
     agent._speeds.sealed(size, 1.0)
     agent._pipeline.remote._rate.add(size, 35.0)
     agent._begin_drain(standing(50.0), ExitCode.INTERRUPTED)
-    assert agent._leaving.drain is not None
-    assert (agent._leaving.drain.plan.choice, agent._leaving.drain.plan.fits) == (Choice.NEW, True)
+    assert agent._drain.current is not None
+    assert (agent._drain.current.plan.choice, agent._drain.current.plan.fits) == (Choice.NEW, True)
 
-    agent._leaving.drain.deadline = standing(has_s)
-    agent._leaving.save_what_there_is_in_time()
+    agent._drain.current.deadline = standing(has_s)
+    agent._drain.save_what_there_is_in_time()
 
-    assert agent._leaving.drain.plan.choice is choice
+    assert agent._drain.current.plan.choice is choice
     assert bool(agent._pipeline.remote.jobs) is (choice is Choice.NEWEST)
 
 
@@ -101,10 +103,10 @@ def test_where_nothing_else_is_left_to_save_a_new_snapshot_is_tried_to_the_end(a
     agent._pipeline.remote._rate.add(1000, 100.0)
     agent._begin_drain(standing(10.0), ExitCode.INTERRUPTED)
 
-    agent._leaving.save_what_there_is_in_time()
+    agent._drain.save_what_there_is_in_time()
 
-    assert agent._leaving.drain is not None
-    assert (agent._leaving.drain.plan.choice, agent._leaving.drain.plan.fits) == (Choice.NEW, False)
+    assert agent._drain.current is not None
+    assert (agent._drain.current.plan.choice, agent._drain.current.plan.fits) == (Choice.NEW, False)
 
 
 def test_an_agent_whose_trainer_is_about_to_say_hello_is_not_taken_over_from(
@@ -130,7 +132,7 @@ def test_an_agent_whose_starter_died_before_it_lived_is_taken_over_from(
     """It took whoever had inherited it for the trainer, and held the run of a dead one for a minute."""
     monkeypatch.setattr(os, "getppid", lambda: 1)
     settings = Settings(store="memory", run="run", runtime_dir=str(tmp_path))
-    made = Agent(settings, None, environ={}, starter=4711, sources=[], stores=lambda _: MemoryStore())
+    made = Agent(settings, Program(starter=4711), sources=[], stores=lambda _: MemoryStore())
     told = list[Any]()
     channel: Any = SimpleNamespace(send=lambda message, *_: told.append(message))
     try:

@@ -17,12 +17,13 @@ import pytest
 
 from harness.agent import server
 from harness.agent.loop import Loop
-from harness.agent.outcome import Outcome
 from harness.agent.server import Server
 from harness.config.settings import Settings
 from harness.core.messages import AnyMessage, AskStatus, Training
+from harness.core.policy.end import Outcome
 from harness.errors import ConfigError
 from harness.ipc.channel import Channel, Received, connect
+from tests.support.context import a_context
 from tests.support.needs import lacking
 from tests.support.patience import HANG_S
 
@@ -50,7 +51,7 @@ class Scene:
         settings = Settings(store="memory", run="run", runtime_dir=str(directory))
         self.loop, self.heard = Loop(), queue.SimpleQueue[AnyMessage]()
         nobody: Any = None  # takes over no slots
-        self.server = Server(settings, self.loop, nobody, nobody, self._answer, nobody)
+        self.server = Server(a_context(settings, self.loop), nobody, self._answer)
 
     def _answer(self, channel: Channel, received: Received) -> None:
         self.heard.put(received.message)

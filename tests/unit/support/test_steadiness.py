@@ -49,7 +49,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("unit/agent/save/test_tier.py", "wait"): A_POLL,
     ("unit/agent/trainers/test_session.py", "wait"): A_POLL,
     ("unit/node/test_attempts.py", "wait"): A_POLL,
-    ("unit/agent/resume/test_startup.py", "limit"): A_POLL,
     ("unit/cloud/aws/test_metadata.py", "wait"): "a service that drips, for as long as a test wants",
     ("unit/inspect/doctor/test_host.py", "limit"): PRODUCT,
     ("unit/cloud/aws/test_notices.py", "limit"): IN_WORDS,

@@ -178,7 +178,7 @@ def test_a_bug_in_a_source_ends_the_agent_loudly() -> None:
     source, ended = Source(), threading.Event()
     source.error = KeyError("bug")
     scene = Scene(source)
-    scene.poller._fatal = lambda bug: ended.set()
+    scene.poller._on_bug = lambda bug: ended.set()
 
     assert running(scene, lambda: ended.wait(HANG_S))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from cloud.notice import Notice
 from harness.agent.notices.registry import Notices
 from harness.config.settings import Settings
+from tests.support.context import a_context
 
 
 class Hanging:
@@ -29,14 +30,7 @@ class Hanging:
 def test_a_signal_is_told_once_and_at_once_whatever_hangs(tmp_path: Path) -> None:
     told, source = list[str](), Hanging()
     settings = Settings(store="memory", run="run", runtime_dir=str(tmp_path))
-    notices = Notices(
-        settings,
-        [source],
-        lambda action: action(),
-        lambda event: None,
-        lambda notice: told.append(notice.source),
-        lambda bug: None,
-    )
+    notices = Notices(a_context(settings), [source], lambda notice: told.append(notice.source))
     notices.start()
     for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
         notices.received(signum)

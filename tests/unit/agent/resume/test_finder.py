@@ -46,6 +46,7 @@ from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.ipc import pages
 from harness.ipc.slots import Slot, place_shards
 from harness.snapshots import commit
+from tests.support.context import a_context
 from tests.support.needs import lacking
 from tests.support.open_files import open_files
 from tests.support.patience import HANG_S
@@ -577,13 +578,12 @@ def test_a_run_whose_every_snapshot_is_quarantined_does_not_silently_start_at_st
         memory_copies=lambda run_id: [],
         handed_over=list,
     )
-    journal = SimpleNamespace(emit=scene.events.append, generation=0, claimed=0)
+    journal = SimpleNamespace(generation=0, claimed=0)
     answered, said = threading.Event(), list[str]()
+    context = a_context(Settings(store="/store", run="run"), emit=scene.events.append, say=said.append)
+    tell = startup.StartupEvents(answered.set, lambda refusal: answered.set(), lambda newer: None)
 
-    start = startup.Startup(
-        Settings(store="/store", run="run"), KEYS, "here", (), pipeline, journal, lambda action: action(), answered.set,
-        lambda refusal: answered.set(), lambda newer: None, lambda bug: answered.set(), said.append,
-    )  # fmt: skip
+    start = startup.Startup(context, (), pipeline, journal, tell)
     start.begin(lambda: None)
 
     assert answered.wait(HANG_S)

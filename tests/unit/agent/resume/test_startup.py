@@ -3,8 +3,6 @@ tests/process/test_handover.py."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +15,9 @@ from cloud.store import ObjectStore
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.journal import Journal
-from harness.agent.resume import finder, startup
+from harness.agent.resume import claims, finder, search, startup
 from harness.agent.resume.finder import Copy, Finder
-from harness.agent.resume.startup import Finding, Startup
+from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.save.pipeline import SavePipeline
 from harness.config.settings import Settings
 from harness.core import events
@@ -28,6 +26,7 @@ from harness.core.snapshot import MAX_GENERATION, SnapshotId
 from harness.ipc.slots import Slot, SlotRecord
 from harness.snapshots import commit, handover
 from tests.support.clock import standing
+from tests.support.context import Posts, a_context
 from tests.support.patience import HANG_S, telling
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content
 from tests.support.stores import FaultyStore
@@ -58,26 +57,19 @@ class Scene:
 
     def __init__(self, store: ObjectStore, directory: Path, command: tuple[str, ...] = ("python", "train.py")) -> None:
         settings = Settings(store="memory", run="run", runtime_dir=str(directory))
-        self.posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.posts = Posts()
         self.refused, self.superseded, self.bugs, self.heard = list[Any](), list[Claim](), list[Any](), list[Any]()
         self.said = list[str]()
         self.journal = Journal(
             KEYS, "host", listeners=[lambda line: self.heard.append(line.body)], heartbeat=events.Heartbeat
         )
-        self.pipeline = SavePipeline(
-            settings,
-            KEYS,
-            "host",
-            self.journal.emit,
-            self.posts.put,
-            lambda steps: None,
-            self.bugs.append,
-            lambda _: store,
-        )
-        self.startup = Startup(
-            settings, KEYS, "host", command, self.pipeline, self.journal, self.posts.put, lambda: None,
-            self.refused.append, self.superseded.append, self.bugs.append, self.said.append,
-        )  # fmt: skip
+        context = a_context(settings, self.posts, emit=self._emit, say=self.said.append, on_bug=self.bugs.append)
+        self.pipeline = SavePipeline(context, lambda _: store, lambda steps: None)
+        tell = StartupEvents(lambda: None, self.refused.append, self.superseded.append)
+        self.startup = Startup(context, command, self.pipeline, self.journal, tell)
+
+    def _emit(self, event: events.Event) -> None:
+        self.journal.emit(event)
 
     def hand_over(self, number: int, step: int) -> None:
         """Another agent of this host has left a sealed slot."""
@@ -92,8 +84,7 @@ class Scene:
         """Run what the threads post."""
         with telling(lambda: self.heard):
             while not condition():
-                with contextlib.suppress(queue.Empty):
-                    self.posts.get(timeout=0.01)()
+                self.posts.run_one(0.01)
 
     def begin(self) -> None:
         """Until a generation has begun, or the start was refused."""
@@ -124,7 +115,8 @@ def scene(store: Gate, tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "_ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(claims, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(search, "ASK_AGAIN_S", 0.01)
     monkeypatch.setattr(handover, "AWAIT_S", 0.01)
     monkeypatch.setattr(handover, "LOOK_S", 0.01)
 
@@ -336,6 +328,25 @@ def test_a_restart_in_place_goes_on_as_well_and_what_comes_back_late_changes_not
     assert not scene.superseded
 
 
+def test_a_restart_in_place_learns_from_the_store_which_run_it_is(store: Gate, scene: Scene) -> None:
+    """The store had not answered at the start: the next generation was claimed without an identity."""
+    claimed(store, 1)
+    published(store, 1, 20)
+    ended(store, 1, 20)
+    store.down["list"] = Unavailable
+    scene.begin()
+    assert scene.startup.generation.run_id == ""
+    begun = list[bool]()
+
+    store.down.clear()
+    scene.startup.begin_again(begun.append)
+    scene.until(lambda: begun and scene.found())
+
+    assert scene.startup.generation.run_id == RUN_ID
+    assert commit.read_claim(store, KEYS, scene.startup.generation.number, FOREVER).run_id == RUN_ID
+    assert scene.startup.point is not None
+
+
 def test_what_was_found_for_a_trainer_that_has_died_meanwhile_is_nobodys(
     hung: tuple[Hung, Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,7 +491,7 @@ def test_an_empty_list_is_no_new_run_where_its_first_claim_is_taken(stale: tuple
 
 
 def test_a_list_that_stays_empty_refuses_the_start(stale: tuple[Stale, Scene], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "STALE_S", 0.05)
+    monkeypatch.setattr(search, "STALE_S", 0.05)
     store, scene = stale
     claimed(store, 1)
     published(store, 1, 20)
@@ -538,7 +549,7 @@ def test_snapshots_that_are_all_missing_are_looked_for_again(repaired: tuple[Rep
 def test_snapshots_that_stay_missing_end_the_start(
     repaired: tuple[Repaired, Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(startup, "STALE_S", 0.05)
+    monkeypatch.setattr(search, "STALE_S", 0.05)
     scene = repaired[1]
     scene.begin()
     scene.until(scene.found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +21,9 @@ from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
 from harness.snapshots.open import open_store
 from tests.support.clock import standing
+from tests.support.context import Posts, a_context
 from tests.support.patience import HANG_S
-from tests.support.protocol import KEYS, RUN_ID, SLOT_BYTES, Content
+from tests.support.protocol import RUN_ID, SLOT_BYTES, Content
 
 UNREADABLE = SourceUnreadable("cannot read the source: Input/output error")
 
@@ -33,20 +33,14 @@ class Scene:
 
     def __init__(self, directory: Path) -> None:
         settings = Settings(store=str(directory / "store"), run="run", local=str(directory / "local"))
-        self.posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.steps = Steps()
-        self.pipeline = SavePipeline(
-            settings, KEYS, "host", lambda event: None, self.posts.put, self.note, self.fail, open_store
-        )
+        self.posts, self.steps = Posts(), Steps()
+        self.pipeline = SavePipeline(a_context(settings, self.posts), open_store, self.note)
         self.generation = Generation(1, RUN_ID, "a" * 16)
         self.generation.claimed.set()
         self.index = self.pipeline.pool.add(Slot.create(SLOT_BYTES))
 
     def note(self, steps: Steps) -> None:
         self.steps = steps
-
-    def fail(self, err: BaseException) -> None:
-        raise err
 
     def seal(self, step: int, sequence: int) -> None:
         """What a trainer does, and the agent on hearing of it."""
@@ -71,7 +65,7 @@ class Scene:
     def until(self, condition: Callable[[], bool]) -> None:
         """Run what the tiers post."""
         while not condition():
-            self.posts.get(timeout=HANG_S)()
+            self.posts.run_one(HANG_S)
 
 
 @pytest.fixture
@@ -88,7 +82,7 @@ def test_a_granted_slot_is_never_read_and_its_file_is_uploaded_instead(scene: Sc
     scene.until(lambda: scene.pipeline.pool.grant() == scene.index)
 
     scene.pipeline.pool.hold(scene.index, TRAINER)
-    scene.pipeline.press()
+    scene.pipeline.save_newest_now()
 
     assert [type(job) for job in scene.pipeline.remote.jobs] == [LocalSnapshot]
 
@@ -96,24 +90,24 @@ def test_a_granted_slot_is_never_read_and_its_file_is_uploaded_instead(scene: Sc
 def test_a_slot_that_is_not_granted_goes_to_the_store_straight(scene: Scene) -> None:
     scene.seal(10, 1)
 
-    scene.pipeline.press()
+    scene.pipeline.save_newest_now()
 
     assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
 
 
 def test_what_is_committed_is_not_sent_again_before_that_is_heard_of(scene: Scene) -> None:
     """The tier's thread is through, its news is on the way, and the program ends: it was uploaded twice."""
-    scene.pipeline.pressing = True
+    scene.pipeline.set_urgent(True)
     scene.seal(10, 1)
     scene.pipeline.remote.start()
     while not scene.pipeline.remote.idle:
         threading.Event().wait(0.001)
 
-    scene.pipeline.press()
+    scene.pipeline.save_newest_now()
 
     assert scene.pipeline.remote.jobs == []
     scene.until(lambda: scene.steps.durable == 10)
-    scene.pipeline.press()
+    scene.pipeline.save_newest_now()
     assert scene.pipeline.remote.jobs == []
 
 
@@ -125,7 +119,7 @@ class Down(MemoryStore):
 def test_a_store_that_is_down_does_not_keep_the_slot_from_the_next_local_snapshot(scene: Scene) -> None:
     assert scene.pipeline.local is not None
     scene.pipeline.remote.store = Down()
-    scene.pipeline.pressing = True  # as after a rebalance recommendation: to both tiers at once
+    scene.pipeline.set_urgent(True)  # as after a rebalance recommendation: to both tiers at once
     scene.seal(10, 1)
     scene.pipeline.local.start()
     scene.until(lambda: scene.steps.local == 10)
@@ -143,7 +137,7 @@ def test_with_a_deadline_the_slot_is_sent_again_and_not_its_file(scene: Scene) -
     """What was sent of it before the failure counts, and no other snapshot comes."""
     assert scene.pipeline.local is not None
     scene.pipeline.remote.store = Down()
-    scene.pipeline.pressing = True
+    scene.pipeline.set_urgent(True)
     scene.seal(10, 1)
     scene.pipeline.local.start()
     scene.until(lambda: scene.steps.local == 10)
@@ -172,7 +166,7 @@ def test_pressing_gives_what_memory_has_where_its_file_is_tried_in_vain(scene: S
     assert [type(job) for job in scene.pipeline.remote.jobs] == [LocalSnapshot]
     scene.pipeline.pool.release(scene.index, TRAINER)
 
-    scene.pipeline.press()
+    scene.pipeline.save_newest_now()
 
     assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
 
@@ -227,7 +221,7 @@ def test_a_slot_of_an_agent_that_never_claimed_is_the_heirs_own(scene: Scene, cl
 
 def test_a_seal_is_taken_once(scene: Scene) -> None:
     scene.seal(10, 1)
-    scene.pipeline.press()
+    scene.pipeline.save_newest_now()
     scene.pipeline.take(scene.index, scene.generation)
 
     assert not scene.pipeline.take_left_over(scene.generation)

@@ -21,6 +21,7 @@ from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.save import tier
 from harness.agent.save.tier import LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
+from harness.config.settings import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest
 from harness.core.rate import Rate
@@ -28,6 +29,7 @@ from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
 from harness.snapshots import commit, dedup
 from tests.support.clock import ShiftedClock, standing
+from tests.support.context import a_context
 from tests.support.patience import HANG_S, telling
 from tests.support.priority import LAST, ORDINARY, priority
 from tests.support.protocol import (
@@ -81,21 +83,18 @@ class Scene:
             self.generation.claimed.set()
         self.told, self.changed = list[Any](), threading.Condition()
         self.slots: list[Slot] = []
+        settings = Settings(store="memory", run="run", fresh=fresh)
         self.tier = Tier(
+            a_context(settings, emit=self._tell, on_bug=lambda bug: self._tell(("fatal", repr(bug)))),
             name,
             store,
-            KEYS,
             Retention(keep_last),
-            lambda event: self._tell(event),
             TierEvents(
                 published=lambda tier, job, manifest: self._tell(("published", job.step)),
                 failed=lambda tier, job, err, final: self._tell(("failed", job.step, final)),
                 released=lambda tier, job: self._tell(("released", job.step)),
-                fatal=lambda bug: self._tell(("fatal", repr(bug))),
             ),
-            host="here",
             limit_bytes_s=limit_bytes_s,
-            fresh=fresh,
         )
         self.tier.start()
 
@@ -450,7 +449,7 @@ def test_sending_keeps_to_the_limit_until_something_presses(scenes: Callable[...
     scene.until(lambda told: store.reported == 1)
     assert scene.tier.bytes_left == sum(SHARD_BYTES) - SHARD_BYTES[0]
 
-    scene.tier.press(True)
+    scene.tier.set_urgent(True)
     scene.until(lambda told: ("published", 10) in told)
     measured = scene.tier.bytes_s
 
@@ -477,11 +476,11 @@ def test_saving_and_verifying_leave_the_machine_to_the_training_loop_until_somet
     scene.until_event(events.Verified)
     low, store.put_at = store.put_at, []
 
-    scene.tier.press(True)
+    scene.tier.set_urgent(True)
     scene.tier.submit(scene.sealed(20))
     scene.until_event(events.Verified, 2)
     urgent, store.put_at = store.put_at, []
-    scene.tier.press(False)
+    scene.tier.set_urgent(False)
     scene.tier.submit(scene.sealed(30))
     scene.until_event(events.Verified, 3)
 
@@ -494,7 +493,7 @@ def test_after_a_notice_saving_is_urgent_for_good(scenes: Callable[..., Scene]) 
     store = Watched(MemoryStore())
     scene = scenes(store)
     scene.tier.drain(standing(HANG_S))
-    scene.tier.press(False)
+    scene.tier.set_urgent(False)
     scene.tier.submit(scene.sealed(10))
     scene.until(lambda told: ("released", 10) in told)
 
@@ -1065,7 +1064,7 @@ def test_looking_for_what_has_not_changed_leaves_the_cpu_to_the_training_until_i
     assert set(looked_at) == {LAST}
 
     looked_at.clear()
-    scene.tier.press(True)
+    scene.tier.set_urgent(True)
     scene.tier.submit(scene.sealed(30, frozen=True))
     scene.until(lambda told: ("released", 30) in told)
     assert set(looked_at) == {ORDINARY}

@@ -15,6 +15,7 @@ from harness.agent.generation import Generation
 from harness.agent.main import Agent
 from harness.agent.resume.finder import ResumePoint
 from harness.agent.save import slot_pool
+from harness.agent.trainers.child import Program
 from harness.agent.trainers.session import Trainer
 from harness.config.settings import Settings
 from harness.core import messages
@@ -29,7 +30,7 @@ from tests.support.protocol import RUN_ID, SLOT_BYTES, Content
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
     settings = Settings(store="memory", run="run", slots=2, runtime_dir=str(tmp_path))
-    made = Agent(settings, None, environ={}, sources=[], stores=lambda _: MemoryStore())
+    made = Agent(settings, Program(), sources=[], stores=lambda _: MemoryStore())
     yield made
     made.trainer.connection = None
     made._shut()
@@ -54,7 +55,7 @@ def connect(trainer: Trainer) -> Told:
 def test_small_state_that_is_large_is_told_with_the_tensors_only(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the slot as well: 200 MB of it, ahead of the tensors, took longer than they do."""
     told, record = connect(agent.trainer), Content(SnapshotId(1, 10)).record()
-    agent._startup.head = (str(SnapshotId(1, 10)), "remote", record)
+    agent._startup.header = (str(SnapshotId(1, 10)), "remote", record)
 
     agent.trainer.tell_resume()
     assert [type(message) for message in told.messages] == [messages.ResumeHeader]
@@ -142,7 +143,8 @@ def test_slots_that_come_after_their_trainer_has_gone_are_the_next_ones(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, told = making(agent, monkeypatch)
-    agent.trainer.connection = agent.trainer._layout = None  # as `drop` leaves it
+    agent.trainer.connection = None  # as `drop` leaves it
+    agent.trainer._supply.forget()
 
     again = connect(agent.trainer)
     lay_out(agent, again, 1)

@@ -1,0 +1,180 @@
+"""The generations of one agent: claimed in the store, watched for newer ones, and ended there.
+
+Owns which of them there are and which is the current one. Threads ask the store; what they hear is noted in the main
+thread, which alone writes a generation's number and identity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from cloud.errors import CloudError, Unavailable
+from cloud.notice import Deadline
+from cloud.pool import Pool
+from harness.agent.context import Context
+from harness.agent.generation import Generation
+from harness.agent.journal import Journal
+from harness.agent.save.pipeline import SavePipeline
+from harness.core import events
+from harness.core.manifest import FORMAT, Claim
+from harness.errors import SnapshotCorrupt
+from harness.snapshots import commit, handover
+
+CALL_S = 60.0
+ASK_AGAIN_S = 2.0
+
+
+class Claims:
+    """Main thread only, but for `put`."""
+
+    def __init__(self, context: Context, command: Sequence[str], pipeline: SavePipeline, journal: Journal) -> None:
+        """Claims nothing yet.
+
+        Args:
+            context: of the agent.
+            command: the trainer's command line, to be remembered; without secrets.
+            pipeline: which has the store.
+            journal: of the agent; told whose lines it puts.
+        """
+        self._context, self._command, self._pipeline, self._journal = context, tuple(command), pipeline, journal
+        self.agent = secrets.token_hex(8)
+        """This agent's identity, in its claims."""
+        self.lock_id = ""
+        """Names the lock that this agent holds; set once it does."""
+        self.current = Generation(0, "", secrets.token_hex(8))
+        self._all: list[Generation] = []
+        self._closed = threading.Event()
+
+    def begin(self, generation: Generation) -> None:
+        """It is the current one from now on."""
+        self.current = generation
+        self._all.append(generation)
+        self._journal.generation = generation.number
+
+    def add_late(self, generation: Generation, standing: Claim) -> None:
+        """Its claim came back too late: nobody trains in it. Its end is recorded as well."""
+        self._all.append(generation)
+        self.note(generation, standing)
+
+    def put(self, generation: Generation, deadline: Deadline, *, fresh: bool, joins: bool) -> Claim:
+        """Claim it, under its number or a higher one. Blocks; from any thread. What came of it is for `note`.
+
+        Args:
+            generation: which.
+            deadline: for the whole.
+            fresh: whether the user has asked for a new run.
+            joins: whether nothing of ours exists yet: then it is the run of whoever had the number first.
+
+        Raises:
+            CloudError: the store could not be asked; nothing is claimed, or the claim is found to be ours next time.
+        """
+        wanted = Claim(
+            format=FORMAT,
+            run_id=generation.run_id,
+            generation=generation.number,
+            nonce=generation.nonce,
+            claimed_at=commit.utc_now(),
+            host=self._context.host,
+            pid=os.getpid(),
+            fresh=fresh,
+            parent=generation.parent,
+            command=self._command,
+            named=self._context.settings.run_named,
+            settings=self._context.settings.remembered(),
+            agent=self.agent,
+            place=self.lock_id,
+            continues=self._context.settings.continue_,
+        )
+        return commit.claim(self._pipeline.remote.store, self._context.keys, wanted, deadline, join=joins)
+
+    def note(self, generation: Generation, standing: Claim) -> None:
+        """It is claimed, and this is the claim as it stands in the store."""
+        generation.number, generation.run_id = standing.generation, standing.run_id
+        self._journal.claimed = max(self._journal.claimed, generation.number)
+        if generation is self.current:
+            self._journal.generation = generation.number
+        self._context.emit(events.Claimed(generation=generation.number, run_id=generation.run_id))
+        generation.claimed.set()
+
+    def put_later(
+        self, generation: Generation, reason: str, denied: Callable[[CloudError], None], *, fresh: bool, joins: bool
+    ) -> None:
+        """Claim it as soon as the store lets us, in a thread. Returns at once.
+
+        Args:
+            generation: which.
+            reason: why it was not claimed at once.
+            denied: called in the main thread, and again, while the store says that it may not be.
+            fresh: see `put`.
+            joins: see `put`.
+        """
+        self._context.emit(events.ClaimDeferred(generation=generation.number, reason=reason))
+
+        def attempt() -> None:
+            while not self._closed.is_set():
+                try:
+                    standing = self.put(generation, Deadline.after(CALL_S), fresh=fresh, joins=joins)
+                    return self._context.post(partial(self.note, generation, standing))
+                except CloudError as err:
+                    if not err.retryable:
+                        self._context.post(partial(denied, err))
+                self._closed.wait(ASK_AGAIN_S)
+            return None
+
+        self._context.thread("harness-claim", attempt)
+
+    def watch_newer(self, superseded: Callable[[Claim], None]) -> None:
+        """Look whether another agent has claimed the run after us: then it waits for us. In a thread, until the end.
+
+        Args:
+            superseded: called in the main thread with each newer claim, once.
+        """
+
+        def look() -> None:
+            told = 0
+            while not self._closed.wait(handover.LOOK_S):
+                generation, store = self.current, self._pipeline.remote.store
+                if not generation.claimed.is_set():
+                    continue
+                # A store that is down is asked again, and reported by the tiers.
+                with contextlib.suppress(CloudError, SnapshotCorrupt):
+                    deadline = Deadline.after(CALL_S)
+                    keys = self._context.keys
+                    newer = handover.newer_claim(store, keys, generation.number, self.agent, deadline)
+                    if newer is not None and newer.generation > told:
+                        told = newer.generation  # and go on: it comes to nothing if ours has a higher number by then
+                        self._context.post(partial(superseded, newer))
+
+        self._context.thread("harness-newer", look)
+
+    def end(self, outcome: str, step: int | None, deadline: Deadline) -> None:
+        """Record how each of them ended that was claimed. Blocks.
+
+        IMPORTANT: only when no tier can commit any more (I5).
+
+        Raises:
+            CloudError: it could not be recorded, or not in time.
+        """
+        store, keys = self._pipeline.remote.store, self._context.keys
+
+        def record() -> None:
+            for generation in self._all:
+                if generation.claimed.is_set():
+                    commit.end(store, keys, generation.number, generation.nonce, outcome, step, deadline)
+
+        pool = Pool(1, "harness-end")
+        try:
+            pool.submit(record).result(max(0.0, deadline.remaining_s))
+        except TimeoutError as err:
+            raise Unavailable("it has not answered in time") from err
+        finally:
+            pool.shutdown()
+
+    def close(self) -> None:
+        """Nothing is claimed any more, and nobody looked for."""
+        self._closed.set()

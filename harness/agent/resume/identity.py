@@ -1,0 +1,66 @@
+"""Whether a start may go on with the run that a store knows: not with a finished one, nor with another script's.
+
+Owns these refusals, and what is said of a start that differs from the last one; asks no store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from harness.agent.trainers.child import script_of
+from harness.config.settings import Settings
+from harness.core.manifest import STOPPED_EARLY, Done
+from harness.errors import ConfigError
+from harness.snapshots.commit import Survey
+
+
+def check_identity(known: Survey, settings: Settings, command: Sequence[str]) -> list[str]:
+    """Refuse a run that is over, and another script's.
+
+    Args:
+        known: the run, as the store knows it.
+        settings: of this start.
+        command: the trainer's command line, without secrets.
+
+    Returns:
+        What else differs from the last start, in words for the user.
+
+    Raises:
+        ConfigError: it is not to be started like this.
+    """
+    claim = known.last_claim
+    if claim is None or settings.fresh:
+        return []
+    check_not_over(known.done, settings)
+    if not settings.run_named and not claim.named and _scripts_differ(claim.command, command):
+        raise ConfigError(
+            f"run {settings.run!r} belongs to another script: {' '.join(claim.command)}. Name this one: --run NAME"
+        )
+    differs = []
+    if command and claim.command and tuple(command) != claim.command:
+        differs.append(f"the command differs from the last start's, which was: {' '.join(claim.command)}")
+    for name, value in settings.remembered().items():
+        before = claim.settings.get(name)
+        if before is not None and before != value:
+            differs.append(f"{name} differs from the last start's: it was {before}, now it is {value}")
+    return differs
+
+
+def check_not_over(done: Done | None, settings: Settings) -> None:
+    """Refuse a run that has come to its end, or that its program stopped early unless it is to go on.
+
+    Raises:
+        ConfigError: it is over.
+    """
+    run, others = settings.run, "--fresh starts it again at step 0, another --run starts another"
+    if done is not None and done.outcome == "finished":
+        raise ConfigError(f"run {run!r} finished at step {done.step}: {others}")
+    if done is not None and done.outcome == STOPPED_EARLY and not settings.continue_:
+        where = "from its beginning" if done.step is None else f"from step {done.step}"
+        raise ConfigError(f"run {run!r} was stopped early by its own program: --continue goes on {where}, {others}")
+
+
+def _scripts_differ(before: Sequence[str], now: Sequence[str]) -> bool:
+    first, second = (script_of(command) if command else None for command in (before, now))
+    return first is not None and second is not None and os.path.normpath(first) != os.path.normpath(second)

@@ -1,0 +1,452 @@
+"""The search for what a generation resumes: who is awaited first, which copies there are, the newest in a slot.
+
+Owns one thread for each search, and what it has prefetched. It writes nothing that others read: what it finds out is
+told, step by step. A run whose snapshots cannot be known does not begin at step 0 (I10): the search goes on, and says
+so.
+
+    survey ──▶ await older generations, prefetch meanwhile ──▶ survey ──▶ Finder ──▶ Found | Failed | Refused
+       └─ Awaiting, Identified, Unreachable, Header as it goes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cloud.errors import CloudError, NotFound
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.agent.context import Context
+from harness.agent.generation import Generation
+from harness.agent.journal import last_lived_at
+from harness.agent.resume.claims import ASK_AGAIN_S, CALL_S
+from harness.agent.resume.finder import Copy, Finder, MemoryCopy, ResumePoint, SnapshotsMissing, stored_copies
+from harness.agent.resume.identity import check_identity, check_not_over
+from harness.agent.save.pipeline import SavePipeline
+from harness.core import events
+from harness.core.manifest import Done
+from harness.core.snapshot import SnapshotId
+from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
+from harness.ipc.slots import SlotRecord
+from harness.snapshots import commit, handover
+
+STALE_S = 60.0  # how long a list may hide what the store holds, before a start is refused
+_LOOKED_BACK = 5  # generations: one that died while it waited has no journal
+_UNKNOWN = 0  # instead of a generation that is awaited: the store has not told which
+
+
+@dataclass(frozen=True)
+class Awaiting:
+    """Older generations are waited for; none, once they have handed over.
+
+    Attributes:
+        generations: their numbers; 0 for what the store has yet to tell.
+        only_here: whether this machine holds a snapshot that is newer than any in the store.
+        news: for the journal, once it is known here: a notice may follow at once.
+    """
+
+    generations: tuple[int, ...]
+    only_here: bool
+    news: tuple[events.Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """The search waits for a store that does not answer."""
+
+
+@dataclass(frozen=True)
+class Identified:
+    """The store has answered at last: the run's identity, and the least number that the generation may have."""
+
+    run_id: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """This copy is about to be fetched, and its record is known."""
+
+    copy: Copy
+    record: SlotRecord
+
+
+@dataclass(frozen=True)
+class Found:
+    """The search is over.
+
+    Attributes:
+        point: what to resume; `None` to begin the run.
+        settled: whether the store was asked: no later search can find another older generation.
+    """
+
+    point: ResumePoint | None
+    settled: bool
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What there is cannot be resumed."""
+
+    error: HarnessError
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The run must not be started.
+
+    Attributes:
+        error: why.
+        over: the end that an older generation has brought to it meanwhile, where it has.
+    """
+
+    error: ConfigError
+    over: Done | None = None
+
+
+@dataclass(frozen=True)
+class LookedBack:
+    """When the life before this agent's first one ended, monotonic; `None` if nobody knows."""
+
+    ended_at: float | None
+
+
+Progress = Awaiting | Unreachable | Identified | Header | Found | Failed | Refused | LookedBack
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a search begins with.
+
+    Attributes:
+        generation: whose it is. Its number and its identity are final once it is claimed.
+        known: the run, as the store told when the generation was made; `None` where it has not answered.
+        memory: sealed slots of this host.
+        agent: our identity, in claims.
+        lock_id: names the lock that we hold.
+        settled: whether an earlier search of this agent has had the store's answer: nobody older is awaited then.
+        looks_back: whether it is still to be found out when the life before ours ended.
+    """
+
+    generation: Generation
+    known: commit.Survey | None
+    memory: Sequence[MemoryCopy]
+    agent: str
+    lock_id: str
+    settled: bool
+    looks_back: bool
+
+
+class _Contradiction(CloudError):
+    """The store says one thing by its list, and another by what it holds."""
+
+    retryable = True
+
+
+def _distrust(store: str, contradiction: Exception) -> ConfigError:
+    return ConfigError(
+        f"the lists of {store} cannot be trusted: {contradiction}. Nothing was started; if its snapshots were removed "
+        "on purpose, --fresh starts at step 0"
+    )
+
+
+class ResumeSearch:
+    """One search. `run` in a thread of its own, everything else from the main thread."""
+
+    def __init__(
+        self,
+        context: Context,
+        command: Sequence[str],
+        pipeline: SavePipeline,
+        start: Start,
+        tell: Callable[[ResumeSearch, Progress], None],
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            context: of the agent.
+            command: the trainer's command line, without secrets.
+            pipeline: which has the stores, and knows what was durable.
+            start: what it begins with.
+            tell: called from the search's thread with itself and each thing that it finds out.
+        """
+        self._context, self._command, self._pipeline, self._start = context, command, pipeline, start
+        self._keys, self._settings, self._emit = context.keys, context.settings, context.emit
+        self._generation, self._memory = start.generation, start.memory
+        self._tell = tell
+        self._identified = ""
+        self._prefetched: ResumePoint | None = None
+        self._tried: tuple[SnapshotId, ...] = ()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Nobody waits for it any more: it begins nothing more, and ends soon."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Search until the stores have answered. Blocks."""
+        try:
+            self._search_until_known()
+        finally:
+            if self._prefetched is not None:
+                self._prefetched.slot.close()
+
+    @property
+    def _remote(self) -> ObjectStore:
+        return self._pipeline.remote.store
+
+    @property
+    def _run_id(self) -> str:
+        """As the claim has it, once it stands; or as the store told this search."""
+        return self._generation.run_id or self._identified
+
+    def _survey(self) -> commit.Survey:
+        return commit.survey(self._remote, self._keys, Deadline.after(CALL_S))
+
+    def _note(self, progress: Progress) -> None:
+        self._tell(self, progress)
+
+    def _search_until_known(self) -> None:
+        survey, settled = self._start.known, self._start.settled
+        predecessors: handover.Predecessors | None = None
+        stale_since: float | None = None
+        while not self._stopped.is_set():
+            try:
+                if survey is None and not self._memory:
+                    survey = self._survey()
+                if survey is not None and not self._run_id:
+                    self._identify(survey)
+                if survey is not None and not settled:
+                    predecessors = predecessors or self._predecessors()
+                    self._await(predecessors, only_here=self._is_newer_here(survey))
+                    if self._stopped.is_set():
+                        return None
+                    survey, settled = self._survey(), True
+                    self._check_list(survey)
+                point = self._search(survey)
+            except (_Contradiction, SnapshotsMissing) as err:
+                stale_since = stale_since or time.monotonic()
+                if time.monotonic() - stale_since > STALE_S:
+                    if isinstance(err, SnapshotsMissing):
+                        return self._note(Failed(err))
+                    return self._note(Refused(_distrust(self._settings.store, err)))
+                survey, settled = None, self._start.settled
+                self._wait_for_store(err)
+            except CloudError as err:
+                if not err.retryable:
+                    lost = SnapshotCorrupt(f"the store {self._settings.store} cannot be read: {err}")
+                    return self._note(Failed(lost))
+                self._wait_for_store(err)
+            except ConfigError as err:
+                return self._note(Refused(err, None if predecessors is None else predecessors.over))
+            except HarnessError as err:
+                if survey is not None and (newer := self._changed(survey)) is not None:
+                    survey = newer  # what could not be used was retired while we looked at it
+                    continue
+                return self._note(Failed(err))
+            else:
+                self._note(Found(point, settled=survey is not None))
+                self._look_back()
+                if survey is not None and not self._start.settled:
+                    self._abandon_stale(point)
+                return None
+        return None
+
+    def _wait_for_store(self, err: Exception) -> None:
+        self._note(Unreachable())
+        self._emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
+        self._stopped.wait(ASK_AGAIN_S)
+
+    def _identify(self, known: commit.Survey) -> None:
+        """The store answers at last: now the run has an identity, and the generation its number."""
+        for words in check_identity(known, self._settings, self._command):
+            self._context.say(words)
+        self._identified = known.run_id or secrets.token_hex(16)
+        self._note(Identified(self._identified, known.next_generation))
+
+    # ---- who is awaited ---------------------------------------------------------------------------------------------
+
+    def _predecessors(self) -> handover.Predecessors:
+        return handover.Predecessors(
+            self._keys,
+            self._generation.number,
+            run_id=self._run_id,
+            agent=self._start.agent,
+            place=self._start.lock_id,
+            silence_s=self._settings.handover_s,
+        )
+
+    def _await(self, predecessors: handover.Predecessors, *, only_here: bool) -> None:
+        """Wait until no older generation can commit any more, and prefetch meanwhile.
+
+        Raises:
+            ConfigError: an older one has ended the run.
+            CloudError: the store cannot be asked, for good.
+        """
+        told = {_UNKNOWN}
+        began = time.monotonic()
+        while awaited := self._look(predecessors):
+            news: list[events.Event] = []
+            for number in set(awaited) - told:
+                claim = predecessors.claim_of(number)
+                host, silence_s = claim.host if claim else "?", self._settings.handover_s
+                news.append(events.HandoverAwaited(generation=number, host=host, silence_s=silence_s))
+            told.update(awaited)
+            self._note(Awaiting(tuple(awaited), only_here, tuple(news)))
+            self._prefetch()
+            if self._stopped.wait(handover.AWAIT_S):
+                return
+        over = events.HandoverOver(seconds=time.monotonic() - began)
+        self._note(Awaiting((), only_here, (over,) if len(told) > 1 else ()))
+        check_not_over(predecessors.over, self._settings)
+
+    def _look(self, predecessors: handover.Predecessors) -> list[int]:
+        """Who is awaited."""
+        if not self._generation.claimed.is_set():
+            return [_UNKNOWN]  # its number may be another's, who is older then
+        # As they stand in the store now:
+        predecessors.generation, predecessors.run_id = self._generation.number, self._generation.run_id
+        try:
+            return predecessors.look(self._remote, Deadline.after(CALL_S))
+        except CloudError as err:
+            if not err.retryable:
+                raise
+            self._emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
+            return [_UNKNOWN]
+
+    def _is_newer_here(self, survey: commit.Survey) -> bool:
+        """Whether memory or the local tier hold a snapshot of this run that is newer than any in the store."""
+        here, local = [copy.id for copy in self._memory], self._pipeline.local
+        if local is not None:
+            with contextlib.suppress(CloudError, SnapshotCorrupt, ValueError):
+                newest = max(commit.survey(local.store, self._keys, Deadline.after(CALL_S)).commits)
+                manifest = commit.read_manifest(local.store, self._keys, newest, Deadline.after(CALL_S))
+                here += [newest] if manifest.run_id == self._run_id else []
+        return any(copy > max(survey.commits, default=SnapshotId(1, 0)) for copy in here)
+
+    def _prefetch(self) -> None:
+        """Fetch the newest snapshot there is now: most likely the older generation's last, or its last but one."""
+        if self._prefetched is not None:
+            return
+        with contextlib.suppress(CloudError, SnapshotCorrupt, NoSpace):  # it is all done again, in earnest
+            known = self._survey()
+            if known.commits == self._tried:
+                return
+            self._tried = known.commits
+            copies = stored_copies(self._remote, "remote", known.commits)
+            self._prefetched = self._finder().find(copies, lambda copy, record: None)
+
+    def _check_list(self, survey: commit.Survey) -> None:
+        """A list that does not show what was written a moment ago may hide snapshots as well (I10).
+
+        Stores list what they hold; a cache in front of one, or one that is repaired, may not.
+        """
+        newest = survey.last_claim.generation if survey.last_claim is not None else 0
+        if newest < self._generation.number:
+            raise _Contradiction(f"its list ends at generation {newest}, and {self._generation.number} is claimed")
+
+    # ---- which snapshot ---------------------------------------------------------------------------------------------
+
+    def _finder(self) -> Finder:
+        return Finder(self._keys, self._run_id, self._context.host, self._emit, self._settings.slot_disk)
+
+    def _search(self, survey: commit.Survey | None) -> ResumePoint | None:
+        """All tiers' copies, newest first; what somebody died over is committed before looking."""
+        copies: list[Copy] = list(self._memory)
+        local = self._pipeline.local
+        if survey is not None:
+            finished = commit.finish_complete(self._remote, self._keys, self._run_id, Deadline.after(CALL_S))
+            copies += stored_copies(self._remote, "remote", [*survey.commits, *finished])
+        if local is not None:
+            try:
+                commit.finish_complete(local.store, self._keys, self._run_id, Deadline.after(CALL_S))
+                at_hand = commit.survey(local.store, self._keys, Deadline.after(CALL_S))
+                copies += stored_copies(local.store, "local", at_hand.commits)
+            except CloudError as err:  # a broken disk must not keep a run from its durable snapshots
+                self._emit(events.Rejected(snapshot="all", tier="local", reason=str(err)))
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None:
+            if prefetched.id == max((copy.id for copy in copies), default=None):
+                return prefetched
+            prefetched.slot.close()  # there is a newer one now, and memory for one of them
+        point = self._finder().find(copies, lambda copy, record: self._note(Header(copy, record)))
+        if point is None and survey is not None:
+            self._check_nothing_is_lost(survey)
+        return point
+
+    def _check_nothing_is_lost(self, known: commit.Survey) -> None:
+        """Raise where the run has snapshots, and it would begin at step 0 all the same (I10).
+
+        Raises:
+            SnapshotCorrupt: each of them is in quarantine.
+            _Contradiction: none is listed, though one was made durable here, or an end says so.
+        """
+        durable = self._pipeline.steps.durable
+        if durable is None and not known.quarantined:
+            durable = self._durable_before()
+        if durable is not None and not known.quarantined:
+            raise _Contradiction(f"it lists no snapshot, and step {durable} was durable there")
+        for snapshot in sorted(known.quarantined, reverse=True):
+            with contextlib.suppress(NotFound):  # retired since
+                manifest = commit.read_manifest(self._remote, self._keys, snapshot, Deadline.after(CALL_S))
+                if manifest.run_id == self._run_id:
+                    raise SnapshotCorrupt(
+                        "this run has snapshots, and all of them are quarantined: see harness ls. "
+                        "Nothing was started; --fresh starts at step 0"
+                    )
+
+    def _durable_before(self) -> int | None:
+        """The step that the newest end of the run before us says was durable; `None` if it says none."""
+        deadline = Deadline.after(CALL_S)
+        for number in self._numbers_before():
+            with contextlib.suppress(NotFound, SnapshotCorrupt):
+                if commit.read_claim(self._remote, self._keys, number, deadline).run_id != self._run_id:
+                    return None  # what was before a --fresh
+                return commit.read_done(self._remote, self._keys, number, deadline).step
+        return None
+
+    def _changed(self, survey: commit.Survey) -> commit.Survey | None:
+        """The run as it is now, if there are commits that `survey` does not know, or some it does are gone."""
+        with contextlib.suppress(CloudError, SnapshotCorrupt):
+            now = self._survey()
+            gone = set(survey.commits) - set(now.commits) - now.quarantined
+            if gone or set(now.commits) - set(survey.commits):
+                return now
+        return None
+
+    # ---- what nobody waits for --------------------------------------------------------------------------------------
+
+    def _numbers_before(self) -> range:
+        """The newest generations before ours, newest first."""
+        number = self._generation.number
+        return range(number - 1, max(0, number - 1 - _LOOKED_BACK), -1)
+
+    def _look_back(self) -> None:
+        """When the trainer of the life before ours last lived, by its journal."""
+        if not self._start.looks_back:
+            return
+        ended_at = None
+        with contextlib.suppress(CloudError):
+            for number in self._numbers_before():
+                ended = last_lived_at(self._remote, self._keys, number, Deadline.after(CALL_S))
+                if ended is not None:
+                    age_s = (datetime.datetime.now(datetime.UTC) - ended).total_seconds()
+                    ended_at = time.monotonic() - age_s
+                    break
+        self._note(LookedBack(ended_at))
+
+    def _abandon_stale(self, point: ResumePoint | None) -> None:
+        """Uploads that older generations have left unfinished cost money; nobody goes on with them but we, with one."""
+        local, deadline = self._pipeline.local, Deadline.after(CALL_S)
+        try:
+            spared = None
+            if local is not None and point is not None and point.tier == "local":
+                spared = commit.read_manifest(local.store, self._keys, point.id, deadline).directory
+            commit.abandon_stale(self._remote, self._keys, self._generation.number, spared, deadline)
+        except (CloudError, SnapshotCorrupt) as err:
+            self._emit(events.UpkeepFailed(tier="remote", reason=str(err)))

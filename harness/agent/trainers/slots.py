@@ -1,0 +1,86 @@
+"""Slots for what a trainer lays out: made in a thread, one layout after the other, the newest one first.
+
+Owns which layout is waited for. Making them takes half a second per GiB, and notices are heard meanwhile. Main thread
+of the agent, but for the thread that it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from harness.agent.context import Context
+from harness.agent.save.slot_pool import TWO_SLOTS_FROM_BYTES, SlotPool, Wanted, total_bytes
+from harness.core import events
+from harness.core.messages import Layout
+from harness.errors import HarnessError
+from harness.ipc.slots import Slot
+
+Deliver = Callable[[Layout, list[int] | HarnessError], None]
+
+
+class SlotSupply:
+    """Of one pool."""
+
+    def __init__(self, context: Context, pool: SlotPool, deliver: Deliver) -> None:
+        """Makes nothing yet.
+
+        Args:
+            context: of the agent.
+            pool: which gets them.
+            deliver: called with the newest layout and the indexes of its slots, or with why there are none; not where
+                the layout was forgotten meanwhile.
+        """
+        self._context, self._pool, self._deliver = context, pool, deliver
+        self._layout: Layout | None = None
+        self._making = False
+
+    def want(self, layout: Layout) -> None:
+        """Slots of this layout are needed, and those of no other."""
+        self._layout = layout
+        self._make()
+
+    def forget(self) -> None:
+        """Nobody waits for any. What is being made is there for whoever comes next."""
+        self._layout = None
+
+    def tell(self, layout: Layout, indexes: list[int]) -> None:
+        """Say what the slots of a layout have come to: how many there are, and where."""
+        slots, size = [self._pool[index] for index in indexes], layout.bytes
+        on_disk = slots[0].on_disk
+        self._context.emit(events.SlotsReady(slots=len(slots), bytes=size, on_disk=on_disk))
+        if on_disk:
+            self._context.say(
+                f"there is no memory for a snapshot of {size / 1e9:.2f} GB: each one goes through a window to "
+                f"{self._context.settings.slot_disk}, and training waits for that disk meanwhile"
+            )
+        elif len(slots) < self._count:
+            self._context.say(f"there is memory for {len(slots)} of {self._count} slots of {size / 1e9:.2f} GB")
+
+    @property
+    def _count(self) -> int:
+        return self._context.settings.slots or (2 if total_bytes() >= TWO_SLOTS_FROM_BYTES else 1)
+
+    def _make(self) -> None:
+        if self._making or self._layout is None:
+            return
+        layout, self._making = self._layout, True
+        wanted = self._pool.begin(layout.bytes, self._count)
+
+        def make() -> None:
+            made: list[Slot] | HarnessError
+            try:
+                made = wanted.make()
+            except HarnessError as err:
+                made = err
+            self._context.post(partial(self._made, layout, wanted, made))
+
+        self._context.thread("harness-slots", make)
+
+    def _made(self, layout: Layout, wanted: Wanted, made: list[Slot] | HarnessError) -> None:
+        self._making = False
+        indexes = made if isinstance(made, HarnessError) else self._pool.finish(wanted, made)
+        if layout is not self._layout:  # another one has come, or the trainer has gone
+            return self._make()
+        self._layout = None
+        return self._deliver(layout, indexes)
