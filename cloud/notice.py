@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ class Deadline:
     Attributes:
         at: monotonic seconds; `math.inf` for "whenever it is done".
         clock: the clock that `at` is read on.
+        cancelled: once it is set, the work is worth nothing either, whatever the time.
     """
 
     at: float
     clock: Clock = time.monotonic
+    cancelled: threading.Event | None = None
 
     @classmethod
     def after(cls, seconds: float, clock: Clock = time.monotonic) -> Deadline:
@@ -41,17 +44,25 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left; 0.0 once it has passed."""
-        return max(0.0, self.at - self.clock())
+        """Seconds left; 0.0 once it has passed, or the work was cancelled."""
+        return 0.0 if self._is_cancelled else max(0.0, self.at - self.clock())
 
     @property
     def expired(self) -> bool:
-        """Whether the instant has passed."""
-        return self.clock() >= self.at
+        """Whether the instant has passed, or the work was cancelled."""
+        return self._is_cancelled or self.clock() >= self.at
 
     def sooner(self, seconds: float) -> Deadline:
         """The earlier of this deadline and `seconds` from now: a bound for one attempt inside the whole."""
-        return Deadline(min(self.at, self.clock() + seconds), self.clock)
+        return Deadline(min(self.at, self.clock() + seconds), self.clock, self.cancelled)
+
+    def unless(self, cancelled: threading.Event) -> Deadline:
+        """The same, for work that is over as soon as `cancelled` is set: at its next step, not in the middle of one."""
+        return Deadline(self.at, self.clock, cancelled)
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return self.cancelled is not None and self.cancelled.is_set()
 
 
 class NoticeKind(enum.Enum):

@@ -141,8 +141,8 @@ class S3Store:
         """See `ObjectStore.put`. The source is not touched any more when this returns or raises.
 
         An unfinished upload of the same key is gone on with: parts that are there with our sums are not sent again.
-        An exception of `progress` ends the put at once and leaves the unfinished upload; at most `streams` parts are on
-        their way beyond what `progress` has returned for.
+        One that is cancelled, or has no time left, leaves its unfinished upload; at most `streams` parts are on their
+        way beyond what `progress` has returned for.
         """
         full = self._full(key)
         reader = Reader(source)

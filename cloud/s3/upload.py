@@ -102,7 +102,7 @@ class Upload:
         self._bodies: set[Body] | None = set()  # that threads are reading; `None` when nobody may read any more
 
     def run(self, progress: Progress | None) -> Receipt:
-        """Send, complete, look. Raises CloudError, and whatever `progress` raises."""
+        """Send, complete, look. Raises CloudError."""
         try:
             found = self._resume()
             self._resumed = found is not None
@@ -167,7 +167,7 @@ class Upload:
                     sent[number] = future.result()
                     if progress is not None:
                         progress(sum(size for _, size in sent[number].leaves))
-                elif self._deadline.expired:
+                if self._deadline.expired and len(sent) < self._count:
                     raise Unavailable(f"{self._key}: no time left; {len(sent)} of {self._count} parts are there")
         finally:
             self._let_go()

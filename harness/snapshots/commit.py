@@ -20,7 +20,7 @@ import msgspec
 
 from cloud.digest import crc64nvme, format_crc
 from cloud.directory.direct import aligned_buffer
-from cloud.errors import AlreadyExists, CloudError, NotFound, TooLarge, Truncated, Unreadable
+from cloud.errors import AlreadyExists, CloudError, NotFound, TooLarge, Truncated, Unavailable, Unreadable
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
 from harness.core import events
@@ -239,7 +239,7 @@ def publish(
         deadline: for the whole.
         emit: the journal.
         attempt: what an earlier attempt at the same `staged` has left; shards that it stored are not sent again.
-        progress: see `ObjectStore.put`; called with 0 for what is copied, and not for what is there already.
+        progress: see `ObjectStore.put`; not called for what is copied, nor for what is there already.
         unchanged: what the store holds already; `None` to send everything.
         committing: entered around what may make the snapshot visible. Raises CloudError to keep it from being so.
 
@@ -264,8 +264,8 @@ def publish(
     def copied(entry: ShardEntry) -> None:
         attempt.stored[entry.name], how[entry.name] = entry, "copied"
         attempt.copied_bytes += entry.size
-        if progress is not None:
-            progress(0)  # whoever gives up does so between two copies as well
+        if deadline.expired:
+            raise Unavailable(f"{staged.id}: no time left; {attempt.copied_bytes} bytes are copied")
 
     def refused(name: str, err: CloudError) -> None:
         emit(events.NotCopied(tier=tier, step=staged.id.step, name=name, reason=str(err)))

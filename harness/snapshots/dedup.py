@@ -103,9 +103,12 @@ class Deduplicator:
             keys: of the run.
             directory: the new snapshot's.
             wanted: its shards.
-            deadline: for each.
+            deadline: for the whole; each has a share of it.
             copied: called with each shard that is there now; what it raises ends this, and leaves copies under way.
             refused: called with the name of each that is not, and why.
+
+        Raises:
+            CloudError: there is no time left.
         """
         base = self.base
         if base is None:
@@ -121,6 +124,8 @@ class Deduplicator:
             try:
                 entry = result()
             except CloudError as err:
+                if deadline.expired:
+                    raise
                 # Retired just now, or damaged: nothing that the store could help.
                 self._failed(store_is_able=isinstance(err, NotFound | CopyDiffers))
                 refused(name, err)

@@ -33,8 +33,8 @@ from cloud.retry import RetryingStore
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.resume.finder import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
+from harness.agent.save.jobs import LocalSnapshot
 from harness.agent.save.slot_pool import SlotPool
-from harness.agent.save.tier import LocalSnapshot
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest
 from harness.core.policy.retention import retain

@@ -21,8 +21,10 @@ from cloud.store import ObjectStore
 from harness.agent.context import Context
 from harness.agent.generation import Generation
 from harness.agent.resume.finder import MemoryCopy, ResumePoint
+from harness.agent.save.jobs import Job, LocalSnapshot, SealedSlot
 from harness.agent.save.slot_pool import SlotPool
-from harness.agent.save.tier import Job, LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
+from harness.agent.save.tier import Tier, TierEvents
+from harness.agent.save.upkeep import Retention
 from harness.core.manifest import Manifest
 from harness.core.policy.cadence import Cadence
 from harness.core.snapshot import SnapshotId
@@ -92,10 +94,13 @@ class SavePipeline:
                 context,
                 "local",
                 stores(settings.local_tier),
-                Retention(settings.keep_local),
+                Retention(settings.keep_local, pinned=self._uploading),
                 tell,
-                pinned=lambda: [job.manifest.id for job in self.remote.jobs if isinstance(job, LocalSnapshot)],
             )
+
+    def _uploading(self) -> list[SnapshotId]:
+        """What of the local tier is read for the remote one."""
+        return [job.manifest.id for job in self.remote.jobs if isinstance(job, LocalSnapshot)]
 
     @property
     def tiers(self) -> list[Tier]:

@@ -60,7 +60,7 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
     told = list[Any]()
     trainer: Any = SimpleNamespace(channel=SimpleNamespace(send=told.append))
     agent.trainer.connection, agent._control.layout_bytes = trainer, 1000
-    agent._pipeline.remote._rate.add(1000, 100.0)
+    agent._pipeline.remote._throttle._rate.add(1000, 100.0)
 
     agent._on_superseded(newer())
 
@@ -85,7 +85,7 @@ def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, h
     size = sum(SHARD_BYTES)
     agent.trainer.connection = SimpleNamespace()  # type: ignore[assignment]
     agent._speeds.sealed(size, 1.0)
-    agent._pipeline.remote._rate.add(size, 35.0)
+    agent._pipeline.remote._throttle._rate.add(size, 35.0)
     agent._begin_drain(standing(50.0), ExitCode.INTERRUPTED)
     assert agent._drain.current is not None
     assert (agent._drain.current.plan.choice, agent._drain.current.plan.fits) == (Choice.NEW, True)
@@ -100,7 +100,7 @@ def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, h
 def test_where_nothing_else_is_left_to_save_a_new_snapshot_is_tried_to_the_end(agent: Agent) -> None:
     """It will at least be on the local disk, and nothing is lost by trying."""
     agent.trainer.connection, agent._control.layout_bytes = SimpleNamespace(), 1000  # type: ignore[assignment]
-    agent._pipeline.remote._rate.add(1000, 100.0)
+    agent._pipeline.remote._throttle._rate.add(1000, 100.0)
     agent._begin_drain(standing(10.0), ExitCode.INTERRUPTED)
 
     agent._drain.save_what_there_is_in_time()

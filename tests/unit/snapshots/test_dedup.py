@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from cloud.digest import Digester, crc64nvme, format_crc
-from cloud.errors import CannotCopy, Denied, NotFound
+from cloud.errors import CannotCopy, Denied, NotFound, Unavailable
 from cloud.store import CHUNK_BYTES, ObjectStore
 from cloud.testing.memory import MemoryStore
 from harness.core.manifest import Manifest, Part, ShardEntry
@@ -276,3 +276,30 @@ def test_who_gives_up_between_two_copies_is_heard() -> None:
         )
 
     assert base.refused == []
+
+
+def test_a_copy_that_is_given_up_in_the_middle_says_nothing_about_the_store() -> None:
+    """A newer snapshot alone still fitted; it was sent whole, because the older one's copies had been cancelled."""
+    cancelled = threading.Event()
+
+    class Cancels(MemoryStore):
+        def copy(self, source: str, key: str, expected: Any, *, deadline: Any) -> None:
+            cancelled.set()
+            raise Unavailable("no time left")
+
+    tried, refused = over(entry(DATA)), list[str]()
+    wanted = [Wanted("a", memoryview(DATA), None)]
+
+    with pytest.raises(Unavailable):
+        tried.copy(
+            Cancels(),
+            KEYS,
+            "d",
+            wanted,
+            FOREVER.unless(cancelled),
+            lambda _: None,
+            lambda name, _: refused.append(name),
+        )
+
+    assert not refused
+    assert tried.find(wanted[0]) is not None

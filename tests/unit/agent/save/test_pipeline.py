@@ -13,9 +13,9 @@ from cloud.errors import SourceUnreadable, Unavailable
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.resume.finder import ResumePoint
+from harness.agent.save.jobs import LocalSnapshot, SealedSlot
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.save.slot_pool import TRAINER
-from harness.agent.save.tier import LocalSnapshot, SealedSlot
 from harness.config.settings import Settings
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot

@@ -19,8 +19,10 @@ from cloud.pool import Pool
 from cloud.store import ObjectInfo, ObjectStore
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
-from harness.agent.save import tier
-from harness.agent.save.tier import LocalSnapshot, Retention, SealedSlot, Tier, TierEvents
+from harness.agent.save import throttle, tier, upkeep
+from harness.agent.save.jobs import LocalSnapshot, SealedSlot
+from harness.agent.save.tier import Tier, TierEvents
+from harness.agent.save.upkeep import Retention
 from harness.config.settings import Settings
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest
@@ -49,7 +51,7 @@ from tests.support.stores import BadBlocks, FaultyStore, RecordingStore
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(tier, "LONGEST_RETRY_S", 0.002)
-    monkeypatch.setattr(tier, "AGAIN_S", [0.0] * len(tier.AGAIN_S))
+    monkeypatch.setattr(upkeep, "AGAIN_S", [0.0] * len(upkeep.AGAIN_S))
 
 
 AGES_S = 1000.0
@@ -60,7 +62,8 @@ AGES_S = 1000.0
 def shifted(monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
     """The clock of tier and commit, to be moved."""
     clock = ShiftedClock()
-    monkeypatch.setattr(tier, "time", clock)
+    for module in (tier, throttle):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(commit, "time", clock)
     return clock
 
@@ -386,6 +389,8 @@ class Parts(MemoryStore):
         for at in range(0, len(data), self.piece):
             self.act.pop(self.reported, lambda: None)()
             self.reported += 1
+            if deadline.expired:
+                raise Unavailable("no time left")
             if progress is not None:
                 progress(len(data[at : at + self.piece]))
         return super().put(key, source, deadline=deadline)
@@ -409,7 +414,7 @@ class Punctual(MemoryStore):
 def test_an_upload_makes_way_when_only_the_newer_snapshot_still_fits(scenes: Callable[..., Scene]) -> None:
     store = Parts()
     scene = scenes(store)
-    scene.tier._rate.add(sum(SHARD_BYTES), 10.0)  # ten seconds for a snapshot
+    scene.tier._throttle._rate.add(sum(SHARD_BYTES), 10.0)  # ten seconds for a snapshot
     older, newer = scene.sealed(10), scene.sealed(20)
 
     def notice() -> None:
@@ -428,7 +433,7 @@ def test_an_upload_makes_way_when_only_the_newer_snapshot_still_fits(scenes: Cal
 def test_an_upload_is_finished_where_both_fit(scenes: Callable[..., Scene]) -> None:
     store = Parts()
     scene = scenes(store)
-    scene.tier._rate.add(sum(SHARD_BYTES), 10.0)
+    scene.tier._throttle._rate.add(sum(SHARD_BYTES), 10.0)
     older, newer = scene.sealed(10), scene.sealed(20)
 
     def notice() -> None:
@@ -587,7 +592,7 @@ def test_a_notice_makes_an_upload_give_way_to_one_that_waits_already(scenes: Cal
     """The plan had said so, and nobody did it: the winner had been submitted before there was a deadline."""
     store = Parts()
     scene = scenes(store)
-    scene.tier._rate.add(sum(SHARD_BYTES), 10.0)
+    scene.tier._throttle._rate.add(sum(SHARD_BYTES), 10.0)
     older, newer = scene.sealed(10), scene.sealed(20)
 
     def notice() -> None:
@@ -679,7 +684,7 @@ def test_what_is_damaged_at_every_read_is_not_condemned_by_who_never_read_anythi
 
 def test_what_can_be_read_at_last_is_verified(scenes: Callable[..., Scene]) -> None:
     class Flaky(Sumless):
-        bad = len(tier.AGAIN_S)
+        bad = len(upkeep.AGAIN_S)
 
         def get(self, key: str, into: memoryview, **options: Any) -> None:
             super().get(key, into, **options)
@@ -789,7 +794,7 @@ def test_a_full_disk_of_snapshots_that_nobody_has_looked_at_is_looked_at(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five good ones, none of which might be deleted, since none had been read back; no save succeeded any more."""
-    monkeypatch.setattr(tier, "SPARE_BYTES", 0)
+    monkeypatch.setattr(upkeep, "SPARE_BYTES", 0)
     store = Room(5 * CONTENT_BYTES + 3000)
     publish(store, 1, 2, 3, 4, 5)
     scene = scenes(store, keep_last=2)
@@ -803,7 +808,7 @@ def test_a_full_disk_of_snapshots_that_nobody_has_looked_at_is_looked_at(
 def test_a_full_disk_whose_newest_snapshot_is_damaged_makes_room_below_the_next(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier, "SPARE_BYTES", 0)
+    monkeypatch.setattr(upkeep, "SPARE_BYTES", 0)
     inner = Room(5 * CONTENT_BYTES + 3000)
     store = ProtocolStore(inner)
     store.free_bytes = inner.free_bytes  # type: ignore[method-assign]
@@ -821,7 +826,7 @@ def test_room_is_asked_for_the_bytes_that_will_be_written(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model that is mostly frozen, a few bytes are written and the others are a second name of a file."""
-    monkeypatch.setattr(tier, "SPARE_BYTES", 0)
+    monkeypatch.setattr(upkeep, "SPARE_BYTES", 0)
 
     class Links(Room):
         def used(self) -> int:
@@ -860,7 +865,7 @@ def test_another_run_of_this_name_is_retired_on_the_user_s_word(scenes: Callable
     assert commits(store) == ([20] if fresh else [1, 2, 20])
 
 
-@pytest.mark.parametrize(("age_s", "goes"), [(tier.GRACE_S - 3600, False), (tier.GRACE_S + 3600, True)])
+@pytest.mark.parametrize(("age_s", "goes"), [(upkeep.GRACE_S - 3600, False), (upkeep.GRACE_S + 3600, True)])
 def test_another_run_of_this_name_is_retired_after_days(scenes: Callable[..., Scene], age_s: float, goes: bool) -> None:
     store = MemoryStore()
     then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
@@ -1275,8 +1280,8 @@ def test_with_a_deadline_the_store_copies_only_where_that_is_no_slower_than_send
     for step in (10, 20):
         scene.tier.submit(scene.sealed(step, frozen=True))
         scene.until(lambda told, step=step: ("released", step) in told)
-    monkeypatch.setattr(scene.tier, "_rate", Rate())
-    scene.tier._rate.add(bytes_s, 1.0)
+    monkeypatch.setattr(scene.tier._throttle, "_rate", Rate())
+    scene.tier._throttle._rate.add(bytes_s, 1.0)
     scene.tier.drain(standing(60.0))
     scene.tier.submit(scene.sealed(30, frozen=True))
     scene.until(lambda told: ("released", 30) in told)

@@ -339,28 +339,20 @@ class Holding(Disk):
         return count
 
 
-class GivenUp(Exception):
-    """As a tier gives up a job that has to make way."""
-
-
 def test_when_a_put_was_given_up_nobody_writes_the_file_or_reads_the_slot_any_more(tmp_path: Path) -> None:
-    disk, raised, source = Holding(), threading.Event(), filled(4 * CHUNK_BYTES)
+    disk, cancelled, source = Holding(), threading.Event(), filled(4 * CHUNK_BYTES)
     store = DirectoryStore(tmp_path, fs=disk)
     ended: list[BaseException] = []
 
-    def give_up(_: int) -> None:
-        raised.set()
-        raise GivenUp
-
     def put_and_tell() -> None:
         try:
-            store.put("run/a", source, deadline=NEVER, progress=give_up)
-        except GivenUp as err:
+            store.put("run/a", source, deadline=NEVER.unless(cancelled), progress=lambda _: cancelled.set())
+        except Unavailable as err:
             ended.append(err)
 
     thread = threading.Thread(target=put_and_tell)
     thread.start()
-    assert raised.wait(HANG_S)
+    assert cancelled.wait(HANG_S)
     assert ended == []  # two writes are held, and it waits for them
     disk.let_go.set()
     thread.join(HANG_S)

@@ -45,21 +45,17 @@ def store(bare: S3Store) -> RetryingStore:
     return RetryingStore(bare, sleep=FakeClock().sleep)
 
 
-class Cancelled(Exception):
-    """What a caller raises to end a put."""
-
-
 def leave_unfinished(server: S3Server, key: str, data: bytes = DATA, parts: int = 2) -> None:
     """An upload that was cancelled when it had exactly so many parts: one stream has nothing else on its way."""
-    sent: list[int] = []
+    sent, cancelled = list[int](), threading.Event()
 
     def progress(size: int) -> None:
         sent.append(size)
         if len(sent) == parts:
-            raise Cancelled
+            cancelled.set()
 
-    with closing(open_store(server, streams=1)) as store, pytest.raises(Cancelled):
-        store.put(key, memoryview(data), deadline=NEVER, progress=progress)
+    with closing(open_store(server, streams=1)) as store, pytest.raises(Unavailable, match="no time left"):
+        store.put(key, memoryview(data), deadline=NEVER.unless(cancelled), progress=progress)
 
 
 def count(server: S3Server, operation: str) -> int:
@@ -260,14 +256,11 @@ def test_what_was_put_together_wrongly_does_not_stay(server: S3Server, bare: S3S
 # ------------------------------------------------------------------------------------------------- going on after all
 
 
-def test_an_exception_of_progress_ends_the_put_and_lets_go_of_the_source(server: S3Server, bare: S3Store) -> None:
-    source = bytearray(DATA)
+def test_a_put_that_is_cancelled_ends_and_lets_go_of_the_source(server: S3Server, bare: S3Store) -> None:
+    source, cancelled = bytearray(DATA), threading.Event()
 
-    def progress(_: int) -> None:
-        raise Cancelled
-
-    with memoryview(source) as view, pytest.raises(Cancelled):
-        bare.put("a", view, deadline=NEVER, progress=progress)
+    with memoryview(source) as view, pytest.raises(Unavailable, match="no time left"):
+        bare.put("a", view, deadline=NEVER.unless(cancelled), progress=lambda _: cancelled.set())
 
     source.clear()  # BufferError if anybody still held it
     assert count(server, "UploadPart") <= STREAMS

@@ -1,0 +1,100 @@
+"""How fast a tier sends: measured, and kept to a limit while nothing is urgent.
+
+Owns the measurements of one tier. Pauses for the limit do not count as time, nor does what the store copies by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from harness.core.policy.copying import Copied, Rates
+from harness.core.rate import Rate
+from harness.snapshots.commit import Attempt
+
+SAMPLE_S = 2.0  # a speed is measured over so long: parts are acknowledged in bursts
+
+
+class Throttle:
+    """Of one tier. `count` in the thread that sends, everything else from any."""
+
+    def __init__(self, limit_bytes_s: float | None) -> None:
+        """Nothing was measured yet. `limit_bytes_s` is how fast to send at most; `None` for as fast as it goes."""
+        self.limit_bytes_s = limit_bytes_s
+        self._changed = threading.Condition()
+        self._free = False
+        self._rate, self._copied = Rate(), Copied()
+        self._attempt = Attempt()
+        self._began_at = time.monotonic()
+        self._copied_before_s = 0.0
+        self._sent = 0
+        self._paused_s = 0.0
+        self._sampled = False
+        self._since = (0, 0.0)
+
+    @property
+    def rates(self) -> Rates:
+        """Measured, pessimistic, and without what the limit slows down; `None` until something was sent."""
+        with self._changed:
+            return Rates(store_bytes_s=self._rate.per_s, copied=self._copied)
+
+    @property
+    def copied(self) -> Copied:
+        """What the store copied by itself of the newest snapshot: of the next one that need not be sent either."""
+        with self._changed:
+            return self._copied
+
+    def begin(self, attempt: Attempt) -> None:
+        """What is sent from now on is counted for `attempt`, and its time begins."""
+        with self._changed:
+            self._attempt, self._copied_before_s = attempt, attempt.copying_s
+            self._began_at = time.monotonic()
+            self._sent, self._paused_s, self._sampled, self._since = 0, 0.0, False, (0, 0.0)
+
+    def left(self, size: int) -> int:
+        """Bytes still to send of the attempt in flight, of `size`."""
+        with self._changed:
+            return max(0, size - self._sent - self._attempt.skipped_bytes)
+
+    def count(self, sent: int) -> None:
+        """So many bytes are stored. Blocks for as long as the limit asks for."""
+        with self._changed:
+            self._sent += sent
+            sent_before, elapsed_before = self._since
+            elapsed_s = self._elapsed_s
+            if sent and elapsed_s - elapsed_before >= SAMPLE_S:
+                self._rate.add(self._sent - sent_before, elapsed_s - elapsed_before)
+                self._since, self._sampled = (self._sent, elapsed_s), True
+            self._wait_for_pace()
+
+    def end(self) -> None:
+        """Everything of the attempt is stored."""
+        with self._changed:
+            if not self._sampled:  # a small one: its round trips are most of what it costs
+                self._rate.add(self._sent, self._elapsed_s)
+            self._copied = Copied(self._attempt.copied_bytes, self._attempt.copying_s)
+
+    def forget_copied(self) -> None:
+        """The next snapshot has no base, and is sent whole."""
+        with self._changed:
+            self._copied = Copied()
+
+    def set_free(self, free: bool) -> None:
+        """Whether to send as fast as it goes, whatever the limit."""
+        with self._changed:
+            self._free = free
+            self._changed.notify_all()
+
+    @property
+    def _elapsed_s(self) -> float:
+        copying_s = self._attempt.copying_s - self._copied_before_s
+        return time.monotonic() - self._began_at - self._paused_s - copying_s
+
+    def _wait_for_pace(self) -> None:
+        if self.limit_bytes_s is None:
+            return
+        began = time.monotonic()
+        pace_at = self._began_at + self._sent / self.limit_bytes_s
+        while not self._free and (left_s := pace_at - time.monotonic()) > 0:
+            self._changed.wait(min(left_s, 3600.0))
+        self._paused_s += time.monotonic() - began
