@@ -39,7 +39,7 @@ from cloud.digest import crc64nvme
 from cloud.directory.store import DirectoryStore
 from cloud.notice import Deadline
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
-from harness.snapshots import commit
+from harness.snapshots import commit, retire
 from harness.snapshots.dedup import Deduplicator, Wanted
 from tests.support.s3_server import serving, steer
 
@@ -225,8 +225,8 @@ def on_disk(directory: Path, data: memoryview, number: int) -> OnDisk:
     vain_s, found = timed(lambda: [unchanged.find(Wanted(name, shard)) for name, shard in shards(data)])
     if any(found):
         raise SystemExit("what has changed was taken for what has not")
-    commit.remove(store, KEYS, base.id, NEVER)
-    commit.remove(store, KEYS, SnapshotId(1, 2 * number + 2), NEVER)
+    retire.remove(store, KEYS, base.id, NEVER)
+    retire.remove(store, KEYS, SnapshotId(1, 2 * number + 2), NEVER)
     return OnDisk(write_s, link_s, read_s, vain_s)
 
 

@@ -36,7 +36,7 @@ from harness.core.shard import Placed, ShardLayout, header_bytes, parse_header
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.process import safe_python
-from harness.snapshots import commit
+from harness.snapshots import records
 from harness.snapshots.open import open_existing_store
 
 _CALL_S = 120.0
@@ -123,7 +123,7 @@ def _locate(settings: Settings, snapshot: str | None, step: int | None, say: Say
     keys = RunKeys(settings.run)
     asked = _parse_id(snapshot, step)
     surveys = [
-        (tier, store, commit.survey(store, keys, Deadline.after(_CALL_S))) for tier, store in _open_tiers(settings)
+        (tier, store, records.survey(store, keys, Deadline.after(_CALL_S))) for tier, store in _open_tiers(settings)
     ]
     claim = surveys[-1][2].last_claim
     run_id = claim.run_id if claim is not None else None
@@ -137,7 +137,7 @@ def _locate(settings: Settings, snapshot: str | None, step: int | None, say: Say
             if known not in found.commits:
                 continue
             try:
-                manifest = commit.read_manifest(store, keys, known, Deadline.after(_CALL_S))
+                manifest = records.read_manifest(store, keys, known, Deadline.after(_CALL_S))
             except NotFound:
                 continue  # retired since it was listed
             except SnapshotCorrupt as err:

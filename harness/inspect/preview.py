@@ -22,7 +22,7 @@ from harness.core.manifest import MAX_RECORD_BYTES, ForeignFormat, Manifest, par
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ExitCode, SnapshotCorrupt
 from harness.ipc.client import AgentSilent, ask_status
-from harness.snapshots import commit
+from harness.snapshots import commit, records
 from harness.snapshots.open import open_existing_store
 
 CALL_S = 30.0
@@ -70,7 +70,7 @@ def preview(settings: Settings) -> Preview:
         SnapshotCorrupt: the newest claim cannot be read: a start would be refused.
     """
     store, keys = open_existing_store(settings.store, settings), RunKeys(settings.run)
-    known = commit.survey(store, keys, Deadline.after(CALL_S))
+    known = records.survey(store, keys, Deadline.after(CALL_S))
     notes = tuple(_notes(settings, known))
     if settings.fresh:
         passed = f", and passes {len(known.commits)} snapshots over" if known.commits else ""
@@ -88,13 +88,13 @@ def preview(settings: Settings) -> Preview:
     if settings.local_tier is not None and Path(settings.local_tier).is_dir():
         local = open_existing_store(settings.local_tier, settings)
         try:
-            search.add("local", local, commit.survey(local, keys, Deadline.after(CALL_S)))
+            search.add("local", local, records.survey(local, keys, Deadline.after(CALL_S)))
         except (CloudError, SnapshotCorrupt) as err:
             notes += (f"the local tier {settings.local} cannot be used: {err}",)
     return search.outcome(notes)
 
 
-def _notes(settings: Settings, known: commit.Survey) -> Iterator[str]:
+def _notes(settings: Settings, known: records.Survey) -> Iterator[str]:
     claim = known.last_claim
     try:
         live = ask_status(settings)
@@ -120,7 +120,7 @@ class _Search:
         self._quarantined: list[Row] = []
         self._lost = False
 
-    def add(self, tier: str, store: ObjectStore, known: commit.Survey) -> None:
+    def add(self, tier: str, store: ObjectStore, known: records.Survey) -> None:
         """What a survey of one tier found, and what a start would commit there first."""
         deadline = Deadline.after(CALL_S)
         for manifest in commit.complete(store, self._keys, self._run_id, deadline):
@@ -174,7 +174,7 @@ class _Search:
     def _manifest(self, copy: StoredCopy) -> Manifest:
         if (manifest := self._uncommitted.get((copy.tier, copy.id))) is not None:
             return manifest
-        return commit.read_manifest(copy.store, self._keys, copy.id, Deadline.after(CALL_S))
+        return records.read_manifest(copy.store, self._keys, copy.id, Deadline.after(CALL_S))
 
     def _check(self, copy: StoredCopy, manifest: Manifest) -> None:
         """Whether the store has every shard as it was committed, by its own word. Raises SnapshotCorrupt, NotFound."""
@@ -196,7 +196,7 @@ class _Search:
 
     def _is_ours(self, store: ObjectStore, snapshot: SnapshotId, deadline: Deadline) -> bool:
         try:
-            return commit.read_manifest(store, self._keys, snapshot, deadline).run_id == self._run_id
+            return records.read_manifest(store, self._keys, snapshot, deadline).run_id == self._run_id
         except NotFound:
             return False  # retired since
         except SnapshotCorrupt:

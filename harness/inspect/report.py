@@ -22,7 +22,7 @@ from harness.core.manifest import MAX_RECORD_BYTES, parse_quarantine
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, SnapshotCorrupt
 from harness.ipc.client import AgentSilent, ask_status
-from harness.snapshots import commit
+from harness.snapshots import fetch, records, retire
 from harness.snapshots.open import open_existing_store
 
 _CALL_S = 60.0
@@ -135,7 +135,7 @@ def snapshots(settings: Settings) -> list[dict[str, Any]]:
         for snapshot, reason in _all_snapshots(store, keys):
             row: dict[str, Any] = {"snapshot": str(snapshot), "tier": tier, "step": snapshot.step}
             try:
-                manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
+                manifest = records.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
                 row |= {"bytes": manifest.payload_bytes, "sealed_at": manifest.parts[0].sealed_at}
             except (SnapshotCorrupt, CloudError) as err:
                 if not _stands(store, keys, snapshot):
@@ -161,8 +161,8 @@ def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
             verdict = f"quarantined: {reason}" if quarantined else "ok"
             if lift or not quarantined:
                 try:
-                    manifest = commit.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
-                    commit.verify(store, keys, manifest, Deadline.after(_VERIFY_S))
+                    manifest = records.read_manifest(store, keys, snapshot, Deadline.after(_CALL_S))
+                    fetch.verify(store, keys, manifest, Deadline.after(_VERIFY_S))
                 except (SnapshotCorrupt, CloudError) as err:
                     if not _stands(store, keys, snapshot):
                         continue  # retired while it was read, by an agent that trains
@@ -201,7 +201,7 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
     for tier, store in _tiers(settings):
         for known, _reason in _all_snapshots(store, keys):
             if snapshot in ("ALL", str(known)):
-                commit.remove(store, keys, known, Deadline.after(_VERIFY_S))
+                retire.remove(store, keys, known, Deadline.after(_VERIFY_S))
                 found = True
                 yield f"deleted {known} from {tier}"
         if snapshot == "ALL":
@@ -268,8 +268,8 @@ def _all_snapshots(store: ObjectStore, keys: RunKeys) -> list[tuple[SnapshotId, 
     return [(snapshot, reasons.get(snapshot)) for snapshot in found if snapshot is not None]
 
 
-def _survey(store: ObjectStore, keys: RunKeys, settings: Settings) -> commit.Survey:
-    known = commit.survey(store, keys, Deadline.after(_CALL_S))
+def _survey(store: ObjectStore, keys: RunKeys, settings: Settings) -> records.Survey:
+    known = records.survey(store, keys, Deadline.after(_CALL_S))
     if known.last_claim is None and not known.commits:
         raise ConfigError(f"no run {settings.run!r} in {settings.store}; see harness ls --store {settings.store}")
     return known

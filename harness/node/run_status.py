@@ -20,7 +20,7 @@ from harness.ipc.runtime_dir import RuntimeDir
 from harness.node.attempts import FoundAttempt, RunAttempt, StartedAttempt, left_behind
 from harness.node.exit_policy import code_of
 from harness.node.job import Job
-from harness.snapshots import commit
+from harness.snapshots import records
 from harness.snapshots.open import open_existing_store
 
 STORE_S = 20.0
@@ -100,10 +100,10 @@ class RunStatus:
         settings = self._job.settings
         return RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
 
-    def _survey(self) -> commit.Survey | None:
+    def _survey(self) -> records.Survey | None:
         settings = self._job.settings
         try:
             store = open_existing_store(settings.store, settings)
-            return commit.survey(store, RunKeys(settings.run), Deadline.after(STORE_S))
+            return records.survey(store, RunKeys(settings.run), Deadline.after(STORE_S))
         except (CloudError, SnapshotCorrupt, ConfigError):
             return None

@@ -1,16 +1,13 @@
-"""claim, survey, publish, finish, retire: the only writer of generations/ and commits/.
+"""claim, end, publish, finish, quarantine: the only writer of generations/ and commits/.
 
 Owns the commit protocol of docs/commit-protocol.md over any ObjectStore; knows neither slots' memory nor threads.
 
     publish:  shards ──▶ part (put-if-absent) ──▶ manifest (put-if-absent) ──▶ read back, and look that all is there
-    retire:   manifest ──▶ part ──▶ shards, newest verified never
-    sweep:    part ──▶ shards ──▶ look whether somebody has committed them meanwhile
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,18 +16,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cloud.digest import crc64nvme, format_crc
-from cloud.directory.direct import aligned_buffer
-from cloud.errors import AlreadyExists, CloudError, NotFound, TooLarge, Truncated, Unavailable, Unreadable
+from cloud.errors import AlreadyExists, CloudError, NotFound, TooLarge, Unavailable, Unreadable
 from cloud.notice import Deadline
 from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
 from harness.core import events
 from harness.core.manifest import (
     FORMAT,
     MAX_RECORD_BYTES,
-    STOPPED_EARLY,
     Claim,
     Done,
-    ForeignFormat,
     Manifest,
     Part,
     Quarantine,
@@ -38,19 +32,15 @@ from harness.core.manifest import (
     combine_parts,
     encode,
     parse_claim,
-    parse_done,
     parse_manifest,
     parse_part,
 )
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
+from harness.snapshots import records
 from harness.snapshots.dedup import Deduplicator, Wanted
 
 Emit = Callable[[events.Event], None]
-
-
-class DamagedInStore(SnapshotCorrupt):
-    """A snapshot whose bytes the store itself says are not what was committed, whoever reads them."""
 
 
 @dataclass(frozen=True)
@@ -102,74 +92,6 @@ class Attempt:
     copying_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Survey:
-    """What a store knows of a run, from listing it and reading its newest claim.
-
-    Attributes:
-        last_claim: the newest readable claim; `None` if nobody ever started the run here.
-        next_generation: the first number that nobody has.
-        done: the end of the newest generation, if it has one.
-        commits: snapshots with a manifest that are not quarantined, ascending.
-        quarantined: those that are.
-        run_id: identity of the run: its newest claim's, or its newest snapshot's where the claims are gone (a lifecycle
-            rule of the bucket deletes by age, and claims are what is oldest); empty where there is neither.
-    """
-
-    last_claim: Claim | None
-    next_generation: int
-    done: Done | None
-    commits: tuple[SnapshotId, ...]
-    quarantined: frozenset[SnapshotId] = field(default_factory=frozenset)
-    run_id: str = ""
-
-    @property
-    def finished_at(self) -> int | None:
-        """The step at which the run finished, or `None` while it has not."""
-        return self.done.step if self.done is not None and self.done.outcome == "finished" else None
-
-    @property
-    def stopped_early(self) -> Done | None:
-        """The end of a run whose program ended it before its time; `None` for every other."""
-        return self.done if self.done is not None and self.done.outcome == STOPPED_EARLY else None
-
-
-def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
-    """List a run. Raises CloudError; SnapshotCorrupt if the newest claim or end cannot be read."""
-    # IMPORTANT: commits before claims. A claim is there before its commits, so none is seen without it.
-    quarantined = frozenset(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
-    committed = _snapshots(store, keys.commits, keys.parse_commit, deadline)
-    claims, dones = [], []
-    for info in store.list(keys.generations, deadline=deadline):
-        if (number := keys.parse_claim(info.key)) is not None:
-            claims.append(number)
-        elif (number := keys.parse_done(info.key)) is not None:
-            dones.append(number)
-    last = max(claims, default=0)
-    claim = read_claim(store, keys, last, deadline) if last else None
-    done = read_done(store, keys, last, deadline) if last in dones else None
-    return Survey(
-        last_claim=claim,
-        next_generation=max([0, *claims, *(snapshot.generation for snapshot in committed)]) + 1,
-        done=done,
-        commits=tuple(snapshot for snapshot in committed if snapshot not in quarantined),
-        quarantined=quarantined,
-        run_id=_identity(store, keys, [*committed, *quarantined], deadline) if claim is None else claim.run_id,
-    )
-
-
-def read_claim(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> Claim:
-    """Who started a generation. Raises NotFound, SnapshotCorrupt, CloudError."""
-    key = keys.claim(generation)
-    return parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
-
-
-def read_done(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> Done:
-    """How a generation ended. Raises NotFound, SnapshotCorrupt, CloudError."""
-    key = keys.done(generation)
-    return parse_done(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
-
-
 def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline, *, join: bool = False) -> Claim:
     """Claim `wanted.generation`, or the next number that is free. Never deleted, never modified.
 
@@ -206,7 +128,9 @@ def end(
     store: ObjectStore, keys: RunKeys, generation: int, nonce: str, outcome: str, step: int | None, deadline: Deadline
 ) -> None:
     """Say once and for all how a generation ended. A second word is ignored. Raises CloudError."""
-    done = Done(format=FORMAT, generation=generation, nonce=nonce, outcome=outcome, step=step, ended_at=utc_now())
+    done = Done(
+        format=FORMAT, generation=generation, nonce=nonce, outcome=outcome, step=step, ended_at=records.utc_now()
+    )
     try:
         store.put_if_absent(keys.done(generation), encode(done), deadline=deadline)
     except AlreadyExists:
@@ -365,8 +289,8 @@ def complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline)
 
     A part is written only after its shards are durable, so complete parts are a complete snapshot.
     """
-    committed = _snapshots(store, keys.commits, keys.parse_commit, deadline)
-    quarantined = set(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
+    committed = records.snapshots_in(store, keys.commits, keys.parse_commit, deadline)
+    quarantined = set(records.snapshots_in(store, keys.quarantine, keys.parse_quarantined, deadline))
     latest = max(committed, default=None)
     parts: dict[str, list[str]] = {}
     for info in store.list(keys.snapshots, deadline=deadline):
@@ -395,26 +319,13 @@ def base(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Manifest | No
 
     Not an older one instead: what it has in common with the damaged one may be the very same bytes of a disk.
     """
-    quarantined = set(_snapshots(store, keys.quarantine, keys.parse_quarantined, deadline))
-    for snapshot in reversed(_snapshots(store, keys.commits, keys.parse_commit, deadline)):
+    quarantined = set(records.snapshots_in(store, keys.quarantine, keys.parse_quarantined, deadline))
+    for snapshot in reversed(records.snapshots_in(store, keys.commits, keys.parse_commit, deadline)):
         if snapshot in quarantined:
             return None
         with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):
-            return read_manifest(store, keys, snapshot, deadline)
+            return records.read_manifest(store, keys, snapshot, deadline)
     return None
-
-
-def read_manifest(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> Manifest:
-    """The manifest of a committed snapshot, its small state verified. Raises NotFound, SnapshotCorrupt, CloudError."""
-    key = keys.commit(snapshot)
-    try:
-        manifest = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, snapshot)
-    except TooLarge as err:
-        raise SnapshotCorrupt(f"{key}: {err}") from err
-    for part in manifest.parts:
-        if format_crc(crc64nvme(bytes(part.state))) != part.state_crc64nvme:
-            raise SnapshotCorrupt(f"{key}: the small state of rank {part.rank} is not what was committed")
-    return manifest
 
 
 def quarantine(
@@ -422,173 +333,17 @@ def quarantine(
 ) -> None:
     """Mark a committed snapshot unusable, for everybody. Raises CloudError."""
     record = Quarantine(
-        format=FORMAT, generation=snapshot.generation, step=snapshot.step, reason=reason, found_at=utc_now(), host=host
+        format=FORMAT,
+        generation=snapshot.generation,
+        step=snapshot.step,
+        reason=reason,
+        found_at=records.utc_now(),
+        host=host,
     )
     try:
         store.put_if_absent(keys.quarantined(snapshot), encode(record), deadline=deadline)
     except AlreadyExists:
         return
-
-
-def verify(
-    store: ObjectStore,
-    keys: RunKeys,
-    manifest: Manifest,
-    deadline: Deadline,
-    *,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Whether the store still holds exactly what was committed, without keeping the bytes.
-
-    Where the store keeps sums itself (S3), size and sum of each shard are compared; elsewhere every byte is read again.
-
-    Args:
-        store: where the snapshot is committed.
-        keys: of the run.
-        manifest: what was committed.
-        deadline: for the whole.
-        interrupted: asked between chunks; when true, verification stops.
-
-    Returns:
-        False if it was interrupted; a verified snapshot returns True.
-
-    Raises:
-        SnapshotCorrupt: which shard differs, and how.
-        DamagedInStore: the same, and this reader is not to blame.
-    """
-    # Aligned, so that what was just written is read from the disk, and what the training loop has cached stays cached.
-    scratch = aligned_buffer(min(CHUNK_BYTES, max((s.size for p in manifest.parts for s in p.shards), default=1)))
-    for part in manifest.parts:
-        for shard in part.shards:
-            key = keys.payload(manifest.directory, shard.name)
-            try:
-                info = store.stat(key, deadline=deadline)
-                if info.size != shard.size:
-                    raise DamagedInStore(f"{key}: {info.size} bytes, {shard.size} were committed")
-                if info.crc64nvme is not None:
-                    if format_crc(info.crc64nvme) != shard.crc64nvme:
-                        raise DamagedInStore(f"{key}: the store's sum is not the committed one")
-                    continue
-                crc = 0
-                for offset in range(0, shard.size, len(scratch)):
-                    if interrupted():
-                        return False
-                    piece = scratch[: min(len(scratch), shard.size - offset)]
-                    store.get(key, piece, offset=offset, deadline=deadline)
-                    crc = crc64nvme(piece, crc)
-            except (NotFound, Truncated) as err:
-                raise SnapshotCorrupt(f"{key}: {err}") from err
-            if format_crc(crc) != shard.crc64nvme:
-                raise SnapshotCorrupt(f"{key}: bytes differ from what was committed")
-    return True
-
-
-def remove(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> None:
-    """Delete one snapshot: manifest first, then parts, then shards (I6). Raises CloudError, ForeignFormat."""
-    directories = set()
-    try:
-        directories.add(read_manifest(store, keys, snapshot, deadline).directory)
-    except ForeignFormat:
-        raise  # of a newer version, whose it is
-    except (NotFound, SnapshotCorrupt, Unreadable):
-        pass  # the directories are found by name, below
-    store.delete(keys.commit(snapshot), deadline=deadline)
-    prefix = f"{keys.snapshots}{snapshot}-"
-    for info in store.list(prefix, deadline=deadline):
-        if (named := keys.parse_directory(info.key)) is not None:
-            directories.add(named[1])
-    for directory in directories:
-        _remove_directory(store, keys, directory, deadline)
-        _take_back(store, keys, snapshot, directory, deadline)
-    store.delete(keys.quarantined(snapshot), deadline=deadline)
-
-
-def sweep(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> int:
-    """Delete payload that nothing names, below Latest and from `generation` or older. Returns how many directories."""
-    committed = set(_snapshots(store, keys.commits, keys.parse_commit, deadline))
-    if not committed:
-        return 0
-    latest = max(committed)
-    named = {}
-    for info in store.list(keys.snapshots, deadline=deadline):
-        found = keys.parse_directory(info.key)
-        if found is not None and found[0] < latest and found[0].generation <= generation:
-            named[found[1]] = found[0]
-    count = 0
-    for directory, snapshot in named.items():
-        # A list may be stale, and one that hides a commit would have it torn: whoever is asked for it by name knows.
-        if _names(store, keys, snapshot, directory, deadline, absent=snapshot in committed, damaged=True):
-            continue
-        _remove_directory(store, keys, directory, deadline)
-        _take_back(store, keys, snapshot, directory, deadline)
-        count += 1
-    return count
-
-
-def abandon_stale(store: ObjectStore, keys: RunKeys, generation: int, spared: str | None, deadline: Deadline) -> int:
-    """Give up uploads that older generations began and nobody will finish. Returns how many.
-
-    Only when every older generation has ended or is silent: an upload may be a living one's otherwise. Abandoning one
-    all the same costs its owner an attempt, never a commit.
-
-    Args:
-        store: where they were begun.
-        keys: of the run.
-        generation: ours; its own uploads and newer ones are left alone.
-        spared: a directory whose upload will be resumed.
-        deadline: for the whole.
-    """
-    count = 0
-    for key in store.unfinished(keys.snapshots, deadline=deadline):
-        found = keys.parse_directory(key)
-        if found is not None and found[0].generation < generation and found[1] != spared:
-            store.abandon(key, deadline=deadline)
-            count += 1
-    return count
-
-
-def utc_now() -> str:
-    """ISO 8601 UTC, for people: nothing is ever decided by it."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def _identity(store: ObjectStore, keys: RunKeys, snapshots: Sequence[SnapshotId], deadline: Deadline) -> str:
-    """Whose snapshots these are, by the newest that can be read; empty if none can."""
-    for snapshot in sorted(snapshots, reverse=True):
-        with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):
-            return read_manifest(store, keys, snapshot, deadline).run_id
-    return ""
-
-
-def _remove_directory(store: ObjectStore, keys: RunKeys, directory: str, deadline: Deadline) -> None:
-    found = [info.key for info in store.list(f"{keys.snapshots}{directory}/", deadline=deadline)]
-    for key in sorted(found, key=lambda key: not key.endswith(".json")):
-        store.delete(key, deadline=deadline)
-
-
-def _take_back(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, directory: str, deadline: Deadline) -> None:
-    """Delete a manifest that has come to name a directory while it was being deleted. See `commit`."""
-    if _names(store, keys, snapshot, directory, deadline, absent=False, damaged=False):
-        store.delete(keys.commit(snapshot), deadline=deadline)
-
-
-def _names(
-    store: ObjectStore,
-    keys: RunKeys,
-    snapshot: SnapshotId,
-    directory: str,
-    deadline: Deadline,
-    *,
-    absent: bool,
-    damaged: bool,
-) -> bool:
-    """Whether `snapshot`'s manifest names `directory`; `absent` if there is none, `damaged` if it cannot be read."""
-    try:
-        return read_manifest(store, keys, snapshot, deadline).directory == directory
-    except NotFound:
-        return absent
-    except (SnapshotCorrupt, Unreadable):
-        return damaged
 
 
 def _is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:
@@ -633,10 +388,3 @@ def _content(manifest: Manifest) -> list[object]:
 
 def _part_content(part: Part) -> tuple[bytes, list[tuple[str, str]]]:
     return bytes(part.state), [(shard.name, shard.crc64nvme) for shard in part.shards]
-
-
-def _snapshots(
-    store: ObjectStore, prefix: str, parse: Callable[[str], SnapshotId | None], deadline: Deadline
-) -> list[SnapshotId]:
-    found = (parse(info.key) for info in store.list(prefix, deadline=deadline))
-    return sorted(snapshot for snapshot in found if snapshot is not None)

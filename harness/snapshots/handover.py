@@ -23,7 +23,7 @@ from cloud.store import ObjectStore
 from harness.core.manifest import STOPPED_EARLY, Claim, Done
 from harness.core.snapshot import LISTED_IN_ORDER, RunKeys
 from harness.errors import SnapshotCorrupt
-from harness.snapshots.commit import read_claim, read_done
+from harness.snapshots.records import read_claim, read_done
 
 LOOK_S = 15.0
 AWAIT_S = 2.0

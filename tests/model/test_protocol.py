@@ -40,7 +40,7 @@ from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest
 from harness.core.policy.retention import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
-from harness.snapshots import commit
+from harness.snapshots import commit, fetch, records, retire
 from harness.snapshots.dedup import Deduplicator
 from tests.support.protocol import (
     FAULTS,
@@ -176,7 +176,7 @@ class Protocol(RuleBasedStateMachine):
             return
         with self._mortal(failing, fault):
             try:
-                manifest = commit.read_manifest(store, KEYS, usable[-1], FOREVER)
+                manifest = records.read_manifest(store, KEYS, usable[-1], FOREVER)
                 job = LocalSnapshot(store, KEYS, manifest, agent.generation, 0.0, behind=True)
                 self._publish("remote", job.stage())
             except (SnapshotCorrupt, NotFound):
@@ -192,8 +192,8 @@ class Protocol(RuleBasedStateMachine):
         name = usable[-1]
         with self._mortal(tier, fault):
             try:
-                manifest = commit.read_manifest(store, KEYS, name, FOREVER)
-                assert commit.verify(store, KEYS, manifest, FOREVER)
+                manifest = records.read_manifest(store, KEYS, name, FOREVER)
+                assert fetch.verify(store, KEYS, manifest, FOREVER)
             except SnapshotCorrupt as err:
                 assert name in self._damaged(tier), "a good snapshot was called damaged"
                 commit.quarantine(store, KEYS, name, str(err), "here", FOREVER)
@@ -209,7 +209,7 @@ class Protocol(RuleBasedStateMachine):
         with self._mortal(tier, fault):
             for name in doomed:
                 self.promised[tier].discard(name)
-                commit.remove(self.retrying[tier], KEYS, name, FOREVER)
+                retire.remove(self.retrying[tier], KEYS, name, FOREVER)
 
     @precondition(lambda self: self.agent is not None)
     @rule(tier=tiers, fault=faults)
@@ -217,7 +217,7 @@ class Protocol(RuleBasedStateMachine):
         latest = max(self._committed(tier), default=None)
         above = {key for key in self._payload(tier) if latest is None or key > f"{KEYS.snapshots}{latest}"}
         with self._mortal(tier, fault):
-            commit.sweep(self.retrying[tier], KEYS, self._agent().generation.number, FOREVER)
+            retire.sweep(self.retrying[tier], KEYS, self._agent().generation.number, FOREVER)
         assert above <= self._payload(tier), "what is above Latest may still be finished, and was swept"
 
     @precondition(lambda self: self.agent is not None)
@@ -272,7 +272,7 @@ class Protocol(RuleBasedStateMachine):
             for name in self._committed(tier):
                 if name in self._damaged(tier):
                     continue
-                manifest = commit.read_manifest(store.inner, KEYS, name, FOREVER)
+                manifest = records.read_manifest(store.inner, KEYS, name, FOREVER)
                 found = [store.peek(KEYS.payload(manifest.directory, s.name)) for s in manifest.parts[0].shards]
                 assert found == self.truth[name].shards
                 assert bytes(manifest.parts[0].state).decode() == self.truth[name].state
@@ -309,7 +309,7 @@ class Protocol(RuleBasedStateMachine):
     def _start(self, alive: Alive | None, *, fresh: bool) -> None:
         """What the agent does at the start of every generation (harness.agent.resume.startup)."""
         remote, local = self.retrying["remote"], self.retrying["local"]
-        known = commit.survey(remote, KEYS, FOREVER)
+        known = records.survey(remote, KEYS, FOREVER)
         before = "" if fresh or known.last_claim is None else known.last_claim.run_id
         generation = Generation(
             number=max(known.next_generation, alive.generation.number + 1 if alive else 1),
@@ -323,7 +323,7 @@ class Protocol(RuleBasedStateMachine):
         if not fresh:
             finished = self._finish_complete("remote", generation.run_id)
             self._finish_complete("local", generation.run_id)
-            at_hand = commit.survey(local, KEYS, FOREVER)
+            at_hand = records.survey(local, KEYS, FOREVER)
             copies = [
                 *self._memory_copies(agent),
                 *stored_copies(remote, "remote", [*known.commits, *finished]),

@@ -162,7 +162,7 @@ DEFECTS = (
     ),
     one(
         "a manifest is deleted after its shards",
-        "harness/snapshots/commit.py",
+        "harness/snapshots/retire.py",
         "    store.delete(keys.commit(snapshot), deadline=deadline)\n"
         '    prefix = f"{keys.snapshots}{snapshot}-"\n'
         "    for info in store.list(prefix, deadline=deadline):\n"
@@ -190,14 +190,14 @@ DEFECTS = (
     ),
     one(
         "a quarantined snapshot is resumed from",
-        "harness/snapshots/commit.py",
+        "harness/snapshots/records.py",
         "        commits=tuple(snapshot for snapshot in committed if snapshot not in quarantined),\n",
         "        commits=tuple(committed),\n",
         SNAPSHOTS,
     ),
     one(
         "what is read back is not compared",
-        "harness/snapshots/commit.py",
+        "harness/snapshots/fetch.py",
         ' != shard.crc64nvme:\n                raise SnapshotCorrupt(f"{key}: bytes differ',
         ' == shard.name:\n                raise SnapshotCorrupt(f"{key}: bytes differ',
         SNAPSHOTS,

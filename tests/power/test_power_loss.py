@@ -35,7 +35,7 @@ from cloud.errors import CloudError
 from cloud.notice import Deadline
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
-from harness.snapshots import commit
+from harness.snapshots import fetch, records
 from tests.power.disk import Disk, NoDisk, in_memory, powered_up
 from tests.support.needs import lacking
 from tests.support.tiny_trainer import STATE_BYTES, advance, digest
@@ -224,8 +224,8 @@ def judge(store: Path, promised: frozenset[SnapshotId]) -> list[str]:
             wrong.append("a stranger among the commits")
             continue
         try:
-            manifest = commit.read_manifest(objects, KEYS, snapshot, deadline)
-            commit.verify(objects, KEYS, manifest, deadline)
+            manifest = records.read_manifest(objects, KEYS, snapshot, deadline)
+            fetch.verify(objects, KEYS, manifest, deadline)
         except (SnapshotCorrupt, CloudError) as err:
             wrong.append(f"{snapshot} is visible and not complete: {err}")
     return wrong

@@ -16,7 +16,7 @@ import pytest
 from cloud.directory.store import DirectoryStore
 from cloud.notice import Deadline
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.snapshots import commit
+from harness.snapshots import fetch, records
 from tests.support.lora_trainer import EVERY
 from tests.support.lora_trainer import STEPS as LORA_STEPS
 from tests.support.process import Process
@@ -101,8 +101,8 @@ def test_a_snapshot_outlives_the_one_that_it_was_copied_from(world: World, serve
 
     assert world.check_commits() == [SECOND]
     local = DirectoryStore(world.local_tier)
-    manifest = commit.read_manifest(local, RunKeys(world.run), SECOND, NEVER)
-    assert commit.verify(local, RunKeys(world.run), manifest, NEVER)
+    manifest = records.read_manifest(local, RunKeys(world.run), SECOND, NEVER)
+    assert fetch.verify(local, RunKeys(world.run), manifest, NEVER)
     world.lose_host()
     process.wait()
     host = world.elsewhere()
@@ -200,7 +200,7 @@ def test_an_adapter_training_that_is_killed_ends_bit_identical_and_has_sent_its_
     lines = unbroken.curve.read_text().splitlines()
     assert set(world.curve.read_text().splitlines() + host.curve.read_text().splitlines()) == set(lines)
     first_made, *later = host.check_commits()
-    state = commit.read_manifest(host.opened(), RunKeys(host.run), first_made, NEVER).payload_bytes
+    state = records.read_manifest(host.opened(), RunKeys(host.run), first_made, NEVER).payload_bytes
     assert received(server, first_made) >= state
     assert [snapshot.step for snapshot in later][-1] == LORA_STEPS
     for snapshot in later:

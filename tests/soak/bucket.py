@@ -8,7 +8,7 @@ from cloud.notice import Deadline
 from harness.config.settings import Settings
 from harness.core.manifest import Manifest
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.snapshots import commit
+from harness.snapshots import records
 from harness.snapshots.open import open_existing_store
 from tests.soak.hosts import RUN
 from tests.support.s3_server import steer
@@ -119,5 +119,5 @@ class Bucket:
     def _manifest(self, snapshot: SnapshotId) -> Manifest:
         if snapshot not in self._manifests:
             deadline = Deadline.after(READ_S)
-            self._manifests[snapshot] = commit.read_manifest(self._store, self._keys, snapshot, deadline)
+            self._manifests[snapshot] = records.read_manifest(self._store, self._keys, snapshot, deadline)
         return self._manifests[snapshot]

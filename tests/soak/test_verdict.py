@@ -12,7 +12,7 @@ import pytest
 from cloud.store import ObjectStore
 from harness.config.settings import Settings
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.snapshots import commit
+from harness.snapshots import commit, retire
 from harness.snapshots.open import open_existing_store
 from tests.soak import leaks, losses
 from tests.soak.bucket import Bucket, Found, Promise
@@ -142,7 +142,7 @@ def test_what_should_have_been_retired_is_surplus(server: S3Server, store: Objec
 
 
 def test_a_milestone_that_is_gone_is_wrong_and_so_are_too_few_commits(server: S3Server, store: ObjectStore) -> None:
-    commit.remove(store, KEYS, SNAPSHOTS[0], standing(30.0))
+    retire.remove(store, KEYS, SNAPSHOTS[0], standing(30.0))
 
     assert look(server).words() == "wrong: 00000001-000000000010 is gone: a milestone"
     assert look(server, keep_last=3, keep_every=1000).words() == "wrong: only 2 commits"

@@ -26,7 +26,7 @@ from harness.core.manifest import FORMAT, Claim, Manifest, parse_claim, parse_ma
 from harness.core.policy.retention import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
-from harness.snapshots import commit
+from harness.snapshots import commit, fetch, records, retire
 from harness.snapshots.dedup import Deduplicator
 from harness.snapshots.handover import LOOK_S, Predecessors, newer_claim
 from tests.support.interleave import Actor, SteppedStore
@@ -396,7 +396,7 @@ class Agent:
 
     def _begin(self) -> None:
         """As `resume/startup.py`: survey, claim, wait for the older ones, finish what is complete, choose."""
-        known = self._insist("survey", lambda: commit.survey(self.store, KEYS, FOREVER))
+        known = self._insist("survey", lambda: records.survey(self.store, KEYS, FOREVER))
         if self.generations and known.last_claim is not None and known.last_claim.agent != self.name:
             self.left = "superseded"  # a restart in place does not overtake who waits for us
             return
@@ -406,14 +406,14 @@ class Agent:
         else:
             self.left = "superseded"
 
-    def _claim(self, known: commit.Survey) -> None:
+    def _claim(self, known: records.Survey) -> None:
         self.run_id = known.run_id or self.run.new_run_id(self.number)
         wanted = Claim(
             format=FORMAT,
             run_id=self.run_id,
             generation=known.next_generation,
             nonce=self._nonce(),
-            claimed_at=commit.utc_now(),
+            claimed_at=records.utc_now(),
             host=f"host-{self.number}",
             pid=self.number,
             fresh=False,
@@ -459,7 +459,7 @@ class Agent:
             if not prefetched:
                 prefetched = True
                 with contextlib.suppress(CloudError, SnapshotCorrupt), self._doing("prefetch"):
-                    self._find(commit.survey(self.store, KEYS, FOREVER).commits)
+                    self._find(records.survey(self.store, KEYS, FOREVER).commits)
             self._pause(WAIT_S)
             if self._superseded():
                 return False
@@ -481,7 +481,7 @@ class Agent:
             assert self.generation < max(self.run.owners), "nobody else is there, and something is gone"
             self.left = "failed"
             return
-        known = self._insist("survey", lambda: commit.survey(self.store, KEYS, FOREVER))
+        known = self._insist("survey", lambda: records.survey(self.store, KEYS, FOREVER))
         while True:
             deleted = len(self.run.deleted_in)
             try:
@@ -489,7 +489,7 @@ class Agent:
                 break
             except SnapshotCorrupt:
                 before, finished = known, []
-                known = self._insist("survey", lambda: commit.survey(self.store, KEYS, FOREVER))
+                known = self._insist("survey", lambda: records.survey(self.store, KEYS, FOREVER))
                 assert known != before, "nothing has changed, and nothing can be resumed"
         if self._expected is not None and len(self.run.deleted_in) == deleted:
             assert found is not None, f"I10: {self._expected} was durable, and the run would start at step 0"
@@ -558,22 +558,22 @@ class Agent:
     def _keep_up(self, manifest: Manifest) -> None:
         try:
             with self._doing("verify"):
-                assert commit.verify(self.store, KEYS, manifest, FOREVER)
+                assert fetch.verify(self.store, KEYS, manifest, FOREVER)
             self._trust(manifest.id)
         except SnapshotCorrupt as err:
             with self._doing("quarantine"):
                 commit.quarantine(self.store, KEYS, manifest.id, str(err), f"host-{self.number}", FOREVER)
             return
         with self._doing("survey"):
-            committed = commit.survey(self.store, KEYS, FOREVER).commits
+            committed = records.survey(self.store, KEYS, FOREVER).commits
         life = self.life
         for name in retain(committed, keep_last=life.keep_last, keep_every=life.keep_every, verified=self.verified):
             with self._doing("remove"):
-                commit.remove(self.store, KEYS, name, FOREVER)
+                retire.remove(self.store, KEYS, name, FOREVER)
             self.verified.discard(name)
         if not self._swept:
             with self._doing("sweep"):
-                commit.sweep(self.store, KEYS, max(name.generation for name in self.verified), FOREVER)
+                retire.sweep(self.store, KEYS, max(name.generation for name in self.verified), FOREVER)
             self._swept = True
 
     def _trust(self, name: SnapshotId) -> None:

@@ -36,7 +36,7 @@ AGENT: Mapping[str, tuple[str, float]] = MappingProxyType(
         "ask": ("harness.agent.trainers.control:TrainerControl.command", SHORT_S),
         "open": ("harness.snapshots.open:_Opening._open", LONG_S),
         "claim": ("harness.snapshots.commit:claim", LONG_S),
-        "survey": ("harness.snapshots.commit:survey", LONG_S),
+        "survey": ("harness.snapshots.records:survey", LONG_S),
         "publish": ("harness.snapshots.commit:publish", LONG_S),
         "verify": ("harness.agent.save.upkeep:Upkeep._read_back", LONG_S),
         "retire": ("harness.agent.save.upkeep:Upkeep._retire", LONG_S),

@@ -29,7 +29,7 @@ from cloud.testing.memory import MemoryStore
 from harness.config.settings import Settings, resolve
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.ipc.runtime_dir import RuntimeDir
-from harness.snapshots import commit
+from harness.snapshots import fetch, records
 from tests.support.failed_tests import has_failed
 from tests.support.process import Process, kill, wait_ended
 from tests.support.s3_server import S3Server
@@ -156,9 +156,9 @@ class World:
                 copy.put(key.removeprefix("p/"), memoryview(data), deadline=Deadline.never())
         return copy
 
-    def survey(self) -> commit.Survey:
+    def survey(self) -> records.Survey:
         """What the store knows of the run."""
-        return commit.survey(self.opened(), RunKeys(self.run), Deadline.never())
+        return records.survey(self.opened(), RunKeys(self.run), Deadline.never())
 
     def check_commits(self, but: SnapshotId | None = None) -> list[SnapshotId]:
         """No commit is torn: every shard of every manifest is there, byte for byte. The usable ones, oldest first.
@@ -169,15 +169,15 @@ class World:
         store, keys = self.opened(), RunKeys(self.run)
         usable = [snapshot for snapshot in self.survey().commits if snapshot != but]
         for snapshot in usable:
-            manifest = commit.read_manifest(store, keys, snapshot, Deadline.never())
-            commit.verify(store, keys, manifest, Deadline.never())
+            manifest = records.read_manifest(store, keys, snapshot, Deadline.never())
+            fetch.verify(store, keys, manifest, Deadline.never())
         return usable
 
     def newest(self) -> SnapshotId | None:
         """The newest committed snapshot of all tiers that is not quarantined."""
         found = list(self.survey().commits)
         if self.local_tier.is_dir():
-            found += commit.survey(DirectoryStore(self.local_tier), RunKeys(self.run), Deadline.never()).commits
+            found += records.survey(DirectoryStore(self.local_tier), RunKeys(self.run), Deadline.never()).commits
         return max(found, default=None)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:

@@ -23,7 +23,7 @@ from harness.agent.save.pipeline import SavePipeline
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim
 from harness.errors import SnapshotCorrupt
-from harness.snapshots import commit, handover
+from harness.snapshots import commit, handover, records
 
 CALL_S = 60.0
 ASK_AGAIN_S = 2.0
@@ -78,7 +78,7 @@ class Claims:
             run_id=generation.run_id,
             generation=generation.number,
             nonce=generation.nonce,
-            claimed_at=commit.utc_now(),
+            claimed_at=records.utc_now(),
             host=self._context.host,
             pid=os.getpid(),
             fresh=fresh,

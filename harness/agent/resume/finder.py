@@ -35,7 +35,7 @@ from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
 from harness.ipc.window import put
-from harness.snapshots import commit
+from harness.snapshots import commit, records
 
 FETCH_S = 3600.0
 LOOK_S = 60.0
@@ -158,7 +158,7 @@ def is_one_place(copy: Copy, keys: RunKeys) -> bool:
     if copy.store.local_path(keys.commit(copy.id)) is None:
         return False
     try:
-        commit.survey(copy.store, keys, Deadline.after(LOOK_S))
+        records.survey(copy.store, keys, Deadline.after(LOOK_S))
     except (CloudError, SnapshotCorrupt):
         return False
     return True
@@ -276,7 +276,7 @@ class Finder:
 
         def read() -> Manifest:
             try:
-                return commit.read_manifest(copy.store, self._keys, copy.id, deadline)
+                return records.read_manifest(copy.store, self._keys, copy.id, deadline)
             except ForeignFormat:
                 raise
             except SnapshotCorrupt as err:

@@ -12,7 +12,7 @@ from harness.agent.trainers.child import script_of
 from harness.config.settings import Settings
 from harness.core.manifest import STOPPED_EARLY, Done
 from harness.errors import ConfigError
-from harness.snapshots.commit import Survey
+from harness.snapshots.records import Survey
 
 
 def check_identity(known: Survey, settings: Settings, command: Sequence[str]) -> list[str]:

@@ -33,7 +33,7 @@ from harness.core.manifest import Done
 from harness.core.snapshot import SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
-from harness.snapshots import commit, handover
+from harness.snapshots import commit, handover, records, retire
 
 STALE_S = 60.0  # how long a list may hide what the store holds, before a start is refused
 _LOOKED_BACK = 5  # generations: one that died while it waited has no journal
@@ -134,7 +134,7 @@ class Start:
     """
 
     generation: Generation
-    known: commit.Survey | None
+    known: records.Survey | None
     memory: Sequence[MemoryCopy]
     agent: str
     lock_id: str
@@ -205,8 +205,8 @@ class ResumeSearch:
         """As the claim has it, once it stands; or as the store told this search."""
         return self._generation.run_id or self._identified
 
-    def _survey(self) -> commit.Survey:
-        return commit.survey(self._remote, self._keys, Deadline.after(CALL_S))
+    def _survey(self) -> records.Survey:
+        return records.survey(self._remote, self._keys, Deadline.after(CALL_S))
 
     def _note(self, progress: Progress) -> None:
         self._tell(self, progress)
@@ -262,7 +262,7 @@ class ResumeSearch:
         self._emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
         self._stopped.wait(ASK_AGAIN_S)
 
-    def _identify(self, known: commit.Survey) -> None:
+    def _identify(self, known: records.Survey) -> None:
         """The store answers at last: now the run has an identity, and the generation its number."""
         for words in check_identity(known, self._settings, self._command):
             self._context.say(words)
@@ -319,13 +319,13 @@ class ResumeSearch:
             self._emit(events.StoreBlind(store=self._settings.store, reason=str(err)))
             return [_UNKNOWN]
 
-    def _is_newer_here(self, survey: commit.Survey) -> bool:
+    def _is_newer_here(self, survey: records.Survey) -> bool:
         """Whether memory or the local tier hold a snapshot of this run that is newer than any in the store."""
         here, local = [copy.id for copy in self._memory], self._pipeline.local
         if local is not None:
             with contextlib.suppress(CloudError, SnapshotCorrupt, ValueError):
-                newest = max(commit.survey(local.store, self._keys, Deadline.after(CALL_S)).commits)
-                manifest = commit.read_manifest(local.store, self._keys, newest, Deadline.after(CALL_S))
+                newest = max(records.survey(local.store, self._keys, Deadline.after(CALL_S)).commits)
+                manifest = records.read_manifest(local.store, self._keys, newest, Deadline.after(CALL_S))
                 here += [newest] if manifest.run_id == self._run_id else []
         return any(copy > max(survey.commits, default=SnapshotId(1, 0)) for copy in here)
 
@@ -341,7 +341,7 @@ class ResumeSearch:
             copies = stored_copies(self._remote, "remote", known.commits)
             self._prefetched = self._finder().find(copies, lambda copy, record: None)
 
-    def _check_list(self, survey: commit.Survey) -> None:
+    def _check_list(self, survey: records.Survey) -> None:
         """A list that does not show what was written a moment ago may hide snapshots as well (I10).
 
         Stores list what they hold; a cache in front of one, or one that is repaired, may not.
@@ -355,7 +355,7 @@ class ResumeSearch:
     def _finder(self) -> Finder:
         return Finder(self._keys, self._run_id, self._context.host, self._emit, self._settings.slot_disk)
 
-    def _search(self, survey: commit.Survey | None) -> ResumePoint | None:
+    def _search(self, survey: records.Survey | None) -> ResumePoint | None:
         """All tiers' copies, newest first; what somebody died over is committed before looking."""
         copies: list[Copy] = list(self._memory)
         local = self._pipeline.local
@@ -365,7 +365,7 @@ class ResumeSearch:
         if local is not None:
             try:
                 commit.finish_complete(local.store, self._keys, self._run_id, Deadline.after(CALL_S))
-                at_hand = commit.survey(local.store, self._keys, Deadline.after(CALL_S))
+                at_hand = records.survey(local.store, self._keys, Deadline.after(CALL_S))
                 copies += stored_copies(local.store, "local", at_hand.commits)
             except CloudError as err:  # a broken disk must not keep a run from its durable snapshots
                 self._emit(events.Rejected(snapshot="all", tier="local", reason=str(err)))
@@ -379,7 +379,7 @@ class ResumeSearch:
             self._check_nothing_is_lost(survey)
         return point
 
-    def _check_nothing_is_lost(self, known: commit.Survey) -> None:
+    def _check_nothing_is_lost(self, known: records.Survey) -> None:
         """Raise where the run has snapshots, and it would begin at step 0 all the same (I10).
 
         Raises:
@@ -393,7 +393,7 @@ class ResumeSearch:
             raise _Contradiction(f"it lists no snapshot, and step {durable} was durable there")
         for snapshot in sorted(known.quarantined, reverse=True):
             with contextlib.suppress(NotFound):  # retired since
-                manifest = commit.read_manifest(self._remote, self._keys, snapshot, Deadline.after(CALL_S))
+                manifest = records.read_manifest(self._remote, self._keys, snapshot, Deadline.after(CALL_S))
                 if manifest.run_id == self._run_id:
                     raise SnapshotCorrupt(
                         "this run has snapshots, and all of them are quarantined: see harness ls. "
@@ -405,12 +405,12 @@ class ResumeSearch:
         deadline = Deadline.after(CALL_S)
         for number in self._numbers_before():
             with contextlib.suppress(NotFound, SnapshotCorrupt):
-                if commit.read_claim(self._remote, self._keys, number, deadline).run_id != self._run_id:
+                if records.read_claim(self._remote, self._keys, number, deadline).run_id != self._run_id:
                     return None  # what was before a --fresh
-                return commit.read_done(self._remote, self._keys, number, deadline).step
+                return records.read_done(self._remote, self._keys, number, deadline).step
         return None
 
-    def _changed(self, survey: commit.Survey) -> commit.Survey | None:
+    def _changed(self, survey: records.Survey) -> records.Survey | None:
         """The run as it is now, if there are commits that `survey` does not know, or some it does are gone."""
         with contextlib.suppress(CloudError, SnapshotCorrupt):
             now = self._survey()
@@ -446,7 +446,7 @@ class ResumeSearch:
         try:
             spared = None
             if local is not None and point is not None and point.tier == "local":
-                spared = commit.read_manifest(local.store, self._keys, point.id, deadline).directory
-            commit.abandon_stale(self._remote, self._keys, self._generation.number, spared, deadline)
+                spared = records.read_manifest(local.store, self._keys, point.id, deadline).directory
+            retire.abandon_stale(self._remote, self._keys, self._generation.number, spared, deadline)
         except (CloudError, SnapshotCorrupt) as err:
             self._emit(events.UpkeepFailed(tier="remote", reason=str(err)))

@@ -35,7 +35,7 @@ from harness.core.snapshot import MAX_GENERATION
 from harness.core.words import without_secrets
 from harness.errors import ConfigError, HarnessError, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
-from harness.snapshots import commit
+from harness.snapshots import records
 
 FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it goes on without
 AGAIN_S = 5.0  # how long a restart in place waits for it
@@ -77,7 +77,7 @@ class _Opened:
         unclaimed: why it is not.
     """
 
-    known: commit.Survey | None
+    known: records.Survey | None
     generation: Generation
     standing: Claim | None = None
     unclaimed: str = "the store has not answered"
@@ -168,7 +168,7 @@ class Startup:
         def ask() -> _Opened | Claim:
             known = None
             with contextlib.suppress(CloudError, SnapshotCorrupt):
-                known = commit.survey(self._pipeline.remote.store, self._context.keys, Deadline.after(AGAIN_S))
+                known = records.survey(self._pipeline.remote.store, self._context.keys, Deadline.after(AGAIN_S))
             if known is None:
                 return _Opened(None, _made(floor, before.run_id))
             if (newest := known.last_claim) is not None and self._is_overtaken(before, newest):
@@ -223,11 +223,11 @@ class Startup:
 
     # ---- a new generation -------------------------------------------------------------------------------------------
 
-    def _first_survey(self) -> commit.Survey | None:
+    def _first_survey(self) -> records.Survey | None:
         """What the store knows of the run; `None` if it does not answer in time (we go on asking, and say so)."""
         store = self._settings.store
         try:
-            known = commit.survey(self._pipeline.remote.store, self._context.keys, Deadline.after(FIRST_ANSWER_S))
+            known = records.survey(self._pipeline.remote.store, self._context.keys, Deadline.after(FIRST_ANSWER_S))
         except SnapshotCorrupt as err:
             raise ConfigError(f"run {self._settings.run!r} in {store}: {err}") from err
         except CloudError as err:
@@ -238,7 +238,7 @@ class Startup:
         self._check_identity(known)
         return known
 
-    def _check_identity(self, known: commit.Survey) -> None:
+    def _check_identity(self, known: records.Survey) -> None:
         for words in check_identity(known, self._settings, self._command):
             self._context.say(words)
 
@@ -250,7 +250,7 @@ class Startup:
         """Whether nothing of ours exists yet that could be another run's."""
         return not fresh and not self._settled and not self._inherits
 
-    def _open(self, known: commit.Survey, run_id: str, floor: int, *, fresh: bool, joins: bool) -> _Opened:
+    def _open(self, known: records.Survey, run_id: str, floor: int, *, fresh: bool, joins: bool) -> _Opened:
         """A new generation, claimed if the store answers. In a thread.
 
         Raises:
@@ -285,7 +285,7 @@ class Startup:
 
     # ---- resume -----------------------------------------------------------------------------------------------------
 
-    def _find(self, known: commit.Survey | None, *, fresh: bool) -> None:
+    def _find(self, known: records.Survey | None, *, fresh: bool) -> None:
         """Locate, fetch and verify in a thread, while the trainer imports torch."""
         self._stop_search()
         self.finding, self.point, self.header, self.error = Finding.PENDING, None, None, None

@@ -21,7 +21,7 @@ from harness.core.policy.copying import patience_s
 from harness.core.policy.retention import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
-from harness.snapshots import commit
+from harness.snapshots import commit, fetch, records, retire
 
 CALL_S = 600.0  # for all of it, beside what the bytes take that are read back
 AGAIN_S = (0.5, 2.0)  # before what differs is read again
@@ -128,11 +128,11 @@ class Upkeep:
         """Retire down to one. Where nothing may go, since nothing was read back, do that first. Raises CloudError."""
         if self._retire(keep_last=1, deadline=deadline):
             return
-        for snapshot in reversed(commit.survey(self._store, self._keys, deadline).commits):
+        for snapshot in reversed(records.survey(self._store, self._keys, deadline).commits):
             if snapshot in self._verified:
                 return  # all that is older was retired before
             with contextlib.suppress(SnapshotCorrupt, NotFound, Unreadable):
-                manifest = commit.read_manifest(self._store, self._keys, snapshot, deadline)
+                manifest = records.read_manifest(self._store, self._keys, snapshot, deadline)
                 if self._verify(manifest, deadline, interrupted=self._way.closes):
                     self._retire(keep_last=1, deadline=deadline)
                     return
@@ -161,10 +161,10 @@ class Upkeep:
                     return  # interrupted by a newer snapshot, which will be verified instead
             self._retire(self._retention.keep_last, deadline)
             if not self._swept and self._verified:
-                commit.sweep(self._store, self._keys, self._sweepable(), deadline)
+                retire.sweep(self._store, self._keys, self._sweepable(), deadline)
                 self._swept = True
             if (newest := max(tuple(self._verified), default=None)) is not None:  # `trust` adds from another thread
-                self._store.reserve(commit.read_manifest(self._store, self._keys, newest, deadline).payload_bytes)
+                self._store.reserve(records.read_manifest(self._store, self._keys, newest, deadline).payload_bytes)
         except (CloudError, SnapshotCorrupt) as err:
             self._emit(events.UpkeepFailed(tier=self._name, reason=str(err)))
 
@@ -181,7 +181,7 @@ class Upkeep:
         except SnapshotCorrupt as err:
             self.doubt(manifest.id)
             # Whoever finds damage everywhere is most likely damaged itself: bad memory, say.
-            if self._reads_well or isinstance(err, commit.DamagedInStore):
+            if self._reads_well or isinstance(err, fetch.DamagedInStore):
                 self._reads_well = False
                 commit.quarantine(self._store, self._keys, manifest.id, str(err), self._host, deadline)
                 self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
@@ -202,9 +202,9 @@ class Upkeep:
         """Read it; and again, after a pause, before anybody calls it damaged."""
         for pause_s in AGAIN_S:
             with contextlib.suppress(SnapshotCorrupt):
-                return commit.verify(self._store, self._keys, manifest, deadline, interrupted=interrupted)
+                return fetch.verify(self._store, self._keys, manifest, deadline, interrupted=interrupted)
             self._way.pause(interrupted, pause_s)
-        return commit.verify(self._store, self._keys, manifest, deadline, interrupted=interrupted)
+        return fetch.verify(self._store, self._keys, manifest, deadline, interrupted=interrupted)
 
     def doubt(self, damaged: SnapshotId) -> None:
         """Trust nothing that was verified before: where snapshots share a file, damage in one is damage in all.
@@ -222,7 +222,7 @@ class Upkeep:
             return None
         newest = max(self._doubtful)
         try:
-            return commit.read_manifest(self._store, self._keys, newest, deadline)
+            return records.read_manifest(self._store, self._keys, newest, deadline)
         except (NotFound, SnapshotCorrupt, Unreadable):
             self._doubtful.discard(newest)
             raise
@@ -230,7 +230,7 @@ class Upkeep:
     def _retire(self, keep_last: int, deadline: Deadline) -> int:
         """Delete what need not be kept. How many snapshots that were."""
         doomed = retain(
-            commit.survey(self._store, self._keys, deadline).commits,
+            records.survey(self._store, self._keys, deadline).commits,
             keep_last=keep_last,
             keep_every=self._retention.keep_every,
             verified=self._verified,
@@ -238,7 +238,7 @@ class Upkeep:
         )
         retired = [snapshot for snapshot in doomed if self._may_go(snapshot, deadline)]
         for snapshot in retired:
-            commit.remove(self._store, self._keys, snapshot, deadline)
+            retire.remove(self._store, self._keys, snapshot, deadline)
             self._verified.discard(snapshot)
             self._ours.discard(snapshot)
             self._emit(events.Retired(tier=self._name, snapshot=str(snapshot)))
@@ -252,7 +252,7 @@ class Upkeep:
         if snapshot in self._ours:
             return True
         try:
-            manifest = commit.read_manifest(self._store, self._keys, snapshot, deadline)
+            manifest = records.read_manifest(self._store, self._keys, snapshot, deadline)
         except ForeignFormat:
             return False
         except NotFound:
@@ -268,7 +268,7 @@ class Upkeep:
         if self._name == "local":
             return True  # a copy, which dies with this machine
         with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):
-            return commit.read_claim(self._store, self._keys, snapshot.generation, deadline).run_id == self.run_id
+            return records.read_claim(self._store, self._keys, snapshot.generation, deadline).run_id == self.run_id
         return False
 
     def _sweepable(self) -> int:

@@ -20,7 +20,7 @@ from cloud.store import ObjectStore
 from harness.core.snapshot import RunKeys
 from harness.errors import SnapshotCorrupt
 from harness.inspect.doctor.finding import Finding, Level, failure, ok, one_line, warning
-from harness.snapshots import commit
+from harness.snapshots import records
 
 REACH_S = 5.0
 TRIALS_S = 8.0
@@ -49,7 +49,7 @@ def state_bytes(store: ObjectStore, keys: RunKeys, clock: Clock) -> int | None:
     found = [keys.parse_commit(info.key) for info in store.list(keys.commits, deadline=deadline)]
     for snapshot in sorted((snapshot for snapshot in found if snapshot is not None), reverse=True)[:2]:
         with contextlib.suppress(SnapshotCorrupt, NotFound):
-            return commit.read_manifest(store, keys, snapshot, deadline).payload_bytes
+            return records.read_manifest(store, keys, snapshot, deadline).payload_bytes
     return None
 
 

@@ -32,7 +32,7 @@ from harness.core.shard import plan_shards
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.inspect import export
-from harness.snapshots import commit
+from harness.snapshots import commit, retire
 from harness.trainer import export as torch_export
 from harness.trainer.copy import to_slot
 from harness.trainer.state import capture
@@ -482,7 +482,7 @@ def test_a_snapshot_that_is_retired_while_it_is_read_is_followed_by_another(
     def retire_then_plan(copy_: Any, *arguments: Any) -> Any:
         if copy_.manifest.id == old:
             publish(store, live, 20)
-            commit.remove(store, KEYS, old, FOREVER)
+            retire.remove(store, KEYS, old, FOREVER)
         return plan(copy_, *arguments)
 
     monkeypatch.setattr(export, "_plan", retire_then_plan)

@@ -21,7 +21,7 @@ from harness.inspect import report
 from harness.ipc import client
 from harness.ipc.channel import listen
 from harness.ipc.runtime_dir import RuntimeDir
-from harness.snapshots import commit, open
+from harness.snapshots import commit, fetch, open, retire
 from harness.snapshots.open import open_store
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
 from tests.support.s3_account import use_account
@@ -305,11 +305,11 @@ def test_rm_all_deletes_nothing_of_somebody_else_s(settings: Settings, store: Pa
 def test_what_is_retired_while_it_is_verified_is_no_difference(
     settings: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = commit.verify
+    real = fetch.verify
 
     def verify(opened: ObjectStore, keys: Any, manifest: Any, *rest: Any) -> bool:
         if manifest.id == FIRST:
-            commit.remove(opened, keys, FIRST, FOREVER)
+            retire.remove(opened, keys, FIRST, FOREVER)
         return real(opened, keys, manifest, *rest)
 
     monkeypatch.setattr(commit, "verify", verify)

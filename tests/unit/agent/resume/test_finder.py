@@ -45,7 +45,7 @@ from harness.core.snapshot import SnapshotId
 from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.ipc import pages
 from harness.ipc.slots import Slot, place_shards
-from harness.snapshots import commit
+from harness.snapshots import commit, records
 from tests.support.context import a_context
 from tests.support.needs import lacking
 from tests.support.open_files import open_files
@@ -82,7 +82,7 @@ class Scene:
         manifest = None
         if published:
             self.publish(self.local, name)
-            manifest = commit.read_manifest(self.local, KEYS, name, FOREVER)
+            manifest = records.read_manifest(self.local, KEYS, name, FOREVER)
         return MemoryCopy(name, self.pool.add(slot), slot, content.record(), manifest)
 
     def find(self, *copies: Copy, run_id: str = RUN_ID) -> ResumePoint | None:
@@ -93,7 +93,7 @@ class Scene:
         return point
 
     def shard_key(self, store: ProtocolStore, name: SnapshotId, index: int = 0) -> str:
-        manifest = commit.read_manifest(store, KEYS, name, FOREVER)
+        manifest = records.read_manifest(store, KEYS, name, FOREVER)
         return KEYS.payload(manifest.directory, manifest.parts[0].shards[index].name)
 
     def condemned(self) -> list[str]:
@@ -557,7 +557,7 @@ def test_the_slot_of_a_refused_copy_is_closed(scene: Scene) -> None:
 def test_a_fetched_record_is_the_one_that_was_sealed(scene: Scene) -> None:
     scene.publish(scene.remote, FIRST)
 
-    assert to_record(commit.read_manifest(scene.remote, KEYS, FIRST, FOREVER).parts[0]) == Content(FIRST).record()
+    assert to_record(records.read_manifest(scene.remote, KEYS, FIRST, FOREVER).parts[0]) == Content(FIRST).record()
 
 
 # ---- I10, where the search begins -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from harness.core import events
 from harness.core.manifest import FORMAT, Claim, encode
 from harness.core.snapshot import MAX_GENERATION, SnapshotId
 from harness.ipc.slots import Slot, SlotRecord
-from harness.snapshots import commit, handover
+from harness.snapshots import commit, handover, records
 from tests.support.clock import standing
 from tests.support.context import Posts, a_context
 from tests.support.patience import HANG_S, telling
@@ -259,7 +259,7 @@ def test_what_looks_secret_in_a_command_line_is_not_claimed(store: Gate, tmp_pat
         scene.begin()
         scene.until(scene.startup.generation.claimed.is_set)
         scene.close()
-        claim = commit.read_claim(store, KEYS, number, FOREVER)
+        claim = records.read_claim(store, KEYS, number, FOREVER)
         assert claim.command == ("python", "train.py", "--api-key", "***", "--hub_token=***")
         assert not scene.said
         commit.end(store, KEYS, number, claim.nonce, "interrupted", None, FOREVER)
@@ -343,7 +343,7 @@ def test_a_restart_in_place_learns_from_the_store_which_run_it_is(store: Gate, s
     scene.until(lambda: begun and scene.found())
 
     assert scene.startup.generation.run_id == RUN_ID
-    assert commit.read_claim(store, KEYS, scene.startup.generation.number, FOREVER).run_id == RUN_ID
+    assert records.read_claim(store, KEYS, scene.startup.generation.number, FOREVER).run_id == RUN_ID
     assert scene.startup.point is not None
 
 

@@ -29,7 +29,7 @@ from harness.core.manifest import FORMAT, Claim, Manifest
 from harness.core.rate import Rate
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
-from harness.snapshots import commit, dedup
+from harness.snapshots import commit, dedup, records
 from tests.support.clock import ShiftedClock, standing
 from tests.support.context import a_context
 from tests.support.patience import HANG_S, telling
@@ -855,7 +855,7 @@ OTHER = "f" * 32
 def test_another_run_of_this_name_is_retired_on_the_user_s_word(scenes: Callable[..., Scene], fresh: bool) -> None:
     """A list that was empty for a moment made a new run of it, which deleted the weeks of the old one."""
     store = MemoryStore()
-    publish(store, 1, 2, run_id=OTHER, sealed_at=commit.utc_now())
+    publish(store, 1, 2, run_id=OTHER, sealed_at=records.utc_now())
     scene = scenes(store, keep_last=1, fresh=fresh)
     for count, step in enumerate((10, 20), 1):
         scene.tier.submit(scene.sealed(step))
@@ -976,7 +976,7 @@ def test_a_local_snapshot_arrives_as_it_was(scenes: Callable[..., Scene], local:
     scene.tier.submit(job)
     scene.until(lambda told: ("published", 10) in told)
 
-    manifest = commit.read_manifest(store, KEYS, SnapshotId(1, 10), FOREVER)
+    manifest = records.read_manifest(store, KEYS, SnapshotId(1, 10), FOREVER)
     content = Content(SnapshotId(1, 10))
     assert [store.peek(KEYS.payload(manifest.directory, s.name)) for s in manifest.parts[0].shards] == content.shards
     assert manifest.directory == job.manifest.directory  # so that a successor finds what was sent

@@ -30,7 +30,7 @@ from harness.inspect.doctor.store import (
     try_cut_off,
     try_multipart,
 )
-from harness.snapshots import commit
+from harness.snapshots import commit, records
 from tests.support.clock import FakeClock
 from tests.support.protocol import FOREVER, KEYS, Content
 from tests.support.s3_server import S3Server
@@ -225,7 +225,7 @@ def test_the_state_s_size_is_the_newest_snapshot_s() -> None:
     store, content = MemoryStore(), Content(SnapshotId(1, 7))
     assert state_bytes(store, KEYS, FakeClock()) is None
     commit.publish(store, KEYS, content.staged(), "remote", FOREVER, lambda event: None)
-    manifest = commit.read_manifest(store, KEYS, SnapshotId(1, 7), FOREVER)
+    manifest = records.read_manifest(store, KEYS, SnapshotId(1, 7), FOREVER)
 
     assert state_bytes(store, KEYS, FakeClock()) == manifest.payload_bytes > 0
 
