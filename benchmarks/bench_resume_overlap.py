@@ -54,7 +54,7 @@ def main() -> int:
         for _ in range(options.rounds):
             for share in SHARES:
                 alone = start(directory, options.mb, until="Restarted", rate=0.0)
-                rate = options.mb * 1e6 / (share * alone["import_s"])
+                rate = options.mb * 1e6 / (share * alone["import"])
                 slowed = start(directory, options.mb, until="Restarted", rate=rate)
                 found[share].append(figures(alone, slowed))
     rows = [row(share, rounds) for share, rounds in found.items()]
@@ -68,16 +68,14 @@ def main() -> int:
 
 def figures(alone: Mapping[str, float], slowed: Mapping[str, float]) -> dict[str, float]:
     """One round: seconds after the program was started, and how far they are from the longer of the two."""
-    fetch_s = slowed["fetching_s"] + slowed["verifying_s"]
-    step_s = slowed["total_s"] - (slowed["detect_s"] or 0.0) - slowed["boot_s"]
-    longer_s = max(fetch_s, alone["import_s"])
+    longer_s = max(slowed["fetch"], alone["import"])
     return {
-        "import": alone["import_s"],
-        "fetch": fetch_s,
-        "restore": slowed["restore_s"],
-        "step": step_s,
-        "ratio": (step_s - slowed["restore_s"]) / longer_s,
-        "sum": fetch_s + alone["import_s"] + slowed["restore_s"],
+        "import": alone["import"],
+        "fetch": slowed["fetch"],
+        "restore": slowed["restore"],
+        "step": slowed["step"],
+        "ratio": (slowed["step"] - slowed["restore"]) / longer_s,
+        "sum": slowed["fetch"] + alone["import"] + slowed["restore"],
     }
 
 
@@ -101,7 +99,11 @@ def median(rounds: list[Mapping[str, float]], name: str) -> float:
 
 
 def start(directory: Path, mb: int, *, until: str, rate: float) -> dict[str, Any]:
-    """Start the run, wait for an event, kill everybody. The event's fields. `rate` is bytes/s; 0 for the disk's own."""
+    """Start the run, wait for an event, kill everybody. `rate` is bytes/s; 0 for the disk's own.
+
+    Returns:
+        At its first step: seconds after the program was started, and what of them was import, fetch and restore.
+    """
     told = directory / "told.json"
     told.unlink(missing_ok=True)
     arguments = {"directory": str(directory), "mb": mb, "until": until, "rate": rate}
@@ -134,11 +136,21 @@ def resume(directory: str, mb: int, until: str, rate: float) -> int:
     from harness.snapshots.open import open_store
 
     there = Path(directory)
+    heard: dict[str, events.Line] = {}
 
     def listen(line: events.Line) -> None:
+        heard[type(line.body).__name__] = line
         if type(line.body).__name__ == until:
-            fields = line.body.fields() if isinstance(line.body, events.Restarted) else {}
-            (there / "told").write_text(json.dumps(fields))
+            told = {}
+            if isinstance(line.body, events.Restarted):
+                began_at, restored = heard["TrainerStarted"].mono, heard["Restored"]
+                told = {
+                    "import": restored.mono - restored.body.seconds - began_at,  # type: ignore[attr-defined]
+                    "restore": restored.body.seconds,  # type: ignore[attr-defined]
+                    "fetch": line.body.fetching_s,
+                    "step": heard["FirstStep"].mono - began_at,
+                }
+            (there / "told").write_text(json.dumps(told))
             (there / "told").rename(there / "told.json")
 
     settings = Settings(

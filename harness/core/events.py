@@ -128,15 +128,10 @@ class Restarted(Event, frozen=True):
         total_s: the sum of the parts.
         detect_s: from the end of the last life to the start of this one, back-off and capacity included. `None` if
             nobody knows when the last one ended: the total then begins with this one.
-        boot_s: the agent: until it starts the trainer; without `harness run`, until it listens to it.
-        import_s: the program's own way to its loop: Python, torch, model, data; but for what follows.
-        locate_s: waited for the choice of what is resumed: the store, older generations.
-        fetch_s: waited for its bytes.
-        verify_s: waited for their digests.
-        restore_s: the live state became the snapshot's.
-        first_step_s: from there until the first step was complete.
-        fetching_s: what the fetch took in all, whether the trainer waited or not.
-        verifying_s: likewise.
+        start_s: the agent, and the program's own way to its loop: Python, torch, model, data.
+        wait_s: of the program, for what it resumes: the store's answer, older generations, bytes and their digests.
+        first_step_s: the live state became the snapshot's, and the first step was made.
+        fetching_s: no part: what the fetch took in all, whether the trainer waited or not.
     """
 
     step: int
@@ -144,24 +139,20 @@ class Restarted(Event, frozen=True):
     tier: str | None
     total_s: float
     detect_s: float | None
-    boot_s: float
-    import_s: float
-    locate_s: float
-    fetch_s: float
-    verify_s: float
-    restore_s: float
+    start_s: float
+    wait_s: float
     first_step_s: float
     fetching_s: float
-    verifying_s: float
 
     def words(self) -> str:
         """One line for people."""
         since = "the start" if self.detect_s is None else "the end of the last life"
-        names = ("detect", "boot", "import", "locate", "fetch", "verify", "restore", "first_step")
-        parts = [(name.replace("_", " "), getattr(self, f"{name}_s")) for name in names]
+        parts = [
+            ("detect", self.detect_s), ("start", self.start_s), ("wait", self.wait_s), ("first step", self.first_step_s)
+        ]  # fmt: skip
         told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds is not None)
-        beside_s = self.fetching_s + self.verifying_s - self.fetch_s - self.verify_s
-        beside = f"; {beside_s:.1f} s of fetching went on beside the import" if beside_s >= 0.05 else ""
+        beside_s = self.fetching_s - self.wait_s
+        beside = f"; {beside_s:.1f} s of fetching went on beside the start" if beside_s >= 0.05 else ""
         return f"{self.total_s:.1f} s from {since} to step {self.step}: {told}{beside}"
 
 

@@ -21,7 +21,7 @@ import msgspec
 from harness.core import events
 from harness.core.restart import Span
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with any change that an agent and a trainer of two versions would misunderstand."""
 
 
@@ -106,16 +106,14 @@ class FirstStep(Message, frozen=True):
     Attributes:
         step: its number.
         at: when it was complete.
-        joining: connecting to the agent.
         waits: for what the agent was still finding or fetching.
-        restoring: making the live state the snapshot's.
+        wanted_at: when it was ready to make the snapshot's state its own.
     """
 
     step: int
     at: float
-    joining: Span
     waits: tuple[Span, ...]
-    restoring: Span
+    wanted_at: float
 
 
 class Sealed(Message, frozen=True):

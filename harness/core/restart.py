@@ -1,12 +1,11 @@
 """What a restart's time went into: moments of the agent and the trainer in, parts that sum to the total out.
 
-Owns the eight parts and who of two that happen at once is charged; asks no clock. The trainer's own way is what the
-first step waits for, so each instant belongs to what the trainer was doing then, and the agent's work counts only
-where the trainer waited for it:
+Owns the four parts, and which of two things that happen at once counts; asks no clock. The first step waits for the
+trainer, so each instant belongs to what the trainer was doing then: the agent's work counts only where it was waited
+for.
 
-    last life ends   agent starts   trainer starts       wants its tensors     restored   first step complete
-         │   detect       │   boot        │ import ┊wait┊ import ┊wait┊│ restore │  first step  │
-                                                     └──────┴─▶ locate, fetch and verify, by what the agent did then
+    last life ends   this one begins            wants its tensors            first step complete
+         │   detect       │   start  ┊ wait ┊ start  ┊ wait ┊│       first step       │
 """
 
 from __future__ import annotations
@@ -29,22 +28,16 @@ class Moments:
         ended_at: when the trainer of the last life was last known to live; `None` if nobody knows.
         began_at: when this life was begun: the agent's process, or its decision to start the trainer again.
         spawned_at: when the trainer's process was started.
-        joining: the trainer finds its agent, or starts one and waits until it listens.
         waits: the trainer waits to be told what is resumed, and for the tensors.
-        filling: the snapshot came into a slot and was verified; may be over before the trainer was started.
-        verify_share: of the time of `filling`, what its threads spent on checksums rather than reading: 0 to 1.
-        restoring: the live state became the snapshot's.
+        wanted_at: when the trainer was ready to make the snapshot's state its own.
         stepped_at: when the first optimizer step was complete.
     """
 
     ended_at: float | None
     began_at: float
     spawned_at: float
-    joining: Span
     waits: Sequence[Span]
-    filling: Span
-    verify_share: float
-    restoring: Span
+    wanted_at: float
     stepped_at: float
 
 
@@ -53,12 +46,8 @@ class Parts:
     """Milliseconds of the first step's waiting, each instant in one part: they sum to `total` exactly."""
 
     detect: int
-    boot: int
-    import_: int
-    locate: int
-    fetch: int
-    verify: int
-    restore: int
+    start: int
+    wait: int
     first_step: int
 
     @property
@@ -75,34 +64,22 @@ def divide(moments: Moments) -> Parts:
     began_at = min(moments.began_at, spawned_at)  # a detached agent is started by its trainer
     start = began_at if moments.ended_at is None else min(moments.ended_at, began_at)
     end = max(moments.stepped_at, start)
-    wanted_at, restored_at = moments.restoring
 
     def part_at(instant: int) -> str:
         if instant < _ms(began_at):
             return "detect"
-        if instant < _ms(spawned_at) or _holds(moments.joining, instant):
-            return "boot"
-        if instant >= _ms(wanted_at):
-            return "restore" if instant < _ms(restored_at) else "first_step"
-        if any(_holds(wait, instant) for wait in moments.waits):
-            return "fetch" if _holds(moments.filling, instant) else "locate"
-        return "import_"
+        if instant >= _ms(moments.wanted_at):
+            return "first_step"
+        return "wait" if any(_ms(begin) <= instant < _ms(until) for begin, until in moments.waits) else "start"
 
-    spans = [moments.joining, *moments.waits, moments.filling, moments.restoring]
-    edges = {_ms(edge) for edge in (began_at, spawned_at, *(edge for span in spans for edge in span))}
+    edges = {_ms(edge) for edge in (began_at, moments.wanted_at, *(edge for span in moments.waits for edge in span))}
     cuts = sorted({edge for edge in edges if _ms(start) < edge < _ms(end)} | {_ms(start), _ms(end)})
     found = dict.fromkeys(Parts.__dataclass_fields__, 0)
     for begin, until in pairwise(cuts):
         found[part_at(begin)] += until - begin
-    found["verify"] = round(found["fetch"] * moments.verify_share)  # chunk by chunk, so it has no place of its own
-    found["fetch"] -= found["verify"]
     return Parts(**found)
 
 
 def _ms(instant: float) -> int:
     """Whole milliseconds, once for every moment: differences of whole numbers sum without a rest."""
     return round(instant * 1000)
-
-
-def _holds(span: Span, instant: int) -> bool:
-    return _ms(span[0]) <= instant < _ms(span[1])

@@ -137,7 +137,7 @@ class Checkpointer:
         self._seen = 0
         self._next_due = 0
         self._stepped_told = False
-        self._restoring = (0.0, 0.0)
+        self._wanted_at = 0.0
         self._page = TrainerSide(None)
         self._watch_optimizers()
         self._loader = None
@@ -532,7 +532,7 @@ class Checkpointer:
         self._place.kind = kind
         if self.step_count and not self._stepped_told:
             self._stepped_told = True
-            self._link.stepped(self.step_count, self._restoring)
+            self._link.stepped(self.step_count, self._wanted_at)
         if self._signalled and self._process.has_handler(signal.SIGTERM):
             self._await_answer()  # the program may leave by itself now: there need not be another boundary
         news = self._page.news
@@ -714,11 +714,10 @@ class Checkpointer:
         if self._inert:
             return
         ready = self._link.wait_ready()
-        started = time.monotonic()
+        self._wanted_at = time.monotonic()
         if ready is not None:
             self._restore_from(ready)
-            self._restoring = (started, time.monotonic())
-            seconds = self._restoring[1] - started
+            seconds = time.monotonic() - self._wanted_at
             self._link.send(messages.Restored(ready.snapshot, self.step_count, seconds))
             self._link.drop_ready()
         elif self._head_snapshot:
@@ -726,8 +725,6 @@ class Checkpointer:
                 f"snapshot {self._head_snapshot} was there when this program began, and now there is none: its `extra` "
                 "and its place in the program are in use already, so nothing is trained. Start it again"
             )
-        else:
-            self._restoring = (started, started)
         self._page = self._link.page  # of the agent that found it, which need not be the first
         self._stager.begin()
         self._page.completed(self.step_count)

@@ -95,10 +95,8 @@ class Link:
         self.gone = False
         self.superseded = False
         self._waits: list[Span] = []
-        joining_at = time.monotonic()
         channel = self._connect(settings)
         self._join(*self._greet(channel))
-        self._joining = (joining_at, time.monotonic())
         self._channel = channel
         self._thread = threading.Thread(target=self._listen, name="harness-link", daemon=True)
         self._thread.start()
@@ -112,14 +110,14 @@ class Link:
         with contextlib.suppress(ChannelClosed):
             self._channel.send(message)
 
-    def stepped(self, step: int, restoring: Span) -> None:
+    def stepped(self, step: int, wanted_at: float) -> None:
         """Tell that the first step is complete, and what this process did until then: the breakdown of a restart.
 
         Args:
             step: its number.
-            restoring: from when until when the live state became the snapshot's, monotonic.
+            wanted_at: when this process was ready to make the snapshot's state its own, monotonic.
         """
-        self.send(messages.FirstStep(step, time.monotonic(), self._joining, tuple(self._waits), restoring))
+        self.send(messages.FirstStep(step, time.monotonic(), tuple(self._waits), wanted_at))
 
     def forget(self, kind: type[messages.AnyMessage]) -> None:
         """What was to be repeated is not true any more."""

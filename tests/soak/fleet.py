@@ -16,6 +16,7 @@ from tests.soak.strikes import Strike
 LEFT_BEHIND_S = 20.0  # `harness run` has ended: what may its last process still take
 STUCK_S = 150.0  # without a step anywhere
 ENDS_S = 60.0
+DEADLY = {"SIGKILL data worker", "SIGKILL trainer", "SIGKILL trainer, and the next one"}  # to the program alone
 CRASHED, HUNG_UP, KILLED, TERMINATED = 1, 129, 137, 143
 REFUSED = (64, 70)  # a store that denies what is needed: at the very start, and while the resume point is looked for
 
@@ -200,7 +201,8 @@ class Fleet:
         if code == KILLED:
             return any(name.startswith("SIGKILL") for name in host.struck)
         if code == CRASHED:
-            return {"SIGKILL agent", "SIGKILL data worker"} <= host.struck  # a detached agent restarts nobody in place
+            # A detached agent restarts nobody in place: whoever started its program has seen it die.
+            return "SIGKILL agent" in host.struck and bool(host.struck & DEADLY)
         return code in REFUSED and self._may_refuse(now)
 
     def _watch_progress(self, now: float) -> None:

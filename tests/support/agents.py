@@ -191,7 +191,7 @@ class Run:
     def on_stage(self) -> Iterator[None]:
         """Everybody's threads end with it."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(commit, "utc_now", self._wall_clock)
+            patch.setattr(records, "utc_now", self._wall_clock)
             try:
                 yield
             finally:

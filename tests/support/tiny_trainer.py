@@ -71,7 +71,7 @@ class TinyTrainer:
         self.sealed_step: int | None = None
         self.overdue = False
         self.interrupts = 0
-        self.restoring = (0.0, 0.0)
+        self.wanted_at = 0.0
 
     def restore(self) -> None:
         """Take what the agent found, if anything."""
@@ -92,7 +92,7 @@ class TinyTrainer:
             assert json.loads(record.state)["step"] == self.step
             self.link.send(messages.Restored(ready.snapshot, self.step, 0.0))
             self.link.drop_ready()
-        self.restoring = (began, time.monotonic())
+        self.wanted_at = began
         self.sequence = self.link.sequence
         self.link.page.completed(self.step)
 
@@ -180,7 +180,7 @@ class TinyTrainer:
                 out.write(f"{self.step} {digest(self.state)}\n")
                 out.flush()
                 if not told:
-                    self.link.stepped(self.step, self.restoring)
+                    self.link.stepped(self.step, self.wanted_at)
                     told = True
                 self.overdue |= self.step % options.every_steps == 0
                 if (ask := self.look()) is not Command.NOTHING:

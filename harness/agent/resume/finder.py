@@ -72,49 +72,6 @@ Copy = MemoryCopy | StoredCopy
 
 
 @dataclass(frozen=True)
-class Filling:
-    """How a snapshot came into its slot.
-
-    Attributes:
-        span: from when until when, monotonic.
-        verify_share: what of that time went into checksums rather than reading.
-    """
-
-    span: tuple[float, float]
-    verify_share: float
-
-
-class _Stopwatch:
-    """Seconds that threads spend reading and verifying, summed over all of them."""
-
-    def __init__(self) -> None:
-        self._began_at = time.monotonic()
-        self._lock = threading.Lock()
-        self._reading_s = self._verifying_s = 0.0
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Around a call that reads."""
-        began = time.monotonic()
-        yield
-        with self._lock:
-            self._reading_s += time.monotonic() - began
-
-    @contextlib.contextmanager
-    def verifying(self) -> Iterator[None]:
-        """Around a checksum."""
-        began = time.monotonic()
-        yield
-        with self._lock:
-            self._verifying_s += time.monotonic() - began
-
-    def stop(self) -> Filling:
-        """What it was until now."""
-        all_s = self._reading_s + self._verifying_s
-        return Filling((self._began_at, time.monotonic()), self._verifying_s / all_s if all_s else 0.0)
-
-
-@dataclass(frozen=True)
 class ResumePoint:
     """What the trainers will restore: a sealed slot with verified content.
 
@@ -125,7 +82,7 @@ class ResumePoint:
         slot: the slot.
         record: what it holds.
         verified: False only for a memory copy that no tier had digests of yet.
-        filled: when that was done; `None` where nothing had to be.
+        filling_s: what fetching and verifying it took.
         manifest: what is committed, where it came from a store.
     """
 
@@ -135,7 +92,7 @@ class ResumePoint:
     slot: Slot
     record: SlotRecord
     verified: bool
-    filled: Filling | None = None
+    filling_s: float = 0.0
     manifest: Manifest | None = None
 
 
@@ -296,35 +253,32 @@ class Finder:
         self._emit(events.Quarantined(snapshot=str(copy.id), reason=reason))
 
     def _from_memory(self, copy: MemoryCopy) -> ResumePoint:
-        watch = _Stopwatch()
+        began_at, verified = time.monotonic(), copy.manifest is not None
         if copy.manifest is not None:
-            with watch.verifying():
-                for span, shard in zip(copy.record.shards, copy.manifest.parts[0].shards, strict=True):
-                    if format_crc(crc64nvme(copy.slot.shard(span))) != shard.crc64nvme:
-                        raise SnapshotCorrupt(f"slot {copy.index}: {span.name} is not what was committed")
-        verified, filled = copy.manifest is not None, watch.stop()
-        self._emit_fetched(copy, sum(span.size for span in copy.record.shards), filled, verified=verified)
-        return ResumePoint(copy.id, copy.tier, copy.index, copy.slot, copy.record, verified, filled)
+            for span, shard in zip(copy.record.shards, copy.manifest.parts[0].shards, strict=True):
+                if format_crc(crc64nvme(copy.slot.shard(span))) != shard.crc64nvme:
+                    raise SnapshotCorrupt(f"slot {copy.index}: {span.name} is not what was committed")
+        size = sum(span.size for span in copy.record.shards)
+        seconds = self._emit_fetched(copy, size, began_at, verified=verified)
+        return ResumePoint(copy.id, copy.tier, copy.index, copy.slot, copy.record, verified, seconds)
 
     def _from_store(self, copy: StoredCopy, manifest: Manifest, record: SlotRecord) -> ResumePoint:
-        watch = _Stopwatch()
+        began_at = time.monotonic()
         size = slot_bytes(record.shards, len(record.encode()))
         # A trainer on the CPU, or one that builds its state there, is going to need as much again.
         beside = size if self._slot_disk is not None else 0
         try:
-            slot = self._fetch(copy, manifest, record, watch, begin_slot(size, self._slot_disk, beside=beside))
+            slot = self._fetch(copy, manifest, record, begin_slot(size, self._slot_disk, beside=beside))
         except OutOfMemory:
-            slot = self._fetch(copy, manifest, record, watch, begin_slot(size, self._slot_disk, beside=EVERYTHING))
-        filled = watch.stop()
-        self._emit_fetched(copy, manifest.parts[0].payload_bytes, filled, verified=True)
-        return ResumePoint(copy.id, copy.tier, None, slot, record, True, filled, manifest)
+            slot = self._fetch(copy, manifest, record, begin_slot(size, self._slot_disk, beside=EVERYTHING))
+        seconds = self._emit_fetched(copy, manifest.parts[0].payload_bytes, began_at, verified=True)
+        return ResumePoint(copy.id, copy.tier, None, slot, record, True, seconds, manifest)
 
     def _fetch(
         self,
         copy: StoredCopy,
         manifest: Manifest,
         record: SlotRecord,
-        watch: _Stopwatch,
         begun: tuple[Slot, Generator[int]],
     ) -> Slot:
         """Fill a slot that has been begun, and seal it."""
@@ -332,7 +286,7 @@ class Finder:
         ahead = Preallocation(making)
         try:
             try:
-                self._fill(slot, ahead, copy.store, manifest, record, watch)
+                self._fill(slot, ahead, copy.store, manifest, record)
             except (NotFound, Truncated) as err:
                 self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
                 raise (_Missing if isinstance(err, NotFound) else _NotRead)(str(err)) from err
@@ -355,7 +309,6 @@ class Finder:
         store: ObjectStore,
         manifest: Manifest,
         record: SlotRecord,
-        watch: _Stopwatch,
     ) -> None:
         deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
         slot.begin()
@@ -365,7 +318,7 @@ class Finder:
             if info.size != shard.size:
                 raise _Damaged(f"{key}: {info.size} bytes, {shard.size} were committed")
             try:
-                total = _fetch_shard(store, key, shard, slot, span, ahead, watch, deadline)
+                total = _fetch_shard(store, key, shard, slot, span, ahead, deadline)
                 if format_crc(total) != shard.crc64nvme:
                     raise _Damaged(f"{key}: not what was committed")
             except _Damaged as err:
@@ -373,16 +326,13 @@ class Finder:
                     raise _NotRead(f"{err}; but the store's own sum of it is right: is it this host?") from err
                 raise
 
-    def _emit_fetched(self, copy: Copy, size: int, filled: Filling, *, verified: bool) -> None:
+    def _emit_fetched(self, copy: Copy, size: int, began_at: float, *, verified: bool) -> float:
+        """Tell it; what it took."""
+        seconds = time.monotonic() - began_at
         self._emit(
-            events.Fetched(
-                snapshot=str(copy.id),
-                tier=copy.tier,
-                bytes=size,
-                seconds=filled.span[1] - filled.span[0],
-                verified=verified,
-            )
+            events.Fetched(snapshot=str(copy.id), tier=copy.tier, bytes=size, seconds=seconds, verified=verified)
         )
+        return seconds
 
 
 @contextlib.contextmanager
@@ -416,7 +366,6 @@ def _fetch_shard(
     slot: Slot,
     span: ShardSpan,
     ahead: Preallocation,
-    watch: _Stopwatch,
     deadline: Deadline,
 ) -> int:
     """Fill `span`, each chunk verified as it arrives; the sum of the whole. Many requests at once."""
@@ -433,10 +382,8 @@ def _fetch_shard(
         ahead.wait_for(span.offset + at + len(piece))
 
         def read() -> int:
-            with watch.reading():
-                store.get(key, by_way, offset=at, deadline=deadline)
-            with watch.verifying():
-                crc = crc64nvme(by_way)
+            store.get(key, by_way, offset=at, deadline=deadline)
+            crc = crc64nvme(by_way)
             if format_crc(crc) != shard.chunks[number]:
                 raise _Damaged(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
             return crc

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from harness.agent.resume.finder import ResumePoint
 from harness.core import events
 from harness.core.messages import FirstStep
-from harness.core.restart import NO_TIME, Moments, divide
+from harness.core.restart import Moments, divide
 
 
 @dataclass
@@ -64,35 +64,24 @@ class TrainerAttempt:
         if told is None or self.spawned_at is None:
             return None
         ended_at = self.last_ended_at if self.last_ended_at is not None else last_ended_at
-        filled = resumed.filled if resumed is not None else None
         parts = divide(
             Moments(
                 ended_at=ended_at,
                 began_at=self.starting_at,
                 spawned_at=self.spawned_at,
-                joining=told.joining,
                 waits=told.waits,
-                filling=NO_TIME if filled is None else filled.span,
-                verify_share=0.0 if filled is None else filled.verify_share,
-                restoring=told.restoring,
+                wanted_at=told.wanted_at,
                 stepped_at=told.at,
             )
         )
-        whole_s = 0.0 if filled is None else filled.span[1] - filled.span[0]
-        verifying_s = 0.0 if filled is None else whole_s * filled.verify_share
         return events.Restarted(
             step=told.step,
             snapshot=None if resumed is None else str(resumed.id),
             tier=None if resumed is None else resumed.tier,
             total_s=parts.total / 1000,
             detect_s=None if ended_at is None else parts.detect / 1000,
-            boot_s=parts.boot / 1000,
-            import_s=parts.import_ / 1000,
-            locate_s=parts.locate / 1000,
-            fetch_s=parts.fetch / 1000,
-            verify_s=parts.verify / 1000,
-            restore_s=parts.restore / 1000,
+            start_s=parts.start / 1000,
+            wait_s=parts.wait / 1000,
             first_step_s=parts.first_step / 1000,
-            fetching_s=whole_s - verifying_s,
-            verifying_s=verifying_s,
+            fetching_s=0.0 if resumed is None else resumed.filling_s,
         )

@@ -13,8 +13,8 @@ from harness.core.messages import GenerationInfo, Hello, Message, RunState, deco
 
 GENERATION = GenerationInfo(3, "a" * 32, "b" * 16, "00000002-000000000010", claimed=True)
 RESTARTED = Restarted(
-    step=11, snapshot=None, tier=None, total_s=1.0, detect_s=None, boot_s=0.1, import_s=0.2, locate_s=0.0, fetch_s=0.0,
-    verify_s=0.0, restore_s=0.0, first_step_s=0.7, fetching_s=0.0, verifying_s=0.0,
+    step=11, snapshot=None, tier=None, total_s=1.0, detect_s=None, start_s=0.3, wait_s=0.0, first_step_s=0.7,
+    fetching_s=0.0,
 )  # fmt: skip
 STATUS = messages.Status(
     run="a", store="/store", local=None, state=RunState.DRAINING, generation=3, run_id="a" * 32, claimed=True, step=12,
@@ -27,7 +27,7 @@ EXAMPLES: list[messages.AnyMessage] = [
     Hello(messages.PROTOCOL, 1, 2, GENERATION, (0, 3)),
     messages.Layout(4096, 1),
     messages.Restored("00000002-000000000010", 10, 0.5),
-    messages.FirstStep(11, 5.0, (1.0, 2.0), ((2.0, 3.0), (3.0, 3.5)), (3.5, 4.0)),
+    messages.FirstStep(11, 5.0, ((2.0, 3.0), (3.0, 3.5)), 3.5),
     messages.Sealed(0, 12, 4096, 0.1, 0.2, held=True),
     messages.SaveWanted(),
     messages.SignalReceived(15),

@@ -312,7 +312,7 @@ def test_what_is_retired_while_it_is_verified_is_no_difference(
             retire.remove(opened, keys, FIRST, FOREVER)
         return real(opened, keys, manifest, *rest)
 
-    monkeypatch.setattr(commit, "verify", verify)
+    monkeypatch.setattr(fetch, "verify", verify)
 
     rows = [row for row in report.verify(settings) if row["tier"] == "remote"]
     assert [(row["snapshot"], row["verdict"]) for row in rows] == [(str(SECOND), "ok")]
@@ -378,8 +378,8 @@ def test_rm_of_what_is_not_there_is_an_error(settings: Settings, store: Path) ->
 
 def test_the_last_restart_of_a_run_without_an_agent_is_told_by_its_journal(settings: Settings, store: Path) -> None:
     told = events.Restarted(
-        step=13, snapshot=None, tier=None, total_s=9.9, detect_s=None, boot_s=0.4, import_s=5.1, locate_s=0.0,
-        fetch_s=0.1, verify_s=0.0, restore_s=0.4, first_step_s=0.7, fetching_s=3.8, verifying_s=0.5,
+        step=13, snapshot=None, tier=None, total_s=6.7, detect_s=None, start_s=5.5, wait_s=0.1, first_step_s=1.1,
+        fetching_s=4.3,
     )  # fmt: skip
     journal(settings, told, events.Heartbeat())
 

@@ -31,7 +31,6 @@ from harness.agent.resume.finder import (
     SnapshotsMissing,
     StoredCopy,
     _fetch_shard,
-    _Stopwatch,
     order,
     to_record,
 )
@@ -475,8 +474,6 @@ def test_a_slot_that_was_published_is_verified_by_its_manifest(scene: Scene) -> 
 
     assert point is not None
     assert (point.tier, point.index, point.verified) == ("memory", 0, True)
-    assert point.filled is not None
-    assert point.filled.verify_share == 1.0
     assert isinstance(copy, MemoryCopy)
     assert point.slot is copy.slot, "nothing is copied"
 
@@ -630,7 +627,7 @@ def disk(tmp_path: Path) -> Together:
 
 def test_several_chunks_of_a_local_shard_are_read_at_once(disk: Together) -> None:
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT))) as slot:
-        total = _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), _Stopwatch(), FOREVER)
+        total = _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), FOREVER)
 
         assert format_crc(total) == ENTRY.crc64nvme
         assert slot.shard(SPAN) == CONTENT
@@ -641,7 +638,7 @@ def test_no_disk_writes_into_a_slot_that_is_a_file(disk: Together, tmp_path: Pat
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT), tmp_path)) as slot:
         if not slot.on_disk:
             lacking("disk")
-        _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), _Stopwatch(), FOREVER)
+        _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), FOREVER)
 
         assert slot.shard(SPAN) == CONTENT
         mapped = range(address(slot.buffer), address(slot.buffer) + slot.size)
@@ -677,7 +674,7 @@ def test_a_read_waits_for_the_memory_that_it_goes_to(disk: Together) -> None:
 
     disk.get = get  # type: ignore[method-assign]
     with contextlib.closing(slot), ThreadPoolExecutor(1) as pool:
-        fetching = pool.submit(_fetch_shard, disk, "run/shard", ENTRY, slot, SPAN, ahead, _Stopwatch(), FOREVER)
+        fetching = pool.submit(_fetch_shard, disk, "run/shard", ENTRY, slot, SPAN, ahead, FOREVER)
         assert not begun.wait(0.05)
         steps.put(SPAN.offset + READS * CHUNK)
         assert begun.wait(HANG_S)
