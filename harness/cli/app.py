@@ -335,7 +335,7 @@ def verify(
 
 @app.command(epilog="Example: harness export model.safetensors --run gpt-small --only model")
 def export(
-    file: Annotated[Path, typer.Argument(help="To be made: a name with .safetensors, or .pt or .pth for torch.load")],
+    file: Annotated[Path, typer.Argument(help="To be made: a name with .safetensors")],
     store: Store = None,
     run: Run = None,
     local: Local = None,
@@ -346,7 +346,7 @@ def export(
     s3_endpoint: S3Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Write a snapshot, or one state of it, to a single file that needs no harness. Exits 70 if a byte differs."""
+    """Write a snapshot, or one state of it, to a safetensors file, for any script. Exits 70 if a byte differs."""
     from harness.inspect.export import export as export_
 
     with _patience(store) as waiting:

@@ -36,13 +36,16 @@ class FileLayout:
         header: its first bytes.
         size: bytes of the whole file.
         targets: where in the file each stored tensor goes; a tied one may go to several places.
-        tensors: names in the document that mean a tensor; those of a tied one all count.
     """
 
     header: bytes
     size: int
     targets: Mapping[str, Sequence[int]]
-    tensors: int
+
+    @property
+    def tensors(self) -> int:
+        """How many names mean a tensor; those of a tied one all count."""
+        return sum(map(len, self.targets.values()))
 
 
 def pick(state: bytes, only: str | None) -> Any:
@@ -72,27 +75,7 @@ def pick(state: bytes, only: str | None) -> Any:
     return nodes[only]["state"]
 
 
-def encode(document: Any) -> bytes:
-    """The document as text."""
-    return msgspec.json.encode(document)
-
-
-def lay_out_image(document: Any, stored: Mapping[str, Placed]) -> FileLayout:
-    """The file with every tensor of the document under its stored name, once, laid out like a shard.
-
-    Args:
-        document: what `pick` returned.
-        stored: the tensors in the snapshot's shards, by name.
-
-    Raises:
-        SnapshotCorrupt: the document refers to a tensor that is not there.
-        StateError: its header would be larger than safetensors allows.
-    """
-    names = [_find(reference, stored).name for _, reference in _references(document)]
-    return _lay_out({name: stored[name] for name in names}, {}, len(names))
-
-
-def lay_out_plain(document: Any, stored: Mapping[str, Placed], metadata: Mapping[str, str]) -> FileLayout:
+def lay_out(document: Any, stored: Mapping[str, Placed], metadata: Mapping[str, str]) -> FileLayout:
     """The file with every tensor under its path in the document: what somebody expects who knows the state_dict.
 
     Each name has bytes of its own, since readers of safetensors know no tied weights. Where the document says more than
@@ -113,8 +96,8 @@ def lay_out_plain(document: Any, stored: Mapping[str, Placed], metadata: Mapping
         reference["name"] = _unused("/".join(path), named)
         named[reference["name"]] = placed
     if not _is_flat(document):
-        metadata = {**metadata, "state": encode(document).decode()}
-    return _lay_out(named, metadata, len(named))
+        metadata = {**metadata, "state": msgspec.json.encode(document).decode()}
+    return _lay_out(named, metadata)
 
 
 def _references(value: Any, path: _Path = (), depth: int = 0) -> Iterator[tuple[_Path, dict[str, Any]]]:
@@ -171,7 +154,7 @@ def _is_flat(document: Any) -> bool:
     )
 
 
-def _lay_out(named: Mapping[str, Placed], metadata: Mapping[str, str], tensors: int) -> FileLayout:
+def _lay_out(named: Mapping[str, Placed], metadata: Mapping[str, str]) -> FileLayout:
     shards = plan_shards([TensorSpec(name, source.dtype, source.shape) for name, source in named.items()], _ONE_FILE)
     planned = shards[0].tensors if shards else ()
     start = len(shards[0].header) if shards else 0
@@ -185,10 +168,10 @@ def _lay_out(named: Mapping[str, Placed], metadata: Mapping[str, str], tensors: 
     if len(text) > MAX_HEADER_BYTES:
         raise StateError(
             f"names and small state need a header of {len(text)} bytes; safetensors allows {MAX_HEADER_BYTES}: "
-            "export to a .pt file, or one state with --only"
+            "export one state with --only"
         )
     header = _LENGTH.pack(len(text)) + text
     targets: dict[str, list[int]] = {}
     for place in planned:
         targets.setdefault(named[place.name].name, []).append(len(header) + place.offset - start)
-    return FileLayout(header, len(header) + sum(place.size for place in planned), targets, tensors)
+    return FileLayout(header, len(header) + sum(place.size for place in planned), targets)

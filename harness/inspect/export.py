@@ -1,13 +1,8 @@
-"""One snapshot as one file that needs no harness: locate → plan → copy, verified → give it its name.
+"""One snapshot as one safetensors file that needs no harness: choose → plan → copy, verified → give it its name.
 
-Owns which copy is read, and the file's bytes until it has its name; what is in it is `harness.core.document`. A torch
-file is made of a safetensors file by another process, since this one never has torch.
-
-    shards ──chunks, verified──▶ draft.safetensors ──▶ FILE.safetensors
-                                        └──▶ python -m harness.trainer.export ──▶ draft ──▶ FILE.pt
-
-Nothing stands under the target's name before every byte in it was compared with what was committed. Memory is bounded
-by one piece of `CHUNK_BYTES`, the shards' headers and the document, whatever the snapshot's size.
+Owns the file's bytes until it has its name; what is in it is `harness.core.document`. Nothing stands under the target's
+name before every byte in it was compared with what was committed. Memory is bounded by one chunk, the shards' headers
+and the document, whatever the snapshot's size.
 """
 
 from __future__ import annotations
@@ -17,17 +12,15 @@ import errno
 import os
 import secrets
 import shutil
-import subprocess
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloud.digest import crc64nvme, format_crc
 from cloud.errors import NotFound, Truncated
 from cloud.notice import Deadline
-from cloud.store import CHUNK_BYTES, ObjectStore
+from cloud.store import ObjectStore
 from harness.config.settings import Settings
 from harness.core import document
 from harness.core.document import FileLayout
@@ -35,8 +28,9 @@ from harness.core.manifest import Manifest, ShardEntry
 from harness.core.shard import Placed, ShardLayout, header_bytes, parse_header
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
-from harness.ipc.process import safe_python
 from harness.snapshots import records
+from harness.snapshots.candidates import ForeignRun, StoredCopy, check_run, choose
+from harness.snapshots.fetch import StoredShard
 from harness.snapshots.open import open_existing_store
 
 _CALL_S = 120.0
@@ -56,7 +50,7 @@ def export(
     only: str | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write one snapshot to `target`: .safetensors, or .pt and .pth for `torch.load`. Blocks until it is durable.
+    """Write one snapshot to `target`, a .safetensors file. Blocks until it is durable.
 
     Args:
         settings: which run, in which store, and its local tier.
@@ -76,88 +70,124 @@ def export(
         NoSpace: the target's disk is too small.
         CloudError: a store failed.
     """
-    is_torch = _check_target(target, force)
+    _check_target(target, force)
+
+    def write(copy: StoredCopy, manifest: Manifest) -> dict[str, Any]:
+        say(f"exporting {manifest.id} from {copy.store.url}")
+        source = _Source(copy.store, RunKeys(settings.run), manifest)
+        plan = _plan(source, only)
+        _write(source, plan, target, force, 0o666 if settings.shared else 0o600)
+        return {
+            "file": str(target),
+            "run": settings.run,
+            "snapshot": str(manifest.id),
+            "step": manifest.step,
+            "tier": copy.tier,
+            "only": only,
+            "tensors": plan.layout.tensors,
+            "bytes": target.stat().st_size,
+        }
+
     for _ in range(_LOOKS):
-        damage: Exception | None = None
-        for copy in _locate(settings, snapshot, step, say):
-            if damage is not None:
-                say(f"not from there: {damage}")
-            say(f"exporting {copy.manifest.id} from {copy.store.url}")
-            try:
-                plan = _plan(copy, only, is_torch)
-                _write(copy, plan, target, force, 0o666 if settings.shared else 0o600)
-            except (SnapshotCorrupt, NotFound, Truncated) as err:
-                if isinstance(err, SnapshotCorrupt) or _stands(copy):
-                    damage = err
-                continue  # else it was retired while it was read
-            return {
-                "file": str(target),
-                "run": settings.run,
-                "snapshot": str(copy.manifest.id),
-                "step": copy.manifest.step,
-                "tier": copy.tier,
-                "only": only,
-                "tensors": plan.layout.tensors,
-                "bytes": target.stat().st_size,
-            }
-        if damage is not None:
-            raise SnapshotCorrupt(f"{damage}. Nothing was written; --snapshot names another one, see harness ls")
+        if (written := _Asked(settings, snapshot, step).use(write, say)) is not None:
+            return written
     raise ConfigError(f"run {settings.run!r} retires its snapshots faster than they can be read: raise --keep-last")
 
 
 # Which snapshot ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """A committed snapshot in one tier."""
+class _Asked:
+    """The snapshots that a user may mean, as the stores list them now."""
 
-    tier: str
-    store: ObjectStore
-    keys: RunKeys
-    manifest: Manifest
+    def __init__(self, settings: Settings, snapshot: str | None, step: int | None) -> None:
+        self._keys = RunKeys(settings.run)
+        self._settings, self._snapshot, self._step = settings, snapshot, step
+        self._named = _parse_id(snapshot, step)
+        self._surveys = [
+            (tier, store, records.survey(store, self._keys, Deadline.after(_CALL_S)))
+            for tier, store in _open_tiers(settings)
+        ]
+        claim = self._surveys[-1][2].last_claim
+        self._run_id = "" if claim is None else claim.run_id
 
+    def use(self, write: Callable[[StoredCopy, Manifest], dict[str, Any]], say: Say) -> dict[str, Any] | None:
+        """Write the newest of them, from the nearest copy that can be used.
 
-def _locate(settings: Settings, snapshot: str | None, step: int | None, say: Say) -> list[_Copy]:
-    """The copies of the snapshot that is asked for, the nearest first."""
-    keys = RunKeys(settings.run)
-    asked = _parse_id(snapshot, step)
-    surveys = [
-        (tier, store, records.survey(store, keys, Deadline.after(_CALL_S))) for tier, store in _open_tiers(settings)
-    ]
-    claim = surveys[-1][2].last_claim
-    run_id = claim.run_id if claim is not None else None
+        Returns:
+            What was written; `None` where what could be meant was retired while it was read: look again.
 
-    def is_meant(known: SnapshotId) -> bool:
-        return known == asked if asked is not None else step is None or known.step == step
+        Raises:
+            SnapshotCorrupt: no copy of it can be used.
+            ConfigError: there is none.
+            CloudError: a store failed.
+        """
+        damage: Exception | None = None
+        retired = False
 
-    for known in sorted({known for _, _, found in surveys for known in found.commits if is_meant(known)}, reverse=True):
-        copies, damage = [], None
-        for tier, store, found in surveys:
-            if known not in found.commits:
-                continue
+        def take(copy: StoredCopy) -> dict[str, Any]:
             try:
-                manifest = records.read_manifest(store, keys, known, Deadline.after(_CALL_S))
-            except NotFound:
-                continue  # retired since it was listed
-            except SnapshotCorrupt as err:
-                say(f"{known} in {store.url} cannot be used: {err}")
+                return write(copy, self._read(copy))
+            except Truncated as err:
+                raise SnapshotCorrupt(str(err)) from err
+
+        def reject(copy: StoredCopy, err: Exception) -> None:
+            nonlocal damage, retired
+            if isinstance(err, ForeignRun):
+                return
+            if not self._stands(copy):
+                retired = True
+            else:
                 damage = err
-                continue
-            run_id = run_id or manifest.run_id
-            # What lay here before --fresh is no snapshot of this run, unless somebody names it; and a local disk may
-            # have served another store.
-            if manifest.run_id == run_id or (asked is not None and tier == "remote"):
-                copies.append(_Copy(tier, store, keys, manifest))
-        if copies:
-            return copies
-        if damage is not None:
-            raise damage
-    where = f"run {settings.run!r} in {settings.store}"
-    if any(is_meant(known) for _, _, found in surveys for known in found.quarantined):
-        raise SnapshotCorrupt(f"{snapshot or 'what is asked for'} of {where} is quarantined; see harness ls")
-    what = f"snapshot {snapshot}" if snapshot else "snapshot" if step is None else f"snapshot of step {step}"
-    raise ConfigError(f"no {what} of {where}; see harness ls")
+                say(f"not from {copy.store.url}: {err}")
+
+        for copies in self._copies():
+            if (written := choose(copies, self._keys, take, reject)) is not None:
+                return written
+            if damage is not None:
+                raise SnapshotCorrupt(f"{damage}. Nothing was written; --snapshot names another one, see harness ls")
+        if retired:
+            return None
+        raise self._not_found()
+
+    def _copies(self) -> Iterator[list[StoredCopy]]:
+        """The copies of each of them, newest snapshot first."""
+        ids = {known for _, _, found in self._surveys for known in found.commits if self._is_meant(known)}
+        for known in sorted(ids, reverse=True):
+            yield [StoredCopy(known, tier, store) for tier, store, found in self._surveys if known in found.commits]
+
+    def _read(self, copy: StoredCopy) -> Manifest:
+        """Its manifest. Raises SnapshotCorrupt, ForeignRun, CloudError."""
+        manifest = records.read_manifest(copy.store, self._keys, copy.id, Deadline.after(_CALL_S))
+        self._run_id = self._run_id or manifest.run_id
+        # What lay here before --fresh is no snapshot of this run, unless somebody names it; and a local disk may have
+        # served another store.
+        if self._named is None or copy.tier != "remote":
+            check_run(manifest, self._run_id)
+        return manifest
+
+    def _not_found(self) -> HarnessError:
+        """There is none."""
+        where = f"run {self._settings.run!r} in {self._settings.store}"
+        if any(self._is_meant(known) for _, _, found in self._surveys for known in found.quarantined):
+            what = self._snapshot or "what is asked for"
+            return SnapshotCorrupt(f"{what} of {where} is quarantined; see harness ls")
+        what = "snapshot"
+        if self._snapshot is not None or self._step is not None:
+            what += f" {self._snapshot}" if self._snapshot else f" of step {self._step}"
+        return ConfigError(f"no {what} of {where}; see harness ls")
+
+    def _stands(self, copy: StoredCopy) -> bool:
+        try:
+            copy.store.stat(self._keys.commit(copy.id), deadline=Deadline.after(_CALL_S))
+        except NotFound:
+            return False
+        return True
+
+    def _is_meant(self, known: SnapshotId) -> bool:
+        if self._named is not None:
+            return known == self._named
+        return self._step is None or known.step == self._step
 
 
 def _open_tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:
@@ -177,12 +207,17 @@ def _parse_id(snapshot: str | None, step: int | None) -> SnapshotId | None:
         raise ConfigError(f"{err}; harness ls shows what there is") from err
 
 
-def _stands(copy: _Copy) -> bool:
-    try:
-        copy.store.stat(copy.keys.commit(copy.manifest.id), deadline=Deadline.after(_CALL_S))
-    except NotFound:
-        return False
-    return True
+@dataclass(frozen=True)
+class _Source:
+    """The snapshot that is read."""
+
+    store: ObjectStore
+    keys: RunKeys
+    manifest: Manifest
+
+    def shard(self, entry: ShardEntry) -> StoredShard:
+        """One of its shards."""
+        return StoredShard(self.store, self.keys.payload(self.manifest.directory, entry.name), entry)
 
 
 # What is in the file -------------------------------------------------------------------------------------------------
@@ -193,45 +228,38 @@ class _Plan:
     """A file before its bytes are there, and where they come from.
 
     Attributes:
-        layout: the safetensors file.
-        torch_document: what the torch file says that is made of it; `None` where it is the target itself.
+        layout: of the file.
         shards: the snapshot's shards, their headers parsed but not yet verified.
     """
 
     layout: FileLayout
-    torch_document: bytes | None
     shards: Sequence[tuple[ShardEntry, ShardLayout]]
 
 
-def _plan(copy: _Copy, only: str | None, is_torch: bool) -> _Plan:
-    manifest = copy.manifest
+def _plan(source: _Source, only: str | None) -> _Plan:
+    manifest = source.manifest
     if len(manifest.parts) != 1:
         raise ConfigError(f"{manifest.id} is of {len(manifest.parts)} ranks; only one rank's can be exported")
     part = manifest.parts[0]
     picked = document.pick(bytes(part.state), only)
-    shards = [(shard, _read_header(copy, shard, number)) for number, shard in enumerate(part.shards)]
-    stored = _stored_tensors(shards)
-    if is_torch:
-        return _Plan(document.lay_out_image(picked, stored), document.encode(picked), shards)
+    shards = [(shard, _read_header(source, shard, number)) for number, shard in enumerate(part.shards)]
     # "format" is what transformers asks for.
-    metadata = {"format": "pt", "run": copy.keys.run, "snapshot": str(manifest.id), "step": str(manifest.step)}
-    return _Plan(document.lay_out_plain(picked, stored, metadata), None, shards)
+    metadata = {"format": "pt", "run": source.keys.run, "snapshot": str(manifest.id), "step": str(manifest.step)}
+    return _Plan(document.lay_out(picked, _stored_tensors(shards), metadata), shards)
 
 
 # Reading shards ------------------------------------------------------------------------------------------------------
 
 
-def _read_header(copy: _Copy, shard: ShardEntry, number: int) -> ShardLayout:
+def _read_header(source: _Source, entry: ShardEntry, number: int) -> ShardLayout:
     """A shard's layout, from bytes that are compared later, when its chunks are read (`_read_shard`)."""
-    key = copy.keys.payload(copy.manifest.directory, shard.name)
-    size = copy.store.stat(key, deadline=Deadline.after(_CALL_S)).size
-    if size != shard.size:
-        raise SnapshotCorrupt(f"{key}: {size} bytes, {shard.size} were committed")
+    shard = source.shard(entry)
+    shard.stat(Deadline.after(_CALL_S))
     first = bytearray(8)
-    copy.store.get(key, memoryview(first), deadline=Deadline.after(_CALL_S))
-    header = bytearray(header_bytes(bytes(first), shard.size))
-    copy.store.get(key, memoryview(header), deadline=Deadline.after(_CALL_S))
-    return parse_header(bytes(header), shard.size, number)
+    shard.store.get(shard.key, memoryview(first), deadline=Deadline.after(_CALL_S))
+    header = bytearray(header_bytes(bytes(first), entry.size))
+    shard.store.get(shard.key, memoryview(header), deadline=Deadline.after(_CALL_S))
+    return parse_header(bytes(header), entry.size, number)
 
 
 def _stored_tensors(shards: Sequence[tuple[ShardEntry, ShardLayout]]) -> dict[str, Placed]:
@@ -244,36 +272,19 @@ def _stored_tensors(shards: Sequence[tuple[ShardEntry, ShardLayout]]) -> dict[st
     return stored
 
 
-def _read_shard(
-    copy: _Copy, shard: ShardEntry, layout: ShardLayout, wanted: Sequence[Placed], scratch: memoryview
-) -> Iterator[tuple[int, memoryview]]:
-    """The chunks of a shard that hold its header or a wanted tensor, each compared with its digest.
-
-    Yields:
-        Where in the shard a piece begins, and its bytes, which are valid until the next. What a piece holds counts only
-        once the iteration has come to its end.
-    """
-    key = copy.keys.payload(copy.manifest.directory, shard.name)
+def _read_shard(shard: StoredShard, layout: ShardLayout, wanted: Sequence[Placed]) -> Iterator[tuple[int, memoryview]]:
+    """The chunks of a shard that hold its header or a wanted tensor: where in it each begins, and its bytes."""
     needed = [Placed("", "U8", (), 0, len(layout.header)), *wanted]
-    for number, expected in enumerate(shard.chunks):
-        begin = number * shard.chunk_bytes
-        end = min(begin + shard.chunk_bytes, shard.size)
+
+    def is_needed(begin: int, size: int) -> bool:
         nearest = bisect_right(needed, begin, key=_end)
-        if nearest == len(needed):
-            return
-        if needed[nearest].offset >= end:
-            continue
-        crc = 0
-        for offset in range(begin, end, len(scratch)):
-            piece = scratch[: min(len(scratch), end - offset)]
-            copy.store.get(key, piece, offset=offset, deadline=Deadline.after(_CALL_S))
-            crc = crc64nvme(piece, crc)
-            parsed = layout.header[offset : offset + len(piece)]
-            if piece[: len(parsed)] != parsed:  # else what was parsed would not be what is verified
-                raise SnapshotCorrupt(f"{key}: two reads of its header differ")
-            yield offset, piece
-        if format_crc(crc) != expected:
-            raise SnapshotCorrupt(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
+        return nearest < len(needed) and needed[nearest].offset < begin + size
+
+    for begin, piece in shard.chunks(lambda: Deadline.after(_CALL_S), is_needed):
+        parsed = layout.header[begin : begin + len(piece)]
+        if piece[: len(parsed)] != parsed:  # else what was parsed would not be what is verified
+            raise SnapshotCorrupt(f"{shard.key}: two reads of its header differ")
+        yield begin, piece
 
 
 def _end(placed: Placed) -> int:
@@ -283,14 +294,15 @@ def _end(placed: Placed) -> int:
 # Writing the file ----------------------------------------------------------------------------------------------------
 
 
-def _check_target(target: Path, force: bool) -> bool:
-    """Whether `target` is to be a torch file."""
-    if target.suffix not in (".safetensors", ".pt", ".pth"):
-        raise ConfigError(f"{target}: a file to export to ends in .safetensors, .pt or .pth")
+def _check_target(target: Path, force: bool) -> None:
+    if target.suffix != ".safetensors":
+        raise ConfigError(
+            f"{target}: a file to export to ends in .safetensors; for one of torch's, "
+            "torch.save(safetensors.torch.load_file(FILE), ...) afterwards"
+        )
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: there is no directory {target.parent}")
     _check_free(target, force)
-    return target.suffix != ".safetensors"
 
 
 def _check_free(target: Path, force: bool) -> None:
@@ -298,26 +310,20 @@ def _check_free(target: Path, force: bool) -> None:
         raise ConfigError(f"{target} is there already: {'it is a directory' if target.is_dir() else 'see --force'}")
 
 
-def _write(copy: _Copy, plan: _Plan, target: Path, force: bool, mode: int) -> None:
-    with _errors(target), _draft(target, mode) as image:
+def _write(source: _Source, plan: _Plan, target: Path, force: bool, mode: int) -> None:
+    with _errors(target), _draft(target, mode) as draft:
         room = shutil.disk_usage(target.parent).free
-        # A torch file, and beside it what it is made of.
-        needed = plan.layout.size * (1 if plan.torch_document is None else 2)
-        if needed > room:
-            raise NoSpace(f"{target}: {needed} bytes are needed there, and {room} are free; name another disk")
-        _fill(copy, plan, image)
-        if plan.torch_document is None:
-            _name(image, target, force)
-            return
-        with _draft(target, mode) as draft:
-            _convert(image, draft, plan.torch_document)
-            _name(draft, target, force)
+        if plan.layout.size > room:
+            raise NoSpace(
+                f"{target}: {plan.layout.size} bytes are needed there, and {room} are free; name another disk"
+            )
+        _fill(source, plan, draft)
+        _name(draft, target, force)
 
 
-def _fill(copy: _Copy, plan: _Plan, image: Path) -> None:
+def _fill(source: _Source, plan: _Plan, draft: Path) -> None:
     """Write every byte that was planned: the shards are read in their order, the file is written here and there."""
-    scratch = memoryview(bytearray(CHUNK_BYTES))
-    with image.open("r+b") as file:
+    with draft.open("r+b") as file:
         fd = file.fileno()
         os.ftruncate(fd, plan.layout.size)
         _put(fd, memoryview(plan.layout.header), 0)
@@ -325,7 +331,7 @@ def _fill(copy: _Copy, plan: _Plan, image: Path) -> None:
             wanted = [placed for placed in layout.tensors if placed.name in plan.layout.targets]
             if not wanted:
                 continue
-            for offset, piece in _read_shard(copy, shard, layout, wanted, scratch):
+            for offset, piece in _read_shard(source.shard(shard), layout, wanted):
                 _scatter(fd, piece, offset, wanted, plan.layout.targets)
 
 
@@ -345,15 +351,6 @@ def _put(fd: int, data: memoryview, at: int) -> None:
     while data:
         count = os.pwrite(fd, data, at)
         data, at = data[count:], at + count
-
-
-def _convert(image: Path, draft: Path, torch_document: bytes) -> None:
-    """Make a torch file of a safetensors file, in a process that may have torch."""
-    command = [*safe_python("harness.trainer.export"), str(image), str(draft)]
-    done = subprocess.run(command, input=torch_document, capture_output=True, check=False)
-    if done.returncode != 0:
-        told = done.stderr.decode(errors="replace").strip().splitlines()
-        raise HarnessError(f"the torch file was not written ({done.returncode}): {told[-1] if told else 'no word'}")
 
 
 @contextlib.contextmanager

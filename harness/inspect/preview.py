@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloud.digest import format_crc
 from cloud.errors import CloudError, NotFound
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
-from harness.agent.resume.finder import Copy, StoredCopy, is_one_place, order, stored_copies
 from harness.config.settings import Settings
 from harness.core.manifest import MAX_RECORD_BYTES, ForeignFormat, Manifest, parse_quarantine
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ExitCode, SnapshotCorrupt
 from harness.ipc.client import AgentSilent, ask_status
 from harness.snapshots import commit, records
+from harness.snapshots.candidates import ForeignRun, StoredCopy, check_run, choose, stored_copies
+from harness.snapshots.fetch import StoredShard
 from harness.snapshots.open import open_existing_store
 
 CALL_S = 30.0
@@ -115,7 +115,7 @@ class _Search:
 
     def __init__(self, keys: RunKeys, run_id: str) -> None:
         self._keys, self._run_id = keys, run_id
-        self._copies: list[Copy] = []
+        self._copies: list[StoredCopy] = []
         self._uncommitted: dict[tuple[str, SnapshotId], Manifest] = {}
         self._quarantined: list[Row] = []
         self._lost = False
@@ -135,29 +135,27 @@ class _Search:
     def outcome(self, notes: tuple[str, ...]) -> Preview:
         """The newest copy that can be used, as far as one can tell from here."""
         rejected: list[Row] = []
-        foreign: set[str] = set()
         unusable = False
-        for copy in order(self._copies):
-            assert isinstance(copy, StoredCopy), "memory is the agent's alone"
-            if copy.tier in foreign:
-                continue
-            try:
-                manifest = self._manifest(copy)
-                if manifest.run_id != self._run_id:
-                    foreign.add(copy.tier)
-                    reason = "belongs to another run of this name, and so do older ones there"
-                    rejected.append(Row(str(copy.id), copy.tier, copy.id.step, reason))
-                    continue
-                self._check(copy, manifest)
-            except ForeignFormat as err:
-                why = f"{err}: a start is refused; resume with a version that knows it"
-                return Preview(None, why, (*rejected, *self._quarantined), notes, ExitCode.USAGE)
-            except (SnapshotCorrupt, CloudError) as err:
-                if isinstance(err, CloudError) and not isinstance(err, NotFound) and not is_one_place(copy, self._keys):
-                    raise  # nothing may be concluded from a store that is down
-                unusable = True
-                rejected.append(Row(str(copy.id), copy.tier, copy.id.step, str(err)))
-                continue
+
+        def take(copy: StoredCopy) -> StoredCopy:
+            manifest = self._manifest(copy)
+            check_run(manifest, self._run_id)
+            self._check(copy, manifest)
+            return copy
+
+        def reject(copy: StoredCopy, err: Exception) -> None:
+            nonlocal unusable
+            foreign = isinstance(err, ForeignRun)
+            unusable = unusable or not foreign
+            reason = f"{err}, and so do older ones there" if foreign else str(err)
+            rejected.append(Row(str(copy.id), copy.tier, copy.id.step, reason))
+
+        try:
+            copy = choose(self._copies, self._keys, take, reject)
+        except ForeignFormat as err:
+            why = f"{err}: a start is refused; resume with a version that knows it"
+            return Preview(None, why, (*rejected, *self._quarantined), notes, ExitCode.USAGE)
+        if copy is not None:
             complete = "complete, and committed at the start" if self._is_uncommitted(copy) else "committed"
             why = f"{complete}; its shards are there, their bytes are verified at the start"
             used = Row(str(copy.id), copy.tier, copy.id.step)
@@ -180,12 +178,10 @@ class _Search:
         """Whether the store has every shard as it was committed, by its own word. Raises SnapshotCorrupt, NotFound."""
         for part in manifest.parts:
             for shard in part.shards:
-                key = self._keys.payload(manifest.directory, shard.name)
-                info = copy.store.stat(key, deadline=Deadline.after(CALL_S))
-                if info.size != shard.size:
-                    raise SnapshotCorrupt(f"{key}: {info.size} bytes, {shard.size} were committed")
-                if info.crc64nvme is not None and format_crc(info.crc64nvme) != shard.crc64nvme:
-                    raise SnapshotCorrupt(f"{key}: not what was committed")
+                stored = StoredShard(copy.store, self._keys.payload(manifest.directory, shard.name), shard)
+                info = stored.stat(Deadline.after(CALL_S))
+                if info.crc64nvme is not None:
+                    stored.check_whole(info.crc64nvme)
 
     def _reason(self, store: ObjectStore, snapshot: SnapshotId, deadline: Deadline) -> str:
         key = self._keys.quarantined(snapshot)

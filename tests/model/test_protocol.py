@@ -32,7 +32,7 @@ from cloud.errors import CloudError, NotFound
 from cloud.retry import RetryingStore
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
-from harness.agent.resume.finder import Copy, Finder, MemoryCopy, ResumePoint, stored_copies
+from harness.agent.resume.finder import Copy, Finder, MemoryCopy, ResumePoint
 from harness.agent.save.jobs import LocalSnapshot
 from harness.agent.save.slot_pool import SlotPool
 from harness.core import events
@@ -41,6 +41,7 @@ from harness.core.policy.retention import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import commit, fetch, records, retire
+from harness.snapshots.candidates import stored_copies
 from harness.snapshots.dedup import Deduplicator
 from tests.support.protocol import (
     FAULTS,

@@ -21,12 +21,13 @@ from cloud.errors import CloudError, NotFound
 from cloud.notice import Deadline
 from cloud.store import Progress, Receipt, Source
 from cloud.testing.memory import MemoryStore
-from harness.agent.resume.finder import Finder, stored_copies
+from harness.agent.resume.finder import Finder
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_claim, parse_manifest
 from harness.core.policy.retention import retain
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import commit, fetch, records, retire
+from harness.snapshots.candidates import stored_copies
 from harness.snapshots.dedup import Deduplicator
 from harness.snapshots.handover import LOOK_S, Predecessors, newer_claim
 from tests.support.interleave import Actor, SteppedStore

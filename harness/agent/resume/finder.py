@@ -1,7 +1,6 @@
 """locate → fetch → verify → ResumePoint; falls back, loudly.
 
-Owns the choice of what a start resumes from. The greatest (generation, step) that is complete in any tier wins; the
-tier decides only between copies of one snapshot: memory, then local, then remote. What is used is verified; what is
+Owns how a copy becomes a resume point; which comes first is `snapshots.candidates`. What is used is verified; what is
 damaged, in every one of several reads, is passed over, and the next older one is taken (I12). It is quarantined for
 everybody only where this reader cannot be to blame for it. A run that is known to have commits never silently starts at
 step 0 (I10).
@@ -22,20 +21,22 @@ from typing import TypeVar
 
 from cloud.digest import combine, crc64nvme, format_crc
 from cloud.directory.direct import aligned_buffer
-from cloud.errors import CloudError, NotFound, Truncated
+from cloud.errors import NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent.resume.preallocate import OutOfMemory, Preallocation
 from harness.agent.save.slot_pool import EVERYTHING, begin_slot
 from harness.core import events
-from harness.core.manifest import ForeignFormat, Manifest, Part, ShardEntry
+from harness.core.manifest import ForeignFormat, Manifest, Part
 from harness.core.policy.copying import patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
 from harness.ipc.window import put
 from harness.snapshots import commit, records
+from harness.snapshots.candidates import ForeignRun, StoredCopy, check_run, choose
+from harness.snapshots.fetch import Differs, StoredShard
 
 FETCH_S = 3600.0
 LOOK_S = 60.0
@@ -43,7 +44,6 @@ REQUESTS = 16  # at once, to a store behind a network: one connection to S3 give
 PAUSES_S = (0.5, 1.0, 2.0)  # before bytes that differ, or are not there, are read again
 READS = 8  # at once, from a disk: while some chunks are verified, others arrive
 _T = TypeVar("_T")
-_ORDER = {"memory": 2, "local": 1, "remote": 0}
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,6 @@ class MemoryCopy:
     manifest: Manifest | None = None
 
     tier = "memory"
-
-
-@dataclass(frozen=True)
-class StoredCopy:
-    """A committed snapshot in a store."""
-
-    id: SnapshotId
-    tier: str
-    store: ObjectStore
 
 
 Copy = MemoryCopy | StoredCopy
@@ -94,39 +85,6 @@ class ResumePoint:
     verified: bool
     filling_s: float = 0.0
     manifest: Manifest | None = None
-
-
-def order(copies: Sequence[Copy]) -> list[Copy]:
-    """Newest snapshot first; of one snapshot's copies the nearest first."""
-    return sorted(copies, key=lambda copy: (copy.id, _ORDER[copy.tier]), reverse=True)
-
-
-def stored_copies(store: ObjectStore, tier: str, known: Sequence[SnapshotId]) -> list[Copy]:
-    """The copies that a survey of one store found."""
-    return [StoredCopy(snapshot, tier, store) for snapshot in known]
-
-
-def is_one_place(copy: Copy, keys: RunKeys) -> bool:
-    """Whether a failure to read `copy` is its own, as that of a bad block is, and not the store's. Asks the store."""
-    if isinstance(copy, MemoryCopy):
-        return False
-    if copy.tier == "local":
-        return True  # it dies with this machine anyway
-    if copy.store.local_path(keys.commit(copy.id)) is None:
-        return False
-    try:
-        records.survey(copy.store, keys, Deadline.after(LOOK_S))
-    except (CloudError, SnapshotCorrupt):
-        return False
-    return True
-
-
-class _Foreign(Exception):
-    """A snapshot of another run."""
-
-
-class _Damaged(SnapshotCorrupt):
-    """What was read is not what was committed, each time that it was read here. Another host may read it well."""
 
 
 class _NotRead(SnapshotCorrupt):
@@ -174,36 +132,25 @@ class Finder:
         """
         refused: dict[SnapshotId, str] = {}
         missing = True
-        foreign: set[str] = set()
         damaged: dict[str, tuple[StoredCopy, str]] = {}
-        for copy in order(copies):
-            if copy.tier in foreign:
-                continue
-            try:
-                point = self._take(copy, head)
-            except ForeignFormat as err:
-                raise ConfigError(f"{err}. Nothing was started: resume with a version that knows it") from err
-            except _Foreign as err:
-                # What lay here before --fresh, or a local disk that served another store; older ones are no nearer.
-                foreign.add(copy.tier)
-                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
-                continue
-            except CloudError as err:
-                if not isinstance(err, NotFound) and not is_one_place(copy, self._keys):
-                    raise  # nothing may be concluded from a store that is down
-                missing = missing and isinstance(err, NotFound)
-                refused[copy.id] = str(err)
-                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
-                continue
-            except SnapshotCorrupt as err:
-                missing = missing and isinstance(err, _Missing)
-                refused[copy.id] = str(err)
-                self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
-                if isinstance(err, _Damaged) and isinstance(copy, StoredCopy):
-                    damaged.setdefault(copy.tier, (copy, str(err)))
-                continue
-            if copy.tier in damaged:
-                self._condemn(*damaged[copy.tier])
+
+        def reject(copy: Copy, err: Exception) -> None:
+            nonlocal missing
+            self._emit(events.Rejected(snapshot=str(copy.id), tier=copy.tier, reason=str(err)))
+            if isinstance(err, ForeignRun):
+                return
+            missing = missing and isinstance(err, NotFound | _Missing)
+            refused[copy.id] = str(err)
+            if isinstance(err, Differs) and isinstance(copy, StoredCopy):
+                damaged.setdefault(copy.tier, (copy, str(err)))
+
+        try:
+            point = choose(copies, self._keys, lambda copy: self._take(copy, head), reject)
+        except ForeignFormat as err:
+            raise ConfigError(f"{err}. Nothing was started: resume with a version that knows it") from err
+        if point is not None:
+            if point.tier in damaged:
+                self._condemn(*damaged[point.tier])
             return point
         if refused:
             kind = SnapshotsMissing if missing else SnapshotCorrupt
@@ -221,8 +168,7 @@ class Finder:
             head(copy, copy.record)
             return self._from_memory(copy)
         manifest = self._read_manifest(copy)
-        if manifest.run_id != self._run_id:
-            raise _Foreign("belongs to another run of this name")
+        check_run(manifest, self._run_id)
         self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
         record = to_record(manifest.parts[0])
         head(copy, record)
@@ -237,7 +183,7 @@ class Finder:
             except ForeignFormat:
                 raise
             except SnapshotCorrupt as err:
-                raise _Damaged(str(err)) from err
+                raise Differs(str(err)) from err
 
         return _again(read)
 
@@ -313,15 +259,11 @@ class Finder:
         deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
         slot.begin()
         for span, shard in zip(record.shards, manifest.parts[0].shards, strict=True):
-            key = self._keys.payload(manifest.directory, shard.name)
-            info = _again(partial(store.stat, key, deadline=deadline))
-            if info.size != shard.size:
-                raise _Damaged(f"{key}: {info.size} bytes, {shard.size} were committed")
+            stored = StoredShard(store, self._keys.payload(manifest.directory, shard.name), shard)
+            info = _again(partial(stored.stat, deadline))
             try:
-                total = _fetch_shard(store, key, shard, slot, span, ahead, deadline)
-                if format_crc(total) != shard.crc64nvme:
-                    raise _Damaged(f"{key}: not what was committed")
-            except _Damaged as err:
+                stored.check_whole(_fetch_shard(stored, slot, span, ahead, deadline))
+            except Differs as err:
                 if info.crc64nvme is not None and format_crc(info.crc64nvme) == shard.crc64nvme:
                     raise _NotRead(f"{err}; but the store's own sum of it is right: is it this host?") from err
                 raise
@@ -347,58 +289,42 @@ def _again(read: Callable[[], _T], pointless: threading.Event | None = None) -> 
     """Read once more, and once more, before anybody calls it damaged or gone: what is wrong may be on the way.
 
     Args:
-        read: raises what may pass: `_Damaged`, NotFound, Truncated.
+        read: raises what may pass: Differs, NotFound, Truncated.
         pointless: set once it does not matter any more.
     """
     for pause_s in PAUSES_S:
         try:
             return read()
-        except (_Damaged, NotFound, Truncated):
+        except (Differs, NotFound, Truncated):
             if (pointless or threading.Event()).wait(pause_s):
                 break
     return read()
 
 
-def _fetch_shard(
-    store: ObjectStore,
-    key: str,
-    shard: ShardEntry,
-    slot: Slot,
-    span: ShardSpan,
-    ahead: Preallocation,
-    deadline: Deadline,
-) -> int:
+def _fetch_shard(shard: StoredShard, slot: Slot, span: ShardSpan, ahead: Preallocation, deadline: Deadline) -> int:
     """Fill `span`, each chunk verified as it arrives; the sum of the whole. Many requests at once."""
-    target, local = slot.shard(span), store.local_path(key) is not None
+    target, local = slot.shard(span), shard.store.local_path(shard.key) is not None
     requests = READS if local or slot.on_disk else REQUESTS  # each has a chunk in memory where the slot has not
 
     failed = threading.Event()  # one chunk that cannot be had is enough
 
     def fetch(number: int) -> tuple[int, int]:
-        at = number * shard.chunk_bytes
-        piece = target[at : at + shard.chunk_bytes]
+        at, size = shard.span(number)
+        piece = target[at : at + size]
         # Not into the mapping of a file: that is slow, and a direct read goes behind the back of the file's own disk.
-        by_way = aligned_buffer(len(piece)) if slot.on_disk else piece
-        ahead.wait_for(span.offset + at + len(piece))
-
-        def read() -> int:
-            store.get(key, by_way, offset=at, deadline=deadline)
-            crc = crc64nvme(by_way)
-            if format_crc(crc) != shard.chunks[number]:
-                raise _Damaged(f"{key}: chunk {number} of {len(shard.chunks)} is not what was committed")
-            return crc
-
+        by_way = aligned_buffer(size) if slot.on_disk else piece
+        ahead.wait_for(span.offset + at + size)
         try:
-            crc = _again(read, failed)
+            crc = _again(lambda: shard.read_chunk(number, by_way, deadline), failed)
         except BaseException:
             failed.set()
             raise
         if slot.on_disk:
             with _disk_failures():
                 put(slot, span.offset + at, by_way)
-        return crc, len(piece)
+        return crc, size
 
-    numbers = range(len(shard.chunks))
+    numbers = range(len(shard.entry.chunks))
     if len(numbers) == 1:
         fetched = [fetch(0)]
     else:

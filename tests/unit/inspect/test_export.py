@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import errno
 import json
 import os
 import subprocess
 import sys
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy
 import pytest
 import torch
 from safetensors import safe_open
@@ -30,10 +27,9 @@ from harness.core import tree
 from harness.core.manifest import FORMAT, Claim, Part, ShardEntry, combine_parts, encode
 from harness.core.shard import plan_shards
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
-from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
+from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.inspect import export
 from harness.snapshots import commit, retire
-from harness.trainer import export as torch_export
 from harness.trainer.copy import to_slot
 from harness.trainer.state import capture
 from tests.support.protocol import FOREVER, Content
@@ -129,20 +125,6 @@ def store(tmp_path: Path) -> DirectoryStore:
     opened = DirectoryStore(tmp_path / "store")
     claim(opened)
     return opened
-
-
-@pytest.fixture
-def in_a_process() -> None:
-    """Convert as the command does."""
-
-
-@pytest.fixture(autouse=True)
-def _convert_in_this_process(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """To start a process with torch in it takes seconds; only who asks for it does."""
-    if "in_a_process" not in request.fixturenames:
-        monkeypatch.setattr(
-            export, "_convert", lambda image, draft, document: torch_export.export(image, document, draft)
-        )
 
 
 def run(tmp_path: Path, name: str = "out.safetensors", **options: Any) -> tuple[Path, dict[str, Any]]:
@@ -293,8 +275,7 @@ def test_a_state_without_tensors_is_a_file_without_tensors(store: DirectoryStore
     assert tree.loads(metadata_of(path)["state"].encode()) == live.scheduler.state_dict()
 
 
-@pytest.mark.parametrize("name", ["out.safetensors", "out.pt"])
-def test_tensors_of_every_kind_and_order_come_out_exactly(store: DirectoryStore, tmp_path: Path, name: str) -> None:
+def test_tensors_of_every_kind_and_order_come_out_exactly(store: DirectoryStore, tmp_path: Path) -> None:
     model = nn.Module()
     model.register_buffer("last", torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
     model.register_buffer("slice", torch.arange(10)[::3])
@@ -302,127 +283,13 @@ def test_tensors_of_every_kind_and_order_come_out_exactly(store: DirectoryStore,
         model.register_buffer(str(dtype).replace("torch.", "as_"), torch.tensor([0.0, 1.0, 1.0]).to(dtype))
     publish(store, {"model": model})
 
-    path, _ = run(tmp_path, name, only="model")
+    path, _ = run(tmp_path, only="model")
 
-    found = torch.load(path, weights_only=True) if name.endswith(".pt") else load_file(path)
+    found = load_file(path)
     assert found.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
         assert found[key].dtype == value.dtype
         assert found[key].tolist() == value.tolist()
-
-
-# ---- torch files ----------------------------------------------------------------------------------------------------
-
-
-def test_a_torch_file_loads_into_a_model_an_optimizer_and_a_scheduler(store: DirectoryStore, tmp_path: Path) -> None:
-    live = train()
-    publish(store, live._asdict())
-
-    path, told = run(tmp_path, "out.pt")
-
-    found = torch.load(path, weights_only=True)
-    assert (found["step"], found["extra"], told["bytes"]) == (20, {"note": "hi"}, path.stat().st_size)
-    fresh = train(steps=0, seed=2)
-    fresh.model.load_state_dict(found["model"], strict=True)
-    fresh.optimizer.load_state_dict(found["optimizer"])
-    fresh.scheduler.load_state_dict(found["scheduler"])
-    assert_same(fresh.model.state_dict(), live.model.state_dict())
-    assert_same(fresh.optimizer.state_dict(), live.optimizer.state_dict())
-    assert fresh.scheduler.state_dict() == live.scheduler.state_dict()
-    assert left_in(path.parent) == [path.name]
-
-
-def test_tied_weights_stay_tied_in_a_torch_file(store: DirectoryStore, tmp_path: Path) -> None:
-    publish(store, train()._asdict())
-
-    path, told = run(tmp_path, "out.pth", only="model")
-
-    found = torch.load(path, weights_only=True)
-    assert found["head.weight"].data_ptr() == found["embed.weight"].data_ptr()
-    assert told["tensors"] == len(found)
-
-
-def test_what_weights_only_does_not_know_becomes_what_is_nearest(store: DirectoryStore, tmp_path: Path) -> None:
-    class Colour(enum.Enum):
-        RED = "red"
-
-    class Mixed:
-        def state_dict(self) -> dict[str, Any]:
-            return {
-                "array": numpy.arange(3.0), "scalar": numpy.float32(0.5), "enum": Colour.RED, "none": b"",
-                "frozen": frozenset({1, 2}), "bytes": b"\x00\xff", "buffer": bytearray(b"x"), "set": {3}, "big": 2**80,
-                "tuple": (1, (2.5, None)), "count": Counter({1: 2}), "ordered": OrderedDict(b=1, a=2),
-                "inf": -numpy.inf, "complex": torch.tensor([1 + 2j], dtype=torch.complex128),
-            }  # fmt: skip
-
-        def load_state_dict(self, state: Any) -> None: ...
-
-    publish(store, {"mixed": Mixed()})
-
-    path, _ = run(tmp_path, "out.pt", only="mixed")
-
-    found = torch.load(path, weights_only=True)
-    assert found.pop("array").tolist() == [0.0, 1.0, 2.0]
-    assert found.pop("complex").tolist() == [1 + 2j]
-    assert found == {
-        "scalar": 0.5, "enum": "red", "none": b"", "frozen": {1, 2}, "bytes": b"\x00\xff", "buffer": bytearray(b"x"),
-        "set": {3}, "big": 2**80, "tuple": (1, (2.5, None)), "count": Counter({1: 2}),
-        "ordered": OrderedDict(b=1, a=2), "inf": -numpy.inf,
-    }  # fmt: skip
-    assert type(found["count"]) is Counter
-
-
-def test_what_torch_load_refuses_is_refused_before_it_is_written(store: DirectoryStore, tmp_path: Path) -> None:
-    publish(store, train()._asdict(), edit=lambda small: small["extra"].update(huge=2**9000))
-
-    with pytest.raises(HarnessError, match=r"\.safetensors file"):
-        run(tmp_path, "out.pt")
-
-    assert left_in(tmp_path / "out") == []
-
-
-@pytest.mark.usefixtures("in_a_process")
-def test_the_command_makes_a_torch_file_and_says_so(store: DirectoryStore, tmp_path: Path) -> None:
-    live = train()
-    publish(store, live._asdict())
-    command = [
-        sys.executable,
-        "-m",
-        "harness",
-        "export",
-        "model.pt",
-        "--only",
-        "model",
-        "--store",
-        "store",
-        "--json",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    size = (tmp_path / "model.pt").stat().st_size
-    assert (told["file"], told["step"], told["bytes"]) == ("model.pt", 20, size)
-    assert done.stderr.splitlines() == [
-        f"harness: exporting 00000001-000000000020 from {tmp_path / 'store'}",
-        f"harness: wrote model.pt: {len(live.model.state_dict())} tensors, {size} bytes, step 20 of tiny",
-    ]
-    assert_same(torch.load(tmp_path / "model.pt", weights_only=True), dict(live.model.state_dict()))
-
-
-@pytest.mark.usefixtures("in_a_process")
-def test_a_converter_that_fails_leaves_nothing_behind(
-    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(store, train()._asdict())
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-
-    with pytest.raises(HarnessError, match="the torch file was not written"):
-        run(tmp_path, "out.pt")
-
-    assert left_in(tmp_path / "out") == []
 
 
 # ---- which snapshot -------------------------------------------------------------------------------------------------
@@ -437,7 +304,7 @@ def test_the_newest_that_is_not_quarantined_is_taken(store: DirectoryStore, tmp_
 
     assert run(tmp_path)[1]["snapshot"] == "00000002-000000000010"
     with pytest.raises(SnapshotCorrupt, match="quarantined"):
-        run(tmp_path, "other.pt", snapshot=str(quarantined))
+        run(tmp_path, "other.safetensors", snapshot=str(quarantined))
 
 
 def test_a_snapshot_is_named_by_its_id_or_by_its_step(store: DirectoryStore, tmp_path: Path) -> None:
@@ -445,13 +312,13 @@ def test_a_snapshot_is_named_by_its_id_or_by_its_step(store: DirectoryStore, tmp
     for generation, step in ((1, 10), (1, 20), (2, 20), (2, 30)):
         publish(store, live, step, generation=generation)
 
-    assert run(tmp_path, "a.pt", step=20)[1]["snapshot"] == "00000002-000000000020"
-    assert run(tmp_path, "b.pt", snapshot="00000001-000000000020")[1]["snapshot"] == "00000001-000000000020"
+    assert run(tmp_path, "a.safetensors", step=20)[1]["snapshot"] == "00000002-000000000020"
+    assert run(tmp_path, "b.safetensors", snapshot="00000001-000000000020")[1]["snapshot"] == "00000001-000000000020"
     for wrong in ({"step": 21}, {"snapshot": "00000003-000000000030"}, {"snapshot": "20"},
                   {"snapshot": "00000001-000000000020", "step": 20}):  # fmt: skip
         with pytest.raises(ConfigError):
-            run(tmp_path, "c.pt", **wrong)
-    assert left_in(tmp_path / "out") == ["a.pt", "b.pt"]
+            run(tmp_path, "c.safetensors", **wrong)
+    assert left_in(tmp_path / "out") == ["a.safetensors", "b.safetensors"]
 
 
 def test_what_was_there_before_fresh_is_exported_only_by_its_name(store: DirectoryStore, tmp_path: Path) -> None:
@@ -479,11 +346,11 @@ def test_a_snapshot_that_is_retired_while_it_is_read_is_followed_by_another(
     old = publish(store, live, 10)
     plan = export._plan
 
-    def retire_then_plan(copy_: Any, *arguments: Any) -> Any:
-        if copy_.manifest.id == old:
+    def retire_then_plan(source: Any, *arguments: Any) -> Any:
+        if source.manifest.id == old:
             publish(store, live, 20)
             retire.remove(store, KEYS, old, FOREVER)
-        return plan(copy_, *arguments)
+        return plan(source, *arguments)
 
     monkeypatch.setattr(export, "_plan", retire_then_plan)
 
@@ -499,11 +366,11 @@ def test_the_local_tier_is_nearer_unless_it_is_damaged_or_another_run_s(store: D
     newer = publish(local, live, 20)
     publish(local, live, 99, run_id=OTHER_ID)
 
-    told = run(tmp_path, "a.pt", local=named.local)[1]
+    told = run(tmp_path, "a.safetensors", local=named.local)[1]
     assert (told["snapshot"], told["tier"]) == (str(newer), "local")
     damage(local, SnapshotId(1, 10), b"\xff", -1)
     said: list[str] = []
-    assert run(tmp_path, "b.pt", step=10, local=named.local, said=said)[1]["tier"] == "remote"
+    assert run(tmp_path, "b.safetensors", step=10, local=named.local, said=said)[1]["tier"] == "remote"
     assert "is not what was committed" in said[1]
 
 
@@ -535,14 +402,13 @@ DAMAGE: dict[str, Callable[[DirectoryStore, SnapshotId], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["out.safetensors", "out.pt"])
 @pytest.mark.parametrize("what", DAMAGE)
-def test_damage_leaves_no_file(store: DirectoryStore, tmp_path: Path, what: str, name: str) -> None:
+def test_damage_leaves_no_file(store: DirectoryStore, tmp_path: Path, what: str) -> None:
     publish(store, train()._asdict(), 10)
     DAMAGE[what](store, publish(store, train()._asdict(), 20))
 
     with pytest.raises(SnapshotCorrupt, match="Nothing was written"):
-        run(tmp_path, name)
+        run(tmp_path)
 
     assert left_in(tmp_path / "out") == []
 
@@ -578,19 +444,6 @@ def test_of_a_shard_only_the_chunks_that_are_needed_are_read(
 
     assert_same(load_file(path), dict(live.model.state_dict()))
     assert len(recording.keys("get")) < 20, "the 512 chunks of what is not asked for are left alone"
-
-
-@pytest.mark.parametrize("piece", [1 << 20, 1000, 7])
-def test_a_tensor_may_lie_in_many_pieces(
-    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
-    live = train()
-    publish(store, live._asdict())
-    monkeypatch.setattr(export, "CHUNK_BYTES", piece)
-
-    path, _ = run(tmp_path, only="model")
-
-    assert_same(load_file(path), dict(live.model.state_dict()))
 
 
 # ---- hostile snapshots ----------------------------------------------------------------------------------------------
@@ -681,17 +534,19 @@ def test_a_file_that_came_meanwhile_is_not_replaced(
     assert left_in(mine.parent) == [mine.name]
 
 
-@pytest.mark.parametrize("name", ["model", "model.bin", "nowhere/model.pt", "directory.pt"])
+@pytest.mark.parametrize(
+    "name", ["model", "model.bin", "model.pt", "nowhere/model.safetensors", "directory.safetensors"]
+)
 def test_a_target_that_cannot_be_is_refused_before_a_byte_is_read(
     store: DirectoryStore, tmp_path: Path, name: str
 ) -> None:
     publish(store, train()._asdict())
-    (tmp_path / "out" / "directory.pt").mkdir(parents=True)
+    (tmp_path / "out" / "directory.safetensors").mkdir(parents=True)
 
     with pytest.raises(ConfigError):
         run(tmp_path, name, force=True)
 
-    assert left_in(tmp_path / "out") == ["directory.pt"]
+    assert left_in(tmp_path / "out") == ["directory.safetensors"]
 
 
 def test_a_disk_that_fills_up_is_told_and_left_clean(
@@ -710,6 +565,36 @@ def test_a_disk_that_fills_up_is_told_and_left_clean(
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_makes_a_file_and_says_so(store: DirectoryStore, tmp_path: Path) -> None:
+    live = train()
+    publish(store, live._asdict())
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "export",
+        "model.safetensors",
+        "--only",
+        "model",
+        "--store",
+        "store",
+        "--json",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert (told["file"], told["step"], told["bytes"]) == ("model.safetensors", 20, size)
+    assert done.stderr.splitlines() == [
+        f"harness: exporting 00000001-000000000020 from {tmp_path / 'store'}",
+        f"harness: wrote model.safetensors: {len(live.model.state_dict())} tensors, {size} bytes, step 20 of tiny",
+    ]
+    assert_same(load_file(tmp_path / "model.safetensors"), dict(live.model.state_dict()))
 
 
 @pytest.mark.parametrize(("code", "prepare"), [(64, lambda store, snapshot: None), (70, DAMAGE["the last byte"])])

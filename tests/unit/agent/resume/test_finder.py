@@ -29,9 +29,7 @@ from harness.agent.resume.finder import (
     MemoryCopy,
     ResumePoint,
     SnapshotsMissing,
-    StoredCopy,
     _fetch_shard,
-    order,
     to_record,
 )
 from harness.agent.resume.preallocate import Preallocation
@@ -45,6 +43,8 @@ from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.ipc import pages
 from harness.ipc.slots import Slot, place_shards
 from harness.snapshots import commit, records
+from harness.snapshots.candidates import StoredCopy, order
+from harness.snapshots.fetch import StoredShard
 from tests.support.context import a_context
 from tests.support.needs import lacking
 from tests.support.open_files import open_files
@@ -627,7 +627,7 @@ def disk(tmp_path: Path) -> Together:
 
 def test_several_chunks_of_a_local_shard_are_read_at_once(disk: Together) -> None:
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT))) as slot:
-        total = _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), FOREVER)
+        total = _fetch_shard(StoredShard(disk, "run/shard", ENTRY), slot, SPAN, there(), FOREVER)
 
         assert format_crc(total) == ENTRY.crc64nvme
         assert slot.shard(SPAN) == CONTENT
@@ -638,7 +638,7 @@ def test_no_disk_writes_into_a_slot_that_is_a_file(disk: Together, tmp_path: Pat
     with contextlib.closing(Slot.create(SLOT_BYTES + len(CONTENT), tmp_path)) as slot:
         if not slot.on_disk:
             lacking("disk")
-        _fetch_shard(disk, "run/shard", ENTRY, slot, SPAN, there(), FOREVER)
+        _fetch_shard(StoredShard(disk, "run/shard", ENTRY), slot, SPAN, there(), FOREVER)
 
         assert slot.shard(SPAN) == CONTENT
         mapped = range(address(slot.buffer), address(slot.buffer) + slot.size)
@@ -674,7 +674,7 @@ def test_a_read_waits_for_the_memory_that_it_goes_to(disk: Together) -> None:
 
     disk.get = get  # type: ignore[method-assign]
     with contextlib.closing(slot), ThreadPoolExecutor(1) as pool:
-        fetching = pool.submit(_fetch_shard, disk, "run/shard", ENTRY, slot, SPAN, ahead, FOREVER)
+        fetching = pool.submit(_fetch_shard, StoredShard(disk, "run/shard", ENTRY), slot, SPAN, ahead, FOREVER)
         assert not begun.wait(0.05)
         steps.put(SPAN.offset + READS * CHUNK)
         assert begun.wait(HANG_S)

@@ -1,0 +1,126 @@
+"""Which snapshot is used: the walk through all tiers' copies that a start, its dry run and an export have in common.
+
+Owns the order, and what of a copy's failure says something about the others. The greatest (generation, step) wins; the
+tier decides only between copies of one snapshot: memory, then local, then remote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from cloud.errors import CloudError, NotFound
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.core.manifest import ForeignFormat, Manifest
+from harness.core.snapshot import RunKeys, SnapshotId
+from harness.errors import SnapshotCorrupt
+from harness.snapshots import records
+
+LOOK_S = 60.0
+_ORDER = {"memory": 2, "local": 1, "remote": 0}
+
+
+class Copy(Protocol):
+    """One snapshot in one tier."""
+
+    @property
+    def id(self) -> SnapshotId:
+        """Which."""
+        ...
+
+    @property
+    def tier(self) -> str:
+        """Where: "memory", "local" or "remote"."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredCopy:
+    """A committed snapshot in a store."""
+
+    id: SnapshotId
+    tier: str
+    store: ObjectStore
+
+
+class ForeignRun(Exception):
+    """A snapshot of another run of this name."""
+
+
+_C = TypeVar("_C", bound=Copy)
+_T = TypeVar("_T")
+
+
+def stored_copies(store: ObjectStore, tier: str, known: Sequence[SnapshotId]) -> list[StoredCopy]:
+    """The copies that a survey of one store found."""
+    return [StoredCopy(snapshot, tier, store) for snapshot in known]
+
+
+def order(copies: Sequence[_C]) -> list[_C]:
+    """Newest snapshot first; of one snapshot's copies the nearest first."""
+    return sorted(copies, key=lambda copy: (copy.id, _ORDER[copy.tier]), reverse=True)
+
+
+def check_run(manifest: Manifest, run_id: str) -> None:
+    """Raises ForeignRun where it is another run's."""
+    if manifest.run_id != run_id:
+        raise ForeignRun("belongs to another run of this name")
+
+
+def choose(
+    copies: Sequence[_C],
+    keys: RunKeys,
+    take: Callable[[_C], _T],
+    reject: Callable[[_C, CloudError | SnapshotCorrupt | ForeignRun], None],
+) -> _T | None:
+    """The first copy that can be used, in their order.
+
+    Args:
+        copies: candidates, in any order.
+        keys: of the run.
+        take: uses one, or raises what is wrong with it.
+        reject: called with each that is passed over, and why.
+
+    Returns:
+        What `take` gave; `None` if none can be used, or there are none.
+
+    Raises:
+        ForeignFormat: a newer version has made one that comes first.
+        CloudError: a store failed as a whole; nothing was concluded.
+    """
+    foreign: set[str] = set()
+    for copy in order(copies):
+        if copy.tier in foreign:
+            continue
+        try:
+            return take(copy)
+        except ForeignFormat:
+            raise
+        except ForeignRun as err:
+            # What lay here before --fresh, or a local disk that served another store; older ones are no nearer.
+            foreign.add(copy.tier)
+            reject(copy, err)
+        except CloudError as err:
+            if not isinstance(err, NotFound) and not _is_one_place(copy, keys):
+                raise  # nothing may be concluded from a store that is down
+            reject(copy, err)
+        except SnapshotCorrupt as err:
+            reject(copy, err)
+    return None
+
+
+def _is_one_place(copy: Copy, keys: RunKeys) -> bool:
+    """Whether a failure to read `copy` is its own, as that of a bad block is, and not the store's. Asks the store."""
+    if not isinstance(copy, StoredCopy):
+        return False
+    if copy.tier == "local":
+        return True  # it dies with this machine anyway
+    if copy.store.local_path(keys.commit(copy.id)) is None:
+        return False
+    try:
+        records.survey(copy.store, keys, Deadline.after(LOOK_S))
+    except (CloudError, SnapshotCorrupt):
+        return False
+    return True
