@@ -133,7 +133,7 @@ def test_parts_that_an_agent_had_sent_before_it_died_are_not_sent_again(world: W
     refused = server.fault("error", "UploadPart", key="000000000005-", nth=5, times=None)
     first = train(world, trainer=("--patient-until", "5"))
     server.wait_struck(refused)
-    server.wait_calls("UploadPart", 5)
+    server.wait_calls("UploadPart", 4, status=200)  # a refusal may be repeated before the last of them is there
     world.signal_host(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
     server.clear()

@@ -239,11 +239,16 @@ class S3Server:
         with self._changed:
             self._calls.clear()
 
-    def wait_calls(self, operation: str, count: int = 1) -> None:
-        """Block until so many calls of an operation were answered. Raises ConnectionError when the server closes."""
+    def wait_calls(self, operation: str, count: int = 1, *, status: int | None = None) -> None:
+        """Block until so many calls of an operation were answered, with this status if one is given.
+
+        Raises:
+            ConnectionError: the server closes.
+        """
 
         def answered() -> int:
-            return sum(call.operation == operation and call.status != 0 for call in self._calls)
+            found = [call.status for call in self._calls if call.operation == operation and call.status != 0]
+            return len(found) if status is None else found.count(status)
 
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or answered() >= count)
