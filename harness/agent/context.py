@@ -1,4 +1,4 @@
-"""What all parts of one agent share: the run's settings and keys, the main loop, and how something is told.
+"""What all parts of one agent share: the run's settings and keys, the main loop, the journal, and words to the user.
 
 Owns nothing that changes; made once, before anything runs.
 """

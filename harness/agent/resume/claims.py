@@ -57,7 +57,7 @@ class Claims:
         self._journal.generation = generation.number
 
     def add_late(self, generation: Generation, standing: Claim) -> None:
-        """Its claim came back too late: nobody trains in it. Its end is recorded as well."""
+        """Note a generation whose claim came back too late: no trainer uses it, and `end` ends it with the others."""
         self._all.append(generation)
         self.note(generation, standing)
 
@@ -68,7 +68,7 @@ class Claims:
             generation: which.
             deadline: for the whole.
             fresh: whether the user has asked for a new run.
-            joins: whether nothing of ours exists yet: then it is the run of whoever had the number first.
+            joins: if another agent has the number, take over its run's identity. Only while nothing of ours exists.
 
         Raises:
             CloudError: the store could not be asked; nothing is claimed, or the claim is found to be ours next time.
@@ -176,5 +176,5 @@ class Claims:
             pool.shutdown()
 
     def close(self) -> None:
-        """Nothing is claimed any more, and nobody looked for."""
+        """Stop claiming, and stop looking for newer claims."""
         self._closed.set()

@@ -1,6 +1,6 @@
 """Whether a start may go on with the run that a store knows: not with a finished one, nor with another script's.
 
-Owns these refusals, and what is said of a start that differs from the last one; asks no store.
+Owns these refusals, and the words about a start that differs from the last one. Asks no store.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class LookedBack:
-    """When the life before this agent's first one ended, monotonic; `None` if nobody knows."""
+    """When the trainer before this agent's first one ended, monotonic; `None` where that is unknown."""
 
     ended_at: float | None
 
@@ -130,7 +130,7 @@ class Start:
         memory: sealed slots of this host.
         agent: our identity, in claims.
         lock_id: names the lock that we hold.
-        settled: whether an earlier search of this agent has had the store's answer: nobody older is awaited then.
+        settled: whether an earlier search of this agent has asked the store: then no older generation is left to await.
         looks_back: whether it is still to be found out when the life before ours ended.
     """
 
@@ -186,7 +186,7 @@ class ResumeSearch:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Nobody waits for it any more: it begins nothing more, and ends soon."""
+        """Its result is not needed any more: it begins nothing new, and ends soon."""
         self._stopped.set()
 
     def run(self) -> None:

@@ -119,7 +119,7 @@ class Startup:
         self.looked_back = False
         """Whether it has been asked when the life before this agent's first one ended."""
         self.last_ended_at: float | None = None
-        """When it did, monotonic, by this host's wall clock; `None` if nobody knows."""
+        """When it did, monotonic, by this host's wall clock; `None` where that is unknown."""
         self.finding = Finding.PENDING
         self.point: ResumePoint | None = None
         self.header: tuple[str, str, SlotRecord] | None = None
@@ -289,6 +289,7 @@ class Startup:
         """Locate, fetch and verify in a thread, while the trainer imports torch."""
         self._stop_search()
         self.finding, self.point, self.header, self.error = Finding.PENDING, None, None, None
+        self.awaiting = self.only_here = False
         if fresh:
             self.looked_back = True
             return self._found(None, "--fresh")

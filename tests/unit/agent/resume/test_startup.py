@@ -347,6 +347,23 @@ def test_a_restart_in_place_learns_from_the_store_which_run_it_is(store: Gate, s
     assert scene.startup.point is not None
 
 
+def test_a_restart_in_place_from_memory_waits_for_nobody_any_more(store: Gate, scene: Scene) -> None:
+    """The start before it had waited for an older one: at a notice the trainer was stopped without a last snapshot."""
+    claimed(store, 5)
+    scene.hand_over(5, 20)
+    scene.begin()
+    scene.until(lambda: scene.startup.awaiting)
+    begun = list[bool]()
+
+    store.down["list"] = Unavailable
+    scene.startup.begin_again(begun.append)
+    scene.until(lambda: begun and scene.found())
+
+    assert scene.startup.point is not None
+    assert scene.startup.point.tier == "memory"
+    assert not scene.startup.awaiting
+
+
 def test_what_was_found_for_a_trainer_that_has_died_meanwhile_is_nobodys(
     hung: tuple[Hung, Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
