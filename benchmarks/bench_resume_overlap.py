@@ -130,7 +130,7 @@ def start(directory: Path, mb: int, *, until: str, rate: float) -> dict[str, Any
 def resume(directory: str, mb: int, until: str, rate: float) -> int:
     """The agent, as `harness run` has it, but for its store."""
     from harness.agent.main import Agent
-    from harness.agent.trainers.child import Program
+    from harness.config.program import Program
     from harness.config.settings import Settings
     from harness.core import events
     from harness.snapshots.open import open_store

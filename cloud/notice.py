@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+SPOT_NOTICE_S = 120.0
+"""What an EC2 spot interruption notice leaves, at best; what is taken where a notice does not say."""
+
 Clock = Callable[[], float]
 """Returns monotonic seconds. Injected, so that tests own the time."""
 

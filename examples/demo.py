@@ -44,7 +44,7 @@ from cloud.notice import Deadline
 from cloud.testing.metadata_sim import MetadataSimulator
 from harness.core import events
 from harness.core.snapshot import RunKeys
-from harness.inspect.report import read_journal
+from harness.snapshots.journal import read_journal
 from harness.snapshots.open import open_store
 
 LEAD_S = 120.0  # EC2 announces a spot interruption two minutes ahead

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt, StateError
     from harness.trainer.checkpointer import Checkpointer
 
-__version__ = "0.1.0"
+    __version__: str
 __all__ = ["Checkpointer", "ConfigError", "HarnessError", "NoSpace", "SnapshotCorrupt", "StateError", "__version__"]
 
 _HOME = {
@@ -33,10 +33,12 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    import importlib.metadata
+
+    if name == "__version__":
+        return importlib.metadata.version("harness-spot")
     if name not in _HOME:
         raise AttributeError(f"module 'harness' has no attribute {name!r}")
-    import importlib
-
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -19,9 +19,8 @@ from datetime import UTC, datetime
 
 from cloud.aws.metadata import Answer, Metadata
 from cloud.errors import CloudError
-from cloud.notice import Clock, Deadline, Notice, NoticeKind
+from cloud.notice import SPOT_NOTICE_S, Clock, Deadline, Notice, NoticeKind
 
-DEFAULT_LEAD_S = 120.0
 """EC2's usual lead: what is assumed when something was announced and its time cannot be read."""
 
 AT_ONCE_S = 5.0
@@ -118,7 +117,7 @@ class Ec2Source:
         action, at = fields.get("action"), _instant(fields.get("time"))
         if not isinstance(action, str) or at is None:
             # Whatever answers 200 here means the end. Its words are no part of the id: they may change with every poll.
-            return self._interrupt("ec2 spot", "unreadable", DEFAULT_LEAD_S, answer, asked_at)
+            return self._interrupt("ec2 spot", "unreadable", SPOT_NOTICE_S, answer, asked_at)
         if answer.served_at is not None and (answer.served_at - at).total_seconds() > LAPSED_S:
             return None  # by the service's own clock: the host's may be wrong
         remaining_s = self._remaining_s(at, answer)
@@ -129,7 +128,7 @@ class Ec2Source:
     def _autoscaling(self, answer: Answer, asked_at: float) -> Notice | None:
         if answer.text.strip() != "Terminated":
             return None  # InService, Standby, Detached, Warmed:…: the instance stays
-        return self._interrupt("ec2 autoscaling", "Terminated", DEFAULT_LEAD_S, answer, asked_at)
+        return self._interrupt("ec2 autoscaling", "Terminated", SPOT_NOTICE_S, answer, asked_at)
 
     def _rebalance(self, answer: Answer, asked_at: float) -> Notice:
         at = _instant(_fields(answer.text).get("noticeTime"))
@@ -142,7 +141,7 @@ class Ec2Source:
 
     def _remaining_s(self, at: datetime, answer: Answer) -> float:
         remaining_s = (at - (answer.served_at or self._wall_clock())).total_seconds()
-        return DEFAULT_LEAD_S if remaining_s > MAX_LEAD_S else max(remaining_s, AT_ONCE_S)
+        return SPOT_NOTICE_S if remaining_s > MAX_LEAD_S else max(remaining_s, AT_ONCE_S)
 
 
 def _fields(text: str) -> dict[str, object]:

@@ -36,7 +36,7 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from cloud.notice import Clock
+from cloud.notice import SPOT_NOTICE_S, Clock
 
 MAX_TOKEN_TTL_S = 21600
 DRIP_S = 0.2  # between two bytes of a slow answer
@@ -195,7 +195,7 @@ class MetadataSimulator:
 
     # ------------------------------------------------------------------------------------------------------- steering
 
-    def notice(self, *, in_s: float = 0.0, action: str = "terminate", lead_s: float = 120.0) -> None:
+    def notice(self, *, in_s: float = 0.0, action: str = "terminate", lead_s: float = SPOT_NOTICE_S) -> None:
         """Issue a spot interruption notice that appears in `in_s` and names a time `lead_s` after that."""
         if action not in ("terminate", "stop", "hibernate"):
             raise ValueError(f"action is terminate, stop or hibernate, not {action!r}")

@@ -8,7 +8,7 @@ import sys
 
 from harness.agent.log import open_missing_descriptors
 from harness.agent.main import Agent
-from harness.agent.trainers.child import Program
+from harness.config.program import Program
 from harness.config.settings import Settings
 from harness.core.words import printable
 from harness.errors import HarnessError

@@ -1,6 +1,6 @@
 """The journal of one agent: typed events to listeners, to the log on stderr, and to the store in segments put once.
 
-Owns the order and the segments, and what in them shows that a trainer lived; knows nothing else of what events mean.
+Owns the order and the segments; knows nothing of what events mean. They are read by `snapshots/journal.py`.
 `emit` never blocks on the store: a thread puts a segment every 15 s (which is also the heartbeat) and whenever `flush`
 asks. A store that is down costs nothing but memory for the lines that wait. About once an hour the small segments of
 that hour are replaced by one that holds all their lines; otherwise a run of a year would leave two million objects.
@@ -8,14 +8,10 @@ that hour are replaced by one that holds all their lines; otherwise a run of a y
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-
-import msgspec
+from collections.abc import Callable, Sequence
 
 from cloud.errors import AlreadyExists, CloudError, Denied
 from cloud.notice import Deadline
@@ -26,103 +22,11 @@ from harness.core.snapshot import RunKeys
 
 SEGMENT_S = 15.0
 FOLDED, FOLDED_BYTES = 256, 4 * 1024 * 1024  # after so many segments, or bytes, they become one
-MAX_SEGMENT_BYTES = 64 * 1024 * 1024
-_PAGE = 1000  # keys that a store lists at once
 _PUT_S, _LIST_S = 10.0, 60.0
-_LAST_SEGMENTS = 3  # in which a trainer's leaving is looked for: an upload may take a while after it
 _QUIET = (events.Heartbeat, events.ShardStored, events.PartStored, events.Due, events.Verified, events.SlotsReady)
 
 Listener = Callable[[events.Line], None]
 Emit = Callable[[events.Event], None]
-
-
-def last_lived_at(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> datetime.datetime | None:
-    """When the trainer of a generation was last known to live: the newest sign of it in its journal, by its own clock.
-
-    That is when it left; of one that died with its agent, the newest line. `None` if there is no journal.
-
-    Raises:
-        CloudError: the store could not be asked.
-    """
-    newest: list[str] = []
-    for _first, last in segments(store, keys, generation, 0, _LAST_SEGMENTS, deadline):
-        newest += last
-    lines: list[events.Line] = []
-    for key in sorted(newest)[-_LAST_SEGMENTS:]:
-        lines += decode_segment(store.read(key, limit_bytes=MAX_SEGMENT_BYTES, deadline=deadline))
-    left = [line for line in lines if isinstance(line.body, events.TrainerLeft)]
-    told = (left or lines)[-1:]
-    with contextlib.suppress(ValueError):
-        return next((datetime.datetime.fromisoformat(line.at) for line in told), None)
-    return None
-
-
-def segments(
-    store: ObjectStore, keys: RunKeys, generation: int, first: int, last: int, deadline: Deadline
-) -> Iterator[tuple[list[str], list[str]]]:
-    """The keys of a generation's first and last segments, for each host that wrote some. No key is told twice.
-
-    Where an agent may not delete, a run of a year has two million of them: their numbers are searched, and not listed.
-
-    Args:
-        store: where they are.
-        keys: of the run.
-        generation: whose.
-        first: how many of the first, at most.
-        last: how many of the last, at most.
-        deadline: for the whole.
-
-    Raises:
-        CloudError: the store could not be asked.
-    """
-    prefix = after = keys.journal_of(generation)
-    while True:
-        page = list(islice(store.list(prefix, after=after, deadline=deadline), 1))
-        if not page:
-            return
-        folder = page[0].key.rpartition("/")[0] + "/"
-        after = f"{folder}~"  # behind every segment of this host
-        begins = _numbers(store, keys, folder, "", deadline)
-        if not begins:
-            continue
-        ends = begins if len(begins) < _PAGE else _last_page(store, keys, folder, begins, deadline)
-        newest = ends[-last:] if last else []
-        oldest = [number for number in begins[:first] if number not in newest]
-        yield [f"{folder}{number:08d}.jsonl" for number in oldest], [f"{folder}{number:08d}.jsonl" for number in newest]
-
-
-def _numbers(store: ObjectStore, keys: RunKeys, folder: str, after: str, deadline: Deadline) -> list[int]:
-    """A page of segments' numbers, ascending."""
-    listed = islice(store.list(folder, after=after, deadline=deadline), _PAGE)
-    return [number for info in listed if (number := keys.parse_segment(info.key)) is not None]
-
-
-def _last_page(store: ObjectStore, keys: RunKeys, folder: str, begins: list[int], deadline: Deadline) -> list[int]:
-    """`begins`, which is the first page, and the last segments, half a page of them or more."""
-    known = begins[-1]
-
-    def page(number: int) -> list[int]:
-        return _numbers(store, keys, folder, f"{folder}{number:08d}.jsonl", deadline)
-
-    stride = _PAGE
-    while page(known + stride):  # as far as there are some
-        known += stride
-        stride *= 2
-    beyond = known + stride
-    while beyond - known > _PAGE // 2:  # there is one after `known`, and none after `beyond`
-        middle = (known + beyond) // 2
-        if page(middle):
-            known = middle
-        else:
-            beyond = middle
-    return [*begins, *page(max(begins[-1], known - _PAGE // 2))]
-
-
-def decode_segment(segment: bytes) -> Iterator[events.Line]:
-    """The lines of a segment; foreign ones are skipped."""
-    for data in segment.splitlines():
-        with contextlib.suppress(msgspec.MsgspecError):
-            yield events.decode_line(data)
 
 
 class Journal:

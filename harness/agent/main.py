@@ -36,10 +36,10 @@ from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.run_state import State
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.server import CalledOff, Server
-from harness.agent.trainers.child import Program
 from harness.agent.trainers.control import TrainerControl
 from harness.agent.trainers.restarts import Restarts
 from harness.agent.trainers.session import Trainer, TrainerEvents
+from harness.config.program import Program
 from harness.config.settings import Settings
 from harness.core import events, messages
 from harness.core.manifest import Claim

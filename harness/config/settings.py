@@ -17,7 +17,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from harness.core.snapshot import check_run_name
 from harness.errors import ConfigError
@@ -31,62 +31,77 @@ OFF_VARIABLE = "HARNESS"  # HARNESS=off makes every Checkpointer inert
 
 
 @dataclass(frozen=True)
+class Help:
+    """What a setting means, as help shows it, and the heading under which it is listed."""
+
+    text: str
+    heading: str
+
+
+_WHERE, _WHEN, _KEPT, _NOTICE, _LIMITS, _S3 = (
+    "The run and its store", "How often to save", "What to keep", "Notices", "Limits", "S3"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Settings:
-    """Everything a run can be told. Durations are seconds, sizes bytes.
+    """Everything a run can be told. Durations are seconds, sizes bytes; a setting with `Help` is an option as well.
 
     Attributes:
-        store: durable store: a directory, or s3://bucket/prefix.
-        run: the run's name in the store.
         run_named: whether the user chose the name, as opposed to the script's.
-        local: directory of local tiers, of this store's in one of its own; `None` for none when the store is a
-            directory.
-        every_s: a snapshot at least this often, into the local tier (or the store, where it is a directory).
-        durable_every_s: a snapshot into the store at least this often, where there is a local tier as well.
-        every_steps: a snapshot each time the step is a multiple of this; `None` for time alone.
-        keep_last: how many snapshots the store keeps.
-        keep_every: snapshots whose step is a multiple of this are kept for good; `None` for none.
-        keep_local: how many snapshots the local tier keeps.
-        slots: images of the state held in shared memory; `None` for 2, or 1 below 32 GB of RAM.
         overlap: copy what a torch optimizer owns during the next step, and not at the boundary.
-        grace_s: how long a SIGTERM leaves us, since it does not say.
-        drain_file: a file whose appearance is a notice; `None` for none.
-        max_crashes: crashes in a row without progress that are answered by a restart in place.
-        fresh: start at step 0 although the run has snapshots, and ignore those from now on.
-        continue_: go on with a run that its program stopped early.
-        handover_s: how long an older generation's journal has to be silent before it counts as dead.
-        upload_bytes_s: at most so many bytes a second go to the store while training; `None` for as fast as it goes.
-            After a notice there is no limit.
-        s3_endpoint: URL of an S3-compatible store; `None` for AWS.
-        s3_sse: server-side encryption asked for with every object: "AES256" or "aws:kms"; `None` for the bucket's own.
-        s3_kms_key_id: the key for "aws:kms"; `None` for the account's default one.
-        metadata: base URL of the instance metadata service; "off" for none.
         runtime_dir: where agents listen on this host.
         shared: new files in directory stores have what the umask leaves, and are not the user's alone.
     """
 
-    store: str
-    run: str
+    store: Annotated[str, Help("Durable store: a directory, or s3://bucket/prefix. Default: ./.harness", _WHERE)]
+    run: Annotated[
+        str, Help("Name of the run. Default: the script's name; to look at a run, the only one of the store", _WHERE)
+    ]
     run_named: bool = True
-    local: str | None = None
-    every_s: float = 60.0
-    durable_every_s: float = 300.0
-    every_steps: int | None = None
-    keep_last: int = 3
-    keep_every: int | None = None
-    keep_local: int = 2
-    slots: int | None = None
+    local: Annotated[
+        str | None,
+        Help(
+            "Directory of local tiers, on a fast disk. Default: none for a directory store; with S3 the instance's own "
+            "NVMe disk, or ~/.cache/harness",
+            _WHERE,
+        ),
+    ] = None
+    every_s: Annotated[float, Help("Seconds between snapshots: into the local tier, if there is one", _WHEN)] = 60.0
+    durable_every_s: Annotated[
+        float, Help("Seconds between snapshots into the store, where there is a local tier as well", _WHEN)
+    ] = 300.0
+    every_steps: Annotated[int | None, Help("Take a snapshot at each multiple of this step, too", _WHEN)] = None
+    keep_last: Annotated[int, Help("Snapshots to keep in the store", _KEPT)] = 3
+    keep_every: Annotated[int | None, Help("Keep the snapshots of each multiple of this step forever", _KEPT)] = None
+    keep_local: Annotated[int, Help("Snapshots to keep in the local tier", _KEPT)] = 2
+    slots: Annotated[
+        int | None, Help("Images of the state in shared memory. Default: 2, or 1 below 32 GB of memory", _LIMITS)
+    ] = None
     overlap: bool = False
-    grace_s: float = 30.0
-    drain_file: str | None = None
-    max_crashes: int = 3
-    fresh: bool = False
-    continue_: bool = False
-    handover_s: float = 150.0
-    upload_bytes_s: float | None = None
-    s3_endpoint: str | None = None
-    s3_sse: str | None = None
-    s3_kms_key_id: str | None = None
-    metadata: str = "http://169.254.169.254"
+    grace_s: Annotated[float, Help("Seconds that a SIGTERM or a drain file leaves, since they do not say", _NOTICE)] = (
+        30.0
+    )
+    drain_file: Annotated[str | None, Help("A file whose appearance is a notice", _NOTICE)] = None
+    max_crashes: Annotated[
+        int, Help("Crashes in a row without progress that are answered by a restart in place", _LIMITS)
+    ] = 3
+    fresh: Annotated[bool, Help("Start at step 0 although the run has snapshots, and ignore those", _WHERE)] = False
+    continue_: Annotated[bool, Help("Go on with a run that its program stopped early", _WHERE)] = False
+    handover_s: Annotated[
+        float, Help("Seconds of silence after which an older start of this run counts as dead", _LIMITS)
+    ] = 150.0
+    upload_bytes_s: Annotated[
+        float | None, Help("Bytes a second to the store while training, at most; no limit after a notice", _LIMITS)
+    ] = None
+    s3_endpoint: Annotated[str | None, Help("URL of an S3-compatible store. Default: AWS", _S3)] = None
+    s3_sse: Annotated[
+        str | None, Help("Encryption of every object: AES256 or aws:kms. Default: the bucket's own", _S3)
+    ] = None
+    s3_kms_key_id: Annotated[str | None, Help("Key for --s3-sse aws:kms. Default: the account's own", _S3)] = None
+    metadata: Annotated[str, Help('Base URL of the instance metadata service, or "off"', _NOTICE)] = (
+        "http://169.254.169.254"
+    )
     runtime_dir: str = ""
     shared: bool = False
 
@@ -151,6 +166,34 @@ class Settings:
         """What a later start of the same run is compared with."""
         names = ("every_s", "durable_every_s", "every_steps", "keep_last", "keep_every", "keep_local")
         return {name: str(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting on the command line.
+
+    Attributes:
+        flag: as it is written: --every-s.
+        kind: of its value.
+        help: what it means.
+        heading: under which help lists it.
+    """
+
+    flag: str
+    kind: type
+    help: str
+    heading: str
+
+
+def _options() -> dict[str, Option]:
+    hints, kinds, options = typing.get_type_hints(Settings, include_extras=True), _kinds(), {}
+    for field in dataclasses.fields(Settings):
+        hint = hints[field.name]
+        for shown in getattr(hint, "__metadata__", ()):
+            flag = f"--{field.name.strip('_').replace('_', '-')}"
+            default = f". Default: {field.default:g}" if type(field.default) in (int, float) else ""
+            options[field.name] = Option(flag, kinds[field.name], shown.text + default, shown.heading)
+    return options
 
 
 def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, script: str | None) -> Settings:
@@ -251,6 +294,10 @@ def _kinds() -> dict[str, type]:
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         kinds[name] = next(option for option in options if option is not type(None))
     return kinds
+
+
+OPTIONS: Mapping[str, Option] = _options()
+"""The settings that the command line takes, by their names."""
 
 
 def _convert(value: Any, kind: type, where: str) -> Any:

@@ -12,14 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.agent.trainers.child import script_of
-from harness.config.settings import Settings, resolve
+from harness.config.program import script_of
+from harness.config.settings import OPTIONS, Settings, resolve
 from harness.errors import ConfigError
 from harness.ipc.process import safe_python
 
 COMMAND_VARIABLE = "HARNESS_COMMAND"
 _FIRST = ("fresh", "continue_")
 _TAGS = {"HARNESS_RUN": "harness-run", "HARNESS_STORE": "harness-store", COMMAND_VARIABLE: "harness-command"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked `harness resume` for, before anything is resolved.
+
+    Attributes:
+        flags: options of `harness run`, by the names of settings; `None` values count as not given.
+        words: the program, as it stood behind `--`; may be empty.
+        line: the program as one line, of --command; `None` where it was not given.
+        environ: the environment.
+        cwd: where harness.toml and relative directories are looked up.
+    """
+
+    flags: Mapping[str, Any]
+    words: Sequence[str]
+    line: str | None
+    environ: Mapping[str, str]
+    cwd: Path
 
 
 @dataclass(frozen=True)
@@ -50,32 +69,21 @@ class Job:
             anew: whether with --fresh or --continue, if they were given: for a first start only, since they would count
                 for each one.
         """
-        given = {"--fresh": self.settings.fresh, "--continue": self.settings.continue_}
-        first = [option for option, is_given in given.items() if anew and is_given]
+        first = [OPTIONS[name].flag for name in _FIRST if anew and getattr(self.settings, name)]
         return [*safe_python("harness"), "run", *self.options, *first, "--", *self.command]
 
 
-def resolve_job(
-    flags: Mapping[str, Any],
-    words: Sequence[str],
-    line: str | None,
-    environ: Mapping[str, str],
-    cwd: Path,
-    tag: Callable[[str], str | None],
-) -> Job:
+def resolve_job(request: Request, tag: Callable[[str], str | None]) -> Job:
     """Find out what to run.
 
     Args:
-        flags: options of `harness run`, by the names of settings; `None` values count as not given.
-        words: the program, as it stood behind `--`; may be empty.
-        line: the program as one line, of --command.
-        environ: the environment.
-        cwd: as in `harness.config.settings.resolve`.
+        request: what was asked for.
         tag: a tag of the instance, asked only for what is still missing; `None` where there is none.
 
     Raises:
         ConfigError: nothing to run, two things to run, or settings that cannot be.
     """
+    flags, words, line, environ = request.flags, request.words, request.line, request.environ
     if words and line is not None:
         raise ConfigError("the program is given twice: behind -- and as --command")
     known = {"HARNESS_RUN": flags.get("run"), "HARNESS_STORE": flags.get("store"), COMMAND_VARIABLE: words or line}
@@ -87,18 +95,18 @@ def resolve_job(
                 found[variable] = value
     command = tuple(words) or _split(line if line is not None else found.get(COMMAND_VARIABLE))
     given = {name: value for name, value in flags.items() if value is not None}
-    settings = resolve(given, found, cwd, script=script_of(command))
+    settings = resolve(given, found, request.cwd, script=script_of(command))
     options = [word for name, value in given.items() if name not in _FIRST for word in _option(name, value)]
     return Job(settings, command, tuple(options), found)
 
 
-def metadata_url(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path) -> str:
+def metadata_url(request: Request) -> str:
     """Where the metadata service is, before anything else is known; also where the settings cannot be resolved."""
     try:
-        return resolve({**flags, "run": "_"}, environ, cwd, script=None).metadata
+        return resolve({**request.flags, "run": "_"}, request.environ, request.cwd, script=None).metadata
     except ConfigError:
-        about_it = {name: value for name, value in environ.items() if "METADATA" in name}
-        flag = {"run": "_", "metadata": flags.get("metadata")}
+        about_it = {name: value for name, value in request.environ.items() if "METADATA" in name}
+        flag = {"run": "_", "metadata": request.flags.get("metadata")}
         return resolve(flag, about_it, Path("/"), script=None).metadata
 
 
@@ -115,4 +123,4 @@ def _split(line: str | None) -> tuple[str, ...]:
 
 
 def _option(name: str, value: object) -> list[str]:
-    return [f"--{name.replace('_', '-')}", format(value, ".17g") if isinstance(value, float) else str(value)]
+    return [OPTIONS[name].flag, format(value, ".17g") if isinstance(value, float) else str(value)]

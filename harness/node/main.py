@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from harness.node.attempts import adopt_orphans
 from harness.node.exit_policy import Where, consequence, ending_of
 from harness.node.fitness import choose_test, run_test
 from harness.node.fleet_reporter import FleetReporter
-from harness.node.job import Job, metadata_url, resolve_job
+from harness.node.job import Job, Request, metadata_url, resolve_job
 from harness.node.notices import Notices
 from harness.node.platform import GROUP_VARIABLE, PATIENT_S, Platform, find_instance, find_platform, open_metadata
 from harness.node.run_status import RunStatus
@@ -37,24 +37,12 @@ from harness.node.supervisor import Limits, Supervisor
 _LOOKS, _LOOK_AGAIN_S = 15, 4.0
 
 
-def resume(
-    flags: Mapping[str, Any],
-    words: Sequence[str],
-    line: str | None,
-    self_test: str | None,
-    environ: Mapping[str, str],
-    cwd: Path,
-    limits: Limits = Limits(),  # noqa: B008  frozen
-) -> int:
+def resume(request: Request, self_test: str | None, limits: Limits = Limits()) -> int:  # noqa: B008  frozen
     """Start the run or resume it, as often as it takes; the exit code of the last `harness run`.
 
     Args:
-        flags: options of `harness run`, by the names of settings; `None` values count as not given.
-        words: the program, as it stood behind `--`.
-        line: the program as one line, of --command.
+        request: what was asked for.
         self_test: a command to try the machine with; `None` for the usual one.
-        environ: the environment.
-        cwd: where harness.toml is looked up.
         limits: how long things take (tests).
 
     Raises:
@@ -62,31 +50,22 @@ def resume(
     """
     log = Log()
     try:
-        return _resume(flags, words, line, self_test, environ, cwd, limits, log.say)
+        return _resume(request, self_test, limits, log.say)
     finally:
         log.close(1.0)
 
 
-def _resume(
-    flags: Mapping[str, Any],
-    words: Sequence[str],
-    line: str | None,
-    self_test: str | None,
-    environ: Mapping[str, str],
-    cwd: Path,
-    limits: Limits,
-    say: Callable[[str], None],
-) -> int:
+def _resume(request: Request, self_test: str | None, limits: Limits, say: Callable[[str], None]) -> int:
     signals = Signals()
     signals.install()
-    metadata = open_metadata(metadata_url(flags, environ, cwd))
-    instance = find_instance(metadata, environ)
+    metadata = open_metadata(metadata_url(request))
+    instance = find_instance(metadata, request.environ)
     try:
-        job = _job(flags, words, line, environ, cwd, metadata if instance else None)
-        test = choose_test(self_test, environ)
+        job = _job(request, metadata if instance else None)
+        test = choose_test(self_test, request.environ)
     except ConfigError as err:
-        run = str(flags.get("run") or environ.get("HARNESS_RUN") or "")
-        with _opened(_patiently(metadata, instance, environ, run, signals, say)) as platform:
+        run = str(request.flags.get("run") or request.environ.get("HARNESS_RUN") or "")
+        with _opened(_patiently(metadata, instance, request.environ, run, signals, say)) as platform:
             reporter = FleetReporter(platform.fleet, Notices(()), lambda: None, say)
             _cannot_start(err, platform.where, reporter, Actions(run, platform, signals, say, limits.let_go_s))
         raise
@@ -162,9 +141,7 @@ class DryRun:
         return [f"{name:<9} {text}" for name, text in lines]
 
 
-def dry_run(
-    flags: Mapping[str, Any], words: Sequence[str], line: str | None, environ: Mapping[str, str], cwd: Path
-) -> DryRun:
+def dry_run(request: Request) -> DryRun:
     """What `resume` would begin with. Changes nothing anywhere.
 
     Raises:
@@ -172,9 +149,9 @@ def dry_run(
         SnapshotCorrupt: the run's newest claim cannot be read.
         CloudError: the store cannot be asked.
     """
-    metadata = open_metadata(metadata_url(flags, environ, cwd))
-    instance = find_instance(metadata, environ)
-    job = _job(flags, words, line, environ, cwd, metadata if instance else None)
+    metadata = open_metadata(metadata_url(request))
+    instance = find_instance(metadata, request.environ)
+    job = _job(request, metadata if instance else None)
     settings = job.settings
     with _opened(find_platform(metadata, instance, job.environ, settings.run)) as platform:
         where = f"{platform.where.value}: {platform.words}"
@@ -186,16 +163,9 @@ def _cannot_start(err: ConfigError, where: Where, reporter: FleetReporter, actio
     actions.do(consequence(ending_of(err.exit_code), where).actions, str(err))
 
 
-def _job(
-    flags: Mapping[str, Any],
-    words: Sequence[str],
-    line: str | None,
-    environ: Mapping[str, str],
-    cwd: Path,
-    metadata: MetadataSession | None,
-) -> Job:
+def _job(request: Request, metadata: MetadataSession | None) -> Job:
     deadline = Deadline.after(PATIENT_S)  # for all tags together; a laptop is not asked
-    return resolve_job(flags, words, line, environ, cwd, lambda key: tag(metadata, key, deadline))
+    return resolve_job(request, lambda key: tag(metadata, key, deadline))
 
 
 def _sources(settings: Settings, metadata: MetadataSession | None) -> list[NoticeSource]:

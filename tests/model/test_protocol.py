@@ -32,7 +32,8 @@ from cloud.errors import CloudError, NotFound
 from cloud.retry import RetryingStore
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
-from harness.agent.resume.finder import Copy, Finder, MemoryCopy, ResumePoint
+from harness.agent.resume.finder import Copy, Finder
+from harness.agent.resume_point import MemoryCopy, ResumePoint
 from harness.agent.save.jobs import LocalSnapshot
 from harness.agent.save.slot_pool import SlotPool
 from harness.core import events

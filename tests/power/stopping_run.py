@@ -24,7 +24,7 @@ from cloud.directory import direct
 from cloud.directory.filesystem import FileSystem
 from cloud.directory.store import DirectoryStore
 from harness.agent.main import Agent
-from harness.agent.trainers.child import Program
+from harness.config.program import Program
 from harness.config.settings import resolve
 from harness.core import events
 

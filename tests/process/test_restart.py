@@ -9,7 +9,7 @@ import sys
 
 from harness.core import events
 from harness.core.snapshot import RunKeys
-from harness.inspect.report import read_journal
+from harness.snapshots.journal import read_journal
 from tests.support.process import Process
 from tests.support.torch_trainer import STEPS
 from tests.support.world import World

@@ -59,7 +59,7 @@ from cloud.errors import Unavailable, call_with_retry
 from cloud.notice import Deadline, Notice, NoticeKind
 from cloud.store import ObjectStore
 from harness.agent.main import Agent
-from harness.agent.trainers.child import Program
+from harness.config.program import Program
 from harness.config.settings import Settings, resolve
 from harness.core import events
 from harness.core.policy.end import EndTimes

@@ -20,9 +20,6 @@ from harness.core.rate import Rate
 from harness.core.words import count
 from harness.errors import ExitCode
 
-SPOT_WINDOW_S = 120.0
-"""What an EC2 interruption notice leaves, at best."""
-
 
 class Speeds:
     """What a copy, a step, a write and an upload of this run take; every plan is made from it."""

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from cloud.host.notices import DrainFileSource, SignalSource
-from cloud.notice import Notice, NoticeSource
+from cloud.notice import SPOT_NOTICE_S, Notice, NoticeSource
 from harness.agent.context import Context
-from harness.agent.drain.speeds import SPOT_WINDOW_S
 from harness.agent.notices.poller import Poller
 from harness.core import events
 
@@ -73,7 +72,7 @@ class Notices:
     @property
     def window_s(self) -> float:
         """What a notice leaves here, at best."""
-        return SPOT_WINDOW_S if self._poller.answers("ec2") else self._grace_s
+        return SPOT_NOTICE_S if self._poller.answers("ec2") else self._grace_s
 
 
 def _metadata_sources(url: str) -> list[NoticeSource]:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +25,7 @@ from cloud.notice import Deadline
 from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent.resume.preallocate import OutOfMemory, Preallocation
+from harness.agent.resume_point import MemoryCopy, ResumePoint
 from harness.agent.save.slot_pool import EVERYTHING, begin_slot
 from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest, Part
@@ -46,45 +46,7 @@ READS = 8  # at once, from a disk: while some chunks are verified, others arrive
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class MemoryCopy:
-    """A sealed slot of this host; `manifest` is known once a tier has published it, and verifies it."""
-
-    id: SnapshotId
-    index: int
-    slot: Slot
-    record: SlotRecord
-    manifest: Manifest | None = None
-
-    tier = "memory"
-
-
 Copy = MemoryCopy | StoredCopy
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """What the trainers will restore: a sealed slot with verified content.
-
-    Attributes:
-        id: the snapshot.
-        tier: where it came from.
-        index: the slot's index where it is one of the node's own already, else `None`.
-        slot: the slot.
-        record: what it holds.
-        verified: False only for a memory copy that no tier had digests of yet.
-        filling_s: what fetching and verifying it took.
-        manifest: what is committed, where it came from a store.
-    """
-
-    id: SnapshotId
-    tier: str
-    index: int | None
-    slot: Slot
-    record: SlotRecord
-    verified: bool
-    filling_s: float = 0.0
-    manifest: Manifest | None = None
 
 
 class _NotRead(SnapshotCorrupt):

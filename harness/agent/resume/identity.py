@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from harness.agent.trainers.child import script_of
+from harness.config.program import script_of
 from harness.config.settings import Settings
 from harness.core.manifest import STOPPED_EARLY, Done
 from harness.errors import ConfigError

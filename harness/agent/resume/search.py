@@ -23,10 +23,10 @@ from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent.context import Context
 from harness.agent.generation import Generation
-from harness.agent.journal import last_lived_at
 from harness.agent.resume.claims import ASK_AGAIN_S, CALL_S
-from harness.agent.resume.finder import Copy, Finder, MemoryCopy, ResumePoint, SnapshotsMissing
+from harness.agent.resume.finder import Copy, Finder, SnapshotsMissing
 from harness.agent.resume.identity import check_identity, check_not_over
+from harness.agent.resume_point import MemoryCopy, ResumePoint
 from harness.agent.save.pipeline import SavePipeline
 from harness.core import events
 from harness.core.manifest import Done
@@ -35,6 +35,7 @@ from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
 from harness.snapshots import commit, handover, records, retire
 from harness.snapshots.candidates import stored_copies
+from harness.snapshots.journal import last_lived_at
 
 STALE_S = 60.0  # how long a list may hide what the store holds, before a start is refused
 _LOOKED_BACK = 5  # generations: one that died while it waited has no journal

@@ -25,9 +25,9 @@ from harness.agent.generation import Generation
 from harness.agent.journal import Journal
 from harness.agent.resume import search
 from harness.agent.resume.claims import Claims
-from harness.agent.resume.finder import ResumePoint
 from harness.agent.resume.identity import check_identity
 from harness.agent.resume.search import Progress, ResumeSearch, Start
+from harness.agent.resume_point import ResumePoint
 from harness.agent.save.pipeline import SavePipeline
 from harness.core import events
 from harness.core.manifest import Claim, Done

@@ -20,7 +20,7 @@ from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent.context import Context
 from harness.agent.generation import Generation
-from harness.agent.resume.finder import MemoryCopy, ResumePoint
+from harness.agent.resume_point import MemoryCopy, ResumePoint
 from harness.agent.save.jobs import Job, LocalSnapshot, SealedSlot
 from harness.agent.save.slot_pool import SlotPool
 from harness.agent.save.tier import Tier, TierEvents

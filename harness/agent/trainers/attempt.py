@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.agent.resume.finder import ResumePoint
+from harness.agent.resume_point import ResumePoint
 from harness.core import events
 from harness.core.messages import FirstStep
 from harness.core.restart import Moments, divide

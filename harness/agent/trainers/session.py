@@ -24,9 +24,10 @@ from harness.agent.resume.startup import Finding, Startup
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.server import Server
 from harness.agent.trainers.attempt import TrainerAttempt
-from harness.agent.trainers.child import Child, Program
+from harness.agent.trainers.child import Child
 from harness.agent.trainers.control import TrainerControl
 from harness.agent.trainers.slots import SlotSupply
+from harness.config.program import Program
 from harness.config.settings import SOCKET_VARIABLE
 from harness.core import events, messages
 from harness.core.messages import FromTrainer, Hello, Layout, Refused, Sealed, SignalReceived

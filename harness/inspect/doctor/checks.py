@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloud.aws.metadata import Metadata, MetadataSession
-from cloud.aws.notices import DEFAULT_LEAD_S
 from cloud.errors import CloudError
+from cloud.notice import SPOT_NOTICE_S
 from cloud.retry import RetryingStore
 from cloud.store import CHUNK_BYTES, ObjectStore
 from harness.config.settings import Settings
@@ -104,7 +104,7 @@ class Examination:
         yield examined("/dev/shm", lambda: host.check_shm(self._host))
         metadata = examined("metadata", lambda: host.check_metadata(self._host, self._settings, self._open_metadata))
         if metadata.level is Level.OK:
-            self._window = Window(DEFAULT_LEAD_S, "a spot notice")
+            self._window = Window(SPOT_NOTICE_S, "a spot notice")
         yield metadata
 
     # ---- the durable store --------------------------------------------------------------------------------------

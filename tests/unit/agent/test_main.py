@@ -13,7 +13,7 @@ import pytest
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.main import Agent
-from harness.agent.trainers.child import Program
+from harness.config.program import Program
 from harness.config.settings import Settings
 from harness.core import messages
 from harness.core.manifest import FORMAT, Claim

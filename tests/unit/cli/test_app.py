@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,10 +19,12 @@ import typer
 
 from cloud.errors import Denied
 from cloud.testing.memory import MemoryStore
-from harness.cli import app
+from harness import __version__
+from harness.cli import app, output
+from harness.config.settings import OPTIONS
 from harness.core.manifest import FORMAT, Claim
 from harness.core.snapshot import SnapshotId
-from harness.inspect import report
+from harness.inspect import ls, status, tiers
 from harness.node.signals import PASSED_ON
 from harness.snapshots import commit
 from harness.snapshots.open import open_store
@@ -97,6 +100,37 @@ def test_the_help_of_every_command_shows_an_example(harness: Run, command: list[
 
     assert done.code == 0
     assert f"harness {' '.join(command)}" in done.out.split("Example", 1)[1]
+
+
+def test_the_help_of_a_command_lists_every_option_whole(harness: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    done = harness("run", "--help")
+
+    for option in OPTIONS.values():
+        assert re.search(rf"{option.flag} +<{option.kind.__name__}> +{re.escape(option.help)} ", done.out), option
+
+
+def test_the_version_is_printed(harness: Run) -> None:
+    assert harness("--version") == (0, f"harness {__version__}\n", "")
+
+
+def test_no_command_shows_help_and_is_no_success(harness: Run) -> None:
+    done = harness()
+
+    assert (done.code, done.err) == (64, "")
+    assert "Usage: harness" in done.out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(harness: Run, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    monkeypatch.setenv("_HARNESS_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "harness ver")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("COMP_WORDS", "harness ver")
+    monkeypatch.setenv("COMP_CWORD", "1")
+
+    assert "verify" in harness().out
 
 
 def test_help_names_every_command(harness: Run) -> None:
@@ -263,7 +297,8 @@ def test_a_store_that_may_not_even_be_looked_at_is_an_error_and_no_traceback(
 
 def test_a_store_that_refuses_is_an_error_and_no_traceback(harness: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     denied = FaultyStore(MemoryStore(), "list", fail_on=None, error=Denied("permission denied: /mnt/store"))
-    monkeypatch.setattr(report, "open_existing_store", lambda location, settings: denied)
+    for module in (status, tiers):
+        monkeypatch.setattr(module, "open_existing_store", lambda location, settings: denied)
     for command in ("status", "ls", "verify"):
         done = harness(command, "--run", "run")
 
@@ -273,18 +308,18 @@ def test_a_store_that_refuses_is_an_error_and_no_traceback(harness: Run, monkeyp
 
 def test_who_may_not_list_all_runs_is_told_to_name_one(harness: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     denied = FaultyStore(MemoryStore(), "list", fail_on=None, error=Denied("allow s3:ListBucket"))
-    monkeypatch.setattr(report, "open_existing_store", lambda location, settings: denied)
+    monkeypatch.setattr(ls, "open_existing_store", lambda location, settings: denied)
 
     is_one_line_of_usage(harness("verify"), "name a run with --run", "allow s3:ListBucket")
 
 
 def test_who_waits_hears_a_word(harness: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = threading.Event()
-    say = app._say
-    monkeypatch.setattr(app, "_SILENCE_S", 0.0)
-    monkeypatch.setattr(app, "_say", lambda text: (say(text), said.set()))
-    found = report.status
-    monkeypatch.setattr(report, "status", lambda settings: found(settings) if said.wait(HANG_S) else {})
+    say = output.say
+    monkeypatch.setattr(output, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(output, "say", lambda text: (say(text), said.set()))
+    found = status.status
+    monkeypatch.setattr(status, "status", lambda settings: found(settings) if said.wait(HANG_S) else {})
 
     done = harness("status", "--run", "run")
 

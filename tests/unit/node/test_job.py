@@ -15,7 +15,7 @@ from harness.config.settings import resolve
 from harness.errors import ConfigError
 from harness.node import fitness
 from harness.node.fitness import choose_test, run_test
-from harness.node.job import Job, metadata_url, resolve_job
+from harness.node.job import Job, Request, metadata_url, resolve_job
 from harness.node.signals import Signals
 
 TAGS = {"harness-run": "tagged", "harness-store": "s3://tagged/prefix", "harness-command": "python tagged.py"}
@@ -40,7 +40,7 @@ def job(
     tags: Mapping[str, str] = TAGS,
     **flags: Any,
 ) -> Job:
-    return resolve_job(flags, words, line, {"HOME": str(cwd), **environ}, cwd, Tags(tags))
+    return resolve_job(Request(flags, words, line, {"HOME": str(cwd), **environ}, cwd), Tags(tags))
 
 
 def test_options_come_before_the_environment(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_an_empty_variable_is_none(tmp_path: Path) -> None:
 def test_only_what_is_missing_is_asked_of_the_instance(tmp_path: Path) -> None:
     tags = Tags()
 
-    resolve_job({"run": "a"}, ("x",), None, {"HARNESS_STORE": "/b"}, tmp_path, tags)
+    resolve_job(Request({"run": "a"}, ("x",), None, {"HARNESS_STORE": "/b"}, tmp_path), tags)
 
     assert tags.asked == []
 
@@ -129,15 +129,15 @@ def test_harness_run_resolves_the_very_same_settings(tmp_path: Path) -> None:
         "grace_s": 12.5, "drain_file": "--odd", "handover_s": 1e6, "upload_bytes_s": 123456789.25, "metadata": "off",
         "s3_sse": "AES256", "max_crashes": None, "fresh": True,
     }  # fmt: skip
-    given = resolve_job(flags, ("python", "t.py", "--store", "x"), None, {"HARNESS_GRACE_S": "9"}, tmp_path, Tags())
+    request = Request(flags, ("python", "t.py", "--store", "x"), None, {"HARNESS_GRACE_S": "9"}, tmp_path)
+    given = resolve_job(request, Tags())
 
     arguments = given.arguments(anew=True)
     run = typer.main.get_command(app.app).commands["run"]  # type: ignore[attr-defined]
     context = run.make_context("run", arguments[arguments.index("run") + 1 :])
 
     assert context.args == ["python", "t.py", "--store", "x"]
-    parsed = {**context.params, "fresh": context.params["fresh"] or None}
-    assert resolve(parsed, given.environ, tmp_path, script="t.py") == given.settings
+    assert resolve(context.params, given.environ, tmp_path, script="t.py") == given.settings
     assert given.settings.run == "tagged"
 
 
@@ -153,11 +153,11 @@ def test_the_child_is_this_interpreter_and_begins_anew_only_if_told(tmp_path: Pa
 def test_the_metadata_service_is_known_before_the_run_and_without_valid_settings(tmp_path: Path) -> None:
     url = "http://127.0.0.1:1"
     (tmp_path / "harness.toml").write_text(f'metadata = "{url}"\n')
-    assert metadata_url({}, {}, tmp_path) == url
-    assert metadata_url({"metadata": "off"}, {}, tmp_path) == "off"
+    assert metadata_url(Request({}, (), None, {}, tmp_path)) == url
+    assert metadata_url(Request({"metadata": "off"}, (), None, {}, tmp_path)) == "off"
 
     environ = {"HARNESS_EVERY_S": "soon", "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:2"}
-    assert metadata_url({}, environ, Path("/")) == "http://127.0.0.1:2"
+    assert metadata_url(Request({}, (), None, environ, Path("/"))) == "http://127.0.0.1:2"
 
 
 # ---- is this machine fit? -------------------------------------------------------------------------------------------

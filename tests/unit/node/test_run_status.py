@@ -15,7 +15,7 @@ from harness.core.snapshot import SnapshotId
 from harness.ipc.runtime_dir import RuntimeDir
 from harness.node import main
 from harness.node.exit_policy import Where
-from harness.node.job import Job, resolve_job
+from harness.node.job import Job, Request, resolve_job
 from harness.node.platform import Platform
 from harness.node.run_status import RunStatus
 from harness.snapshots import commit
@@ -28,7 +28,7 @@ from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     environ = {"HARNESS_STORE": str(tmp_path / "store"), "HARNESS_RUNTIME_DIR": str(tmp_path / "runtime")}
-    return resolve_job({"run": "run"}, ("true",), None, environ, tmp_path, lambda key: None)
+    return resolve_job(Request({"run": "run"}, ("true",), None, environ, tmp_path), lambda key: None)
 
 
 @pytest.fixture

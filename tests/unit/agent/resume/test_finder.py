@@ -26,13 +26,12 @@ from harness.agent.resume.finder import (
     READS,
     Copy,
     Finder,
-    MemoryCopy,
-    ResumePoint,
     SnapshotsMissing,
     _fetch_shard,
     to_record,
 )
 from harness.agent.resume.preallocate import Preallocation
+from harness.agent.resume_point import MemoryCopy, ResumePoint
 from harness.agent.save import slot_pool
 from harness.agent.save.slot_pool import SlotPool
 from harness.config.settings import Settings

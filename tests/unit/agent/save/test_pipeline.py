@@ -12,7 +12,7 @@ import pytest
 from cloud.errors import SourceUnreadable, Unavailable
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
-from harness.agent.resume.finder import ResumePoint
+from harness.agent.resume_point import ResumePoint
 from harness.agent.save.jobs import LocalSnapshot, SealedSlot
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.save.slot_pool import TRAINER

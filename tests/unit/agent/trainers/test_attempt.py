@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from harness.agent.resume.finder import ResumePoint
+from harness.agent.resume_point import ResumePoint
 from harness.agent.trainers.attempt import TrainerAttempt
 from harness.core.messages import FirstStep
 from harness.core.snapshot import SnapshotId

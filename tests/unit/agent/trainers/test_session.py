@@ -13,10 +13,10 @@ import pytest
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.main import Agent
-from harness.agent.resume.finder import ResumePoint
+from harness.agent.resume_point import ResumePoint
 from harness.agent.save import slot_pool
-from harness.agent.trainers.child import Program
 from harness.agent.trainers.session import Trainer
+from harness.config.program import Program
 from harness.config.settings import Settings
 from harness.core import messages
 from harness.core.snapshot import SnapshotId

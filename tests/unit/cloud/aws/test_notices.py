@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cloud.aws.metadata import Answer, MetadataSession
-from cloud.aws.notices import AT_ONCE_S, DEFAULT_LEAD_S, Ec2Source
+from cloud.aws.notices import AT_ONCE_S, Ec2Source
 from cloud.errors import Unavailable
-from cloud.notice import Deadline, Notice, NoticeKind
+from cloud.notice import SPOT_NOTICE_S, Deadline, Notice, NoticeKind
 from cloud.testing.metadata_sim import Fault, MetadataSimulator
 from tests.support.clock import FakeClock
 
@@ -162,7 +162,7 @@ def test_an_unreadable_notice_is_an_interruption_in_two_minutes(
     notice = the_only(source)
 
     assert notice.kind is NoticeKind.INTERRUPT
-    assert lead_s(notice) == DEFAULT_LEAD_S
+    assert lead_s(notice) == SPOT_NOTICE_S
 
 
 def test_an_unreadable_notice_that_changes_with_every_poll_is_one_notice(
@@ -194,7 +194,7 @@ def test_a_group_that_ends_its_instance_is_an_interruption(source: Ec2Source, me
         "ec2 autoscaling",
         "ec2 autoscaling Terminated",
     )
-    assert lead_s(notice) == DEFAULT_LEAD_S
+    assert lead_s(notice) == SPOT_NOTICE_S
 
 
 @pytest.mark.parametrize("text", ['{"noticeTime": "2026-06-01T12:00:00Z"}', "<html></html>"])
@@ -339,7 +339,7 @@ def test_a_service_whose_clock_is_an_hour_ahead_changes_no_deadline(
 def test_a_page_with_status_200_is_an_interruption(real: Ec2Source, simulator: MetadataSimulator) -> None:
     simulator.fault(Fault.XHTML, path=SPOT)
 
-    assert lead_s(the_only(real)) == DEFAULT_LEAD_S
+    assert lead_s(the_only(real)) == SPOT_NOTICE_S
 
 
 @pytest.mark.parametrize("kind", [Fault.SERVER_ERROR, Fault.UNAUTHORIZED, Fault.DISABLED, Fault.NO_TOKENS])

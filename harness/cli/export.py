@@ -1,0 +1,38 @@
+"""`harness export`: write a snapshot to one safetensors file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.cli import output
+from harness.cli.options import TO_LOOK, Json, settings_of, with_settings
+
+
+@with_settings(*TO_LOOK)
+def export(
+    file: Annotated[Path, typer.Argument(help="To be made: a name with .safetensors")],
+    flags: dict[str, Any],
+    snapshot: Annotated[str | None, typer.Option(help="Which, as `harness ls` shows it. Default: the newest")] = None,
+    step: Annotated[int | None, typer.Option(help="Which, by its step")] = None,
+    only: Annotated[str | None, typer.Option(help="One state, e.g. model: its tensors under their plain names")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a snapshot, or one state of it, to a safetensors file, for any script. Exits 70 if a byte differs."""
+    from harness.inspect.export import export as export_run
+
+    with output.patience(flags["store"]) as waiting:
+
+        def say(text: str) -> None:
+            waiting.cancel()  # that is a word already
+            output.say(text)
+
+        settings = settings_of(flags)
+        made = export_run(settings, file, say, snapshot=snapshot, step=step, only=only, force=force)
+    size = f"{made['tensors']} tensors, {made['bytes']} bytes"
+    output.say(f"wrote {made['file']}: {size}, step {made['step']} of {settings.run}")
+    if as_json:
+        output.print_json(made)

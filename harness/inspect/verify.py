@@ -1,0 +1,46 @@
+"""Whether the snapshots of a run are what was committed: every byte is read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloud.errors import CloudError
+from cloud.notice import Deadline
+from harness.config.settings import Settings
+from harness.core.snapshot import RunKeys
+from harness.errors import ConfigError, SnapshotCorrupt
+from harness.inspect.tiers import CALL_S, all_snapshots, is_committed, tiers
+from harness.snapshots import fetch, records
+
+_VERIFY_S = 24 * 3600.0
+
+
+def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
+    """One row for each snapshot of each tier: "ok", or what differs. Reads every byte.
+
+    Args:
+        settings: which run, where.
+        lift: read what is quarantined as well, and end the quarantine of what is what was committed.
+    """
+    rows = []
+    for tier, store in tiers(settings):
+        keys = RunKeys(settings.run)
+        for snapshot, reason in all_snapshots(store, keys):
+            quarantined = reason is not None
+            verdict = f"quarantined: {reason}" if quarantined else "ok"
+            if lift or not quarantined:
+                try:
+                    manifest = records.read_manifest(store, keys, snapshot, Deadline.after(CALL_S))
+                    fetch.verify(store, keys, manifest, Deadline.after(_VERIFY_S))
+                except (SnapshotCorrupt, CloudError) as err:
+                    if not is_committed(store, keys, snapshot):
+                        continue  # retired while it was read, by an agent that trains
+                    verdict = f"{verdict}; and now: {err}" if quarantined else str(err)
+                else:
+                    if quarantined:
+                        store.delete(keys.quarantined(snapshot), deadline=Deadline.after(CALL_S))
+                        verdict = "ok"
+            rows.append({"snapshot": str(snapshot), "tier": tier, "verdict": verdict})
+    if not rows:
+        raise ConfigError(f"run {settings.run!r} has no snapshot in {settings.store}")
+    return rows

@@ -1,0 +1,122 @@
+"""Reading a run's journal: the segments that its agents have put into a store, and the lines in them.
+
+Owns how both ends of a journal are found without listing it, and what in it shows that a trainer lived. The segments
+are written by `agent/journal.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from cloud.notice import Deadline
+from cloud.store import ObjectStore
+from harness.core import events
+from harness.core.manifest import MAX_RECORD_BYTES
+from harness.core.snapshot import RunKeys
+
+MAX_SEGMENT_BYTES = 64 * 1024 * 1024
+_READ_S = 60.0
+_PAGE = 1000  # keys that a store lists at once
+_LAST_SEGMENTS = 3  # in which a trainer's leaving is looked for: an upload may take a while after it
+
+
+def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = None) -> Iterator[events.Line]:
+    """Lines of a run's journal, of one generation or of all, in the order of their keys. Foreign lines are skipped."""
+    deadline = Deadline.after(_READ_S)
+    prefix = keys.events if generation is None else f"{keys.events}{generation:08d}-"
+    for info in store.list(prefix, deadline=deadline):
+        yield from decode_segment(store.read(info.key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline))
+
+
+def last_lived_at(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> datetime.datetime | None:
+    """When the trainer of a generation was last known to live: the newest sign of it in its journal, by its own clock.
+
+    That is when it left; of one that died with its agent, the newest line. `None` if there is no journal.
+
+    Raises:
+        CloudError: the store could not be asked.
+    """
+    newest: list[str] = []
+    for _first, last in segments(store, keys, generation, 0, _LAST_SEGMENTS, deadline):
+        newest += last
+    lines: list[events.Line] = []
+    for key in sorted(newest)[-_LAST_SEGMENTS:]:
+        lines += decode_segment(store.read(key, limit_bytes=MAX_SEGMENT_BYTES, deadline=deadline))
+    left = [line for line in lines if isinstance(line.body, events.TrainerLeft)]
+    told = (left or lines)[-1:]
+    with contextlib.suppress(ValueError):
+        return next((datetime.datetime.fromisoformat(line.at) for line in told), None)
+    return None
+
+
+def segments(
+    store: ObjectStore, keys: RunKeys, generation: int, first: int, last: int, deadline: Deadline
+) -> Iterator[tuple[list[str], list[str]]]:
+    """The keys of a generation's first and last segments, for each host that wrote some. No key is told twice.
+
+    Where an agent may not delete, a run of a year has two million of them: their numbers are searched, and not listed.
+
+    Args:
+        store: where they are.
+        keys: of the run.
+        generation: whose.
+        first: how many of the first, at most.
+        last: how many of the last, at most.
+        deadline: for the whole.
+
+    Raises:
+        CloudError: the store could not be asked.
+    """
+    prefix = after = keys.journal_of(generation)
+    while True:
+        page = list(islice(store.list(prefix, after=after, deadline=deadline), 1))
+        if not page:
+            return
+        folder = page[0].key.rpartition("/")[0] + "/"
+        after = f"{folder}~"  # behind every segment of this host
+        begins = _numbers(store, keys, folder, "", deadline)
+        if not begins:
+            continue
+        ends = begins if len(begins) < _PAGE else _last_page(store, keys, folder, begins, deadline)
+        newest = ends[-last:] if last else []
+        oldest = [number for number in begins[:first] if number not in newest]
+        yield [f"{folder}{number:08d}.jsonl" for number in oldest], [f"{folder}{number:08d}.jsonl" for number in newest]
+
+
+def _numbers(store: ObjectStore, keys: RunKeys, folder: str, after: str, deadline: Deadline) -> list[int]:
+    """A page of segments' numbers, ascending."""
+    listed = islice(store.list(folder, after=after, deadline=deadline), _PAGE)
+    return [number for info in listed if (number := keys.parse_segment(info.key)) is not None]
+
+
+def _last_page(store: ObjectStore, keys: RunKeys, folder: str, begins: list[int], deadline: Deadline) -> list[int]:
+    """`begins`, which is the first page, and the last segments, half a page of them or more."""
+    known = begins[-1]
+
+    def page(number: int) -> list[int]:
+        return _numbers(store, keys, folder, f"{folder}{number:08d}.jsonl", deadline)
+
+    stride = _PAGE
+    while page(known + stride):  # as far as there are some
+        known += stride
+        stride *= 2
+    beyond = known + stride
+    while beyond - known > _PAGE // 2:  # there is one after `known`, and none after `beyond`
+        middle = (known + beyond) // 2
+        if page(middle):
+            known = middle
+        else:
+            beyond = middle
+    return [*begins, *page(max(begins[-1], known - _PAGE // 2))]
+
+
+def decode_segment(segment: bytes) -> Iterator[events.Line]:
+    """The lines of a segment; foreign ones are skipped."""
+    for data in segment.splitlines():
+        with contextlib.suppress(msgspec.MsgspecError):
+            yield events.decode_line(data)
