@@ -35,7 +35,7 @@ from cloud.s3.errors import Unsupported, UploadGone
 from cloud.s3.facts import BucketFacts, ask
 from cloud.s3.probe import Quirks, probe
 from cloud.s3.transfer import Pace, Reader, Target, decode_crc, encode_crc, fetch, send
-from cloud.s3.upload import PART_ATTEMPTS, Upload, list_uploads, plan_part_bytes
+from cloud.s3.upload import PART_ATTEMPTS, Sending, Upload, list_uploads, plan_part_bytes
 from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix, is_key
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -148,18 +148,10 @@ class S3Store:
         reader = Reader(source)
         try:
             if reader.size > self._part_bytes:
-                upload = Upload(
-                    self._client,
-                    full,
-                    reader,
-                    part_bytes=plan_part_bytes(reader.size, self._part_bytes),
-                    pace=self._uploads,
-                    sums=self._known.takes_sums,
-                    options=self._encryption,
-                    deadline=deadline,
-                    sleep=self._sleep,
-                )
-                return upload.run(progress)
+                sums, encryption = self._known.takes_sums, self._encryption
+                sending = Sending(self._client, self._uploads, sums, encryption, self._sleep)
+                part_bytes = plan_part_bytes(reader.size, self._part_bytes)
+                return Upload(sending, full, reader, part_bytes, deadline).run(progress)
             receipt = self._put_small(full, reader, deadline)
         finally:
             reader.close()

@@ -65,37 +65,39 @@ class SentPart:
     etag: str
 
 
+@dataclass(frozen=True)
+class Sending:
+    """What all uploads to one store share.
+
+    Attributes:
+        client: what is asked.
+        pace: of all uploads together.
+        sums: whether the store takes CRC64NVME.
+        options: parameters of CreateMultipartUpload (encryption).
+        sleep: how to pause before a part is sent again.
+    """
+
+    client: S3Client
+    pace: Pace
+    sums: bool
+    options: dict[str, str]
+    sleep: Callable[[float], None] = time.sleep
+
+
 class Upload:
     """Sends one source as one object. For one thread, which hears of each part; afterwards nobody reads the source.
 
     Args:
-        client: what is asked.
+        sending: of the store.
         key: the full key.
         reader: the source.
         part_bytes: bytes of a part; divides `CHUNK_BYTES` or is a multiple of it.
-        pace: of all uploads to this store.
-        sums: whether the store takes CRC64NVME.
-        options: parameters of CreateMultipartUpload (encryption).
         deadline: for the whole.
-        sleep: how to pause before a part is sent again.
     """
 
-    def __init__(
-        self,
-        client: S3Client,
-        key: str,
-        reader: Reader,
-        *,
-        part_bytes: int,
-        pace: Pace,
-        sums: bool,
-        options: dict[str, str],
-        deadline: Deadline,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._client, self._key, self._reader = client, key, reader
-        self._part_bytes, self._pace, self._sums = part_bytes, pace, sums
-        self._options, self._deadline, self._sleep = options, deadline, sleep
+    def __init__(self, sending: Sending, key: str, reader: Reader, part_bytes: int, deadline: Deadline) -> None:
+        self._sending, self._key, self._reader = sending, key, reader
+        self._part_bytes, self._deadline = part_bytes, deadline
         self._count = -(-reader.size // part_bytes)
         self._resumed = False
         self._lock = threading.Lock()
@@ -117,15 +119,15 @@ class Upload:
     # --------------------------------------------------------------------------------------------------- beginning
 
     def _create(self) -> str:
-        sums = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"} if self._sums else {}
-        return str(self._call("CreateMultipartUpload", **sums, **self._options)["UploadId"])
+        sums = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"} if self._sending.sums else {}
+        return str(self._call("CreateMultipartUpload", **sums, **self._sending.options)["UploadId"])
 
     def _resume(self) -> tuple[str, dict[int, StoredPart]] | None:
         """The newest unfinished upload of this key whose parts can be told by their sums, if it has any yet."""
-        if not self._sums:
+        if not self._sending.sums:
             return None
         try:
-            for key, upload_id in list_uploads(self._client, self._key, self._deadline):
+            for key, upload_id in list_uploads(self._sending.client, self._key, self._deadline):
                 if key == self._key and (stored := self._list_parts(upload_id)) is not None:
                     return upload_id, stored
         except CloudError as err:
@@ -155,10 +157,10 @@ class Upload:
         sent: dict[int, SentPart] = {}
         pending: dict[Future[SentPart], int] = {}
         waiting = iter(range(1, self._count + 1))
-        pool = Pool(self._pace.most, "harness-s3-put")
+        pool = Pool(self._sending.pace.most, "harness-s3-put")
         try:
             while len(sent) < self._count:
-                while len(pending) < self._pace.window and (number := next(waiting, None)) is not None:
+                while len(pending) < self._sending.pace.window and (number := next(waiting, None)) is not None:
                     pending[pool.submit(self._send_part, upload_id, number, stored.get(number))] = number
                 done, _ = wait(pending, min(self._deadline.remaining_s, 3600.0), FIRST_COMPLETED)
                 if done:
@@ -204,13 +206,15 @@ class Upload:
             body.close()
 
     def _send_body(self, upload_id: str, number: int, body: Body, crc: int) -> str:
-        sums = {"ChecksumCRC64NVME": encode_crc(crc)} if self._sums else {}
+        sums = {"ChecksumCRC64NVME": encode_crc(crc)} if self._sending.sums else {}
         names = {"UploadId": upload_id, "PartNumber": number, **sums}
 
         def attempt() -> dict[str, Any]:
-            return send(self._client, "UploadPart", self._key, body, self._pace, self._deadline, **names)
+            return send(
+                self._sending.client, "UploadPart", self._key, body, self._sending.pace, self._deadline, **names
+            )
 
-        reply = call_with_retry(attempt, self._deadline, sleep=self._sleep, attempts=PART_ATTEMPTS)
+        reply = call_with_retry(attempt, self._deadline, sleep=self._sending.sleep, attempts=PART_ATTEMPTS)
         return str(reply["ETag"])
 
     # --------------------------------------------------------------------------------------------------- completing
@@ -233,7 +237,7 @@ class Upload:
             {"PartNumber": number, "ETag": part.etag} for number, part in enumerate(parts, start=1)
         ]
         whole: dict[str, Any] = {}
-        if self._sums:
+        if self._sending.sums:
             for entry, part in zip(listed, parts, strict=True):
                 entry["ChecksumCRC64NVME"] = encode_crc(_fold(part.leaves))
             whole = {
@@ -260,7 +264,7 @@ class Upload:
                     raise
             self._look(receipt, told=told)
 
-        call_with_retry(attempt, self._deadline, sleep=self._sleep)
+        call_with_retry(attempt, self._deadline, sleep=self._sending.sleep)
 
     def _look(self, receipt: Receipt, *, told: bool) -> None:
         """The object must have our size and sum: a reply alone is not believed.
@@ -275,7 +279,7 @@ class Upload:
             raise UploadGone(f"{self._key}: completed, and not there") from err
         size, crc = reply["ContentLength"], decode_crc(reply.get("ChecksumCRC64NVME"))
         if size == receipt.size and (crc == receipt.crc64nvme or (crc is None and told)):
-            asked = self._options.get("ServerSideEncryption")
+            asked = self._sending.options.get("ServerSideEncryption")
             found = reply.get("ServerSideEncryption", asked)
             # Encryption is settled when an upload is begun, and only the object tells.
             if self._resumed and asked and found != asked:
@@ -288,7 +292,7 @@ class Upload:
         raise UploadGone(f"{self._key}: what is there is not what was sent")
 
     def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        return self._client.call(operation, self._key, deadline=self._deadline, **parameters)
+        return self._sending.client.call(operation, self._key, deadline=self._deadline, **parameters)
 
 
 def _fold(leaves: Sequence[tuple[int, int]]) -> int:

@@ -6,15 +6,14 @@ failure here changes an exit code.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from cloud.aws.fleet import Fleet
 from cloud.errors import CloudError
-from cloud.notice import Clock, Deadline
+from cloud.notice import Deadline
+from harness.node.context import Context
 from harness.node.exit_policy import Act
 from harness.node.platform import Platform
-from harness.node.signals import Signals
 
 ACT_S = 120.0  # throttled calls are asked again: an instance that is not ended costs money
 NOTIFY_S = 20.0
@@ -25,25 +24,14 @@ class Actions:
     """Main thread. Blocks for as long as AWS takes, within the limits above.
 
     Args:
-        run: the run's name.
+        context: of this `harness resume`.
         platform: what is acted upon.
-        signals: one that asks us to leave cuts waiting short.
-        say: a word to the user.
         let_go_s: how long the group is given to begin with the end of this instance, so that its hook can be completed.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        run: str,
-        platform: Platform,
-        signals: Signals,
-        say: Callable[[str], None],
-        let_go_s: float,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._run, self._platform, self._signals, self._say = run, platform, signals, say
-        self._let_go_s, self._clock = let_go_s, clock
+    def __init__(self, context: Context, platform: Platform, let_go_s: float) -> None:
+        self._run, self._signals, self._say, self._clock = context.run, context.signals, context.say, context.clock
+        self._platform, self._let_go_s = platform, let_go_s
 
     def do(self, actions: Sequence[Act], cause: str) -> None:
         """Do all of them, in turn. `cause`, in words, is for people."""

@@ -7,14 +7,14 @@ once, and tried again. Each tick makes one call to AWS at most, so that whoever 
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable
 
 from cloud.aws.fleet import Fleet
 from cloud.errors import CloudError
-from cloud.notice import Clock, Deadline
+from cloud.notice import Deadline
 from harness.core.messages import RunState, Status
 from harness.node.attempts import AskStatus
+from harness.node.context import Context
 from harness.node.notices import Notices
 
 MEASURE_S = 60.0
@@ -28,26 +28,19 @@ class FleetReporter:
     """Looks at the run, the announcements and the clock, and tells the fleet. One thread.
 
     Args:
+        context: of this `harness resume`.
         fleet: whom to tell; `None` for nobody.
         announcements: about this instance.
         ask: the run's agent on this host.
-        say: a word to the user.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet | None,
-        announcements: Notices,
-        ask: AskStatus,
-        say: Callable[[str], None],
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._fleet, self._announcements, self._ask, self._say, self._clock = fleet, announcements, ask, say, clock
+    def __init__(self, context: Context, fleet: Fleet | None, announcements: Notices, ask: AskStatus) -> None:
+        self._say, self._clock = context.say, context.clock
+        self._fleet, self._announcements, self._ask = fleet, announcements, ask
         self._due: dict[str, float] = {}
         self._failing: set[str] = set()
         self._counts: collections.Counter[str] = collections.Counter()
-        self._durable_at = clock()  # from the start, while there is none
+        self._durable_at = self._clock()  # from the start, while there is none
         self._saving = self._protected = False
         self.generation: int | None = None
         """Of the agent that answered last, since `started`."""

@@ -24,6 +24,7 @@ from harness.errors import ConfigError, ExitCode
 from harness.inspect import preview
 from harness.node.actions import Actions
 from harness.node.attempts import adopt_orphans
+from harness.node.context import Context
 from harness.node.exit_policy import Where, consequence, ending_of
 from harness.node.fitness import choose_test, run_test
 from harness.node.fleet_reporter import FleetReporter
@@ -32,7 +33,7 @@ from harness.node.notices import Notices
 from harness.node.platform import GROUP_VARIABLE, PATIENT_S, Platform, find_instance, find_platform, open_metadata
 from harness.node.run_status import RunStatus
 from harness.node.signals import Signals
-from harness.node.supervisor import Limits, Supervisor
+from harness.node.supervisor import Limits, Supervisor, Terms
 
 _LOOKS, _LOOK_AGAIN_S = 15, 4.0
 
@@ -66,16 +67,18 @@ def _resume(request: Request, self_test: str | None, limits: Limits, say: Callab
     except ConfigError as err:
         run = str(request.flags.get("run") or request.environ.get("HARNESS_RUN") or "")
         with _opened(_patiently(metadata, instance, request.environ, run, signals, say)) as platform:
-            reporter = FleetReporter(platform.fleet, Notices(()), lambda: None, say)
-            _cannot_start(err, platform.where, reporter, Actions(run, platform, signals, say, limits.let_go_s))
+            context = Context(run, signals, say)
+            reporter = FleetReporter(context, platform.fleet, Notices(()), lambda: None)
+            _cannot_start(err, platform.where, reporter, Actions(context, platform, limits.let_go_s))
         raise
     run = job.settings.run
     with _opened(_patiently(metadata, instance, job.environ, run, signals, say)) as platform:
         say(f"{platform.where.value}: {platform.words}")
         announcements = Notices(_sources(job.settings, metadata))
         runs = RunStatus(job, lambda: reporter.generation)
-        reporter = FleetReporter(platform.fleet, announcements, runs.ask, say)
-        actions = Actions(run, platform, signals, say, limits.let_go_s)
+        context = Context(run, signals, say)
+        reporter = FleetReporter(context, platform.fleet, announcements, runs.ask)
+        actions = Actions(context, platform, limits.let_go_s)
         signals.heard = runs.leaves
         # A terminal's Ctrl-C ends the test as well, and says nothing about the machine.
         if test and (why := run_test(test, signals)) is not None and signals.asked is None:
@@ -84,21 +87,9 @@ def _resume(request: Request, self_test: str | None, limits: Limits, say: Callab
             actions.replace(f"the self-test failed: {why}")
             return int(ExitCode.BUG)
         adopt_orphans()
-        supervisor = Supervisor(
-            run,
-            platform.where,
-            actions,
-            runs,
-            announcements,
-            reporter,
-            signals,
-            say,
-            max_crashes=job.settings.max_crashes,
-            anew=job.anew,
-            limits=limits,
-        )
+        terms = Terms(platform.where, job.settings.max_crashes, job.anew, limits)
         try:
-            return supervisor.run()
+            return Supervisor(context, terms, actions, runs, announcements, reporter).run()
         except ConfigError as err:
             _cannot_start(err, platform.where, reporter, actions)
             raise

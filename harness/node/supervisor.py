@@ -11,21 +11,19 @@ Owns the loop and every wait in it. What follows from what is `exit_policy.py`, 
 from __future__ import annotations
 
 import signal
-import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from cloud.notice import Clock
 from harness.core.policy.restart import GiveUp, Restart, after_crash
 from harness.errors import ExitCode
 from harness.node.actions import Actions
 from harness.node.attempts import Ended, RunAttempt
+from harness.node.context import Context
 from harness.node.exit_policy import Act, Ending, Then, Where, consequence, counts_as_failed, ending_of
 from harness.node.fleet_reporter import FleetReporter
 from harness.node.notices import Notices
-from harness.node.signals import Signals
 
 
 class Runs(Protocol):
@@ -65,43 +63,49 @@ class Limits:
     back_off_s: float = 1.0
 
 
+@dataclass(frozen=True)
+class Terms:
+    """When a run is started again.
+
+    Attributes:
+        where: which kind of place this is.
+        max_crashes: deaths of the agent in a row, without progress, that are answered by a new start.
+        anew: give --fresh or --continue, until a start has taken effect.
+        limits: how long things take.
+    """
+
+    where: Where
+    max_crashes: int
+    anew: bool = False
+    limits: Limits = Limits()
+
+
 class Supervisor:
     """One run on one node, over as many starts as it takes. Main thread.
 
     Args:
-        run: the run's name.
-        where: which kind of place this is.
-        actions: upon it.
+        context: of this `harness resume`.
+        terms: under which it goes on.
+        actions: upon the place.
         runs: the run.
         announcements: about this instance.
         reporter: tells the fleet while the run is under way.
-        signals: to us.
-        say: a word to the user.
-        max_crashes: deaths of the agent in a row, without progress, that are answered by a new start.
-        anew: give --fresh or --continue, until a start has taken effect.
-        limits: how long things take.
-        clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        run: str,
-        where: Where,
+        context: Context,
+        terms: Terms,
         actions: Actions,
         runs: Runs,
         announcements: Notices,
         reporter: FleetReporter,
-        signals: Signals,
-        say: Callable[[str], None],
-        *,
-        max_crashes: int,
-        anew: bool = False,
-        limits: Limits = Limits(),
-        clock: Clock = time.monotonic,
     ) -> None:
-        self._run, self._where, self._actions, self._runs, self._reporter = run, where, actions, runs, reporter
-        self._announcements, self._signals, self._say, self._clock = announcements, signals, say, clock
-        self._max_crashes, self._anew, self._limits = max_crashes, anew, limits
+        self._run, self._signals, self._say, self._clock = context.run, context.signals, context.say, context.clock
+        self._actions, self._runs, self._reporter, self._announcements = actions, runs, reporter, announcements
+        self._where, self._max_crashes, self._limits, self._anew = (
+            terms.where, terms.max_crashes, terms.limits, terms.anew
+        )  # fmt: skip
         self._crashes = 0
         self._furthest: int | None = None
         self._code: int | None = None

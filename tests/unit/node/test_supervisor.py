@@ -13,11 +13,12 @@ from cloud.errors import Denied, Unavailable
 from harness.core.messages import RunState, Status
 from harness.node.actions import Actions
 from harness.node.attempts import Ended
+from harness.node.context import Context
 from harness.node.exit_policy import Where
 from harness.node.fleet_reporter import FleetReporter
 from harness.node.notices import Notices
 from harness.node.platform import Platform
-from harness.node.supervisor import Limits, Supervisor
+from harness.node.supervisor import Supervisor, Terms
 from tests.support.clock import FakeClock
 from tests.support.node import RUNNING, FakeFleet, FakeLife, FakeRuns, FakeSignals, FakeSource
 
@@ -48,13 +49,12 @@ class Node:
         platform = Platform(where, "here", fleet, hooked=hooked, job="42")
         object.__setattr__(platform, "requeue", lambda: self.requeues.append(requeue()) or self.requeues[-1])
         announcements = Notices((self.source,), self.clock)
-        reporter = FleetReporter(fleet, announcements, lambda: self.status, self.said.append, self.clock)
         signals: Any = self.signals
-        actions = Actions("a", platform, signals, self.said.append, 90.0, self.clock)
-        return Supervisor(
-            "a", where, actions, runs, announcements, reporter, signals, self.said.append,
-            max_crashes=max_crashes, anew=anew, limits=Limits(), clock=self.clock,
-        ).run()  # fmt: skip
+        context = Context("a", signals, self.said.append, self.clock)
+        reporter = FleetReporter(context, fleet, announcements, lambda: self.status)
+        actions = Actions(context, platform, 90.0)
+        terms = Terms(where, max_crashes, anew)
+        return Supervisor(context, terms, actions, runs, announcements, reporter).run()
 
     def actions(self) -> list[str]:
         return [name for name in self.fleet.names() if name != "measure"]
