@@ -87,6 +87,8 @@ class Notice:
         source: who said so, for people: "ec2 spot", "signal SIGTERM", "drain file".
         deadline: when the instance ends, on the monotonic clock; `None` for a rebalance recommendation.
         detail: the source's own words, for the journal.
+        by_group: whether it is the Auto Scaling group that ends the instance: it waits for us if it has a hook.
+        while_it_stands: whether it is in force for as long as it is announced, whatever its deadline: a drain file.
     """
 
     id: str
@@ -94,12 +96,22 @@ class Notice:
     source: str
     deadline: Deadline | None
     detail: str = ""
+    by_group: bool = False
+    while_it_stands: bool = False
 
 
 class NoticeSource(Protocol):
-    """Something that may announce the end of this instance. Polled by one thread, about once a second."""
+    """Something that may announce the end of this instance. Polled by one thread, about once a second.
+
+    Attributes:
+        name: for people.
+        lead_s: what its notices leave at best, in seconds; `None` where it has no say in that.
+        expected: whether it should answer on this machine. One that should not, and never has, is not missed.
+    """
 
     name: str
+    lead_s: float | None
+    expected: bool
 
     def poll(self) -> Sequence[Notice]:
         """Every announcement in force now; an empty sequence when there is none.

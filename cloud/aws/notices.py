@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from cloud.aws.metadata import Answer, Metadata
@@ -48,16 +49,21 @@ class Ec2Source:
         metadata: the service; closed with this source.
         clock: monotonic seconds.
         wall_clock: the host's time, used only where the service does not tell its own.
+        expected: see `NoticeSource`.
     """
 
     name = "ec2"
+    lead_s: float | None = SPOT_NOTICE_S
 
     def __init__(
         self,
         metadata: Metadata,
         clock: Clock = time.monotonic,
         wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        expected: bool = True,
     ) -> None:
+        self.expected = expected
         self._metadata = metadata
         self._clock = clock
         self._wall_clock = wall_clock
@@ -128,7 +134,8 @@ class Ec2Source:
     def _autoscaling(self, answer: Answer, asked_at: float) -> Notice | None:
         if answer.text.strip() != "Terminated":
             return None  # InService, Standby, Detached, Warmed:…: the instance stays
-        return self._interrupt("ec2 autoscaling", "Terminated", SPOT_NOTICE_S, answer, asked_at)
+        notice = self._interrupt("ec2 autoscaling", "Terminated", SPOT_NOTICE_S, answer, asked_at)
+        return replace(notice, by_group=True)
 
     def _rebalance(self, answer: Answer, asked_at: float) -> Notice:
         at = _instant(_fields(answer.text).get("noticeTime"))

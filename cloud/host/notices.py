@@ -24,6 +24,8 @@ class SignalSource:
     """
 
     name = "signal"
+    lead_s: float | None = None
+    expected = True
 
     def __init__(self, grace_s: float, clock: Clock = time.monotonic) -> None:
         self._grace_s = grace_s
@@ -58,6 +60,8 @@ class DrainFileSource:
     """
 
     name = "drain file"
+    lead_s: float | None = None
+    expected = True
 
     def __init__(self, path: Path, grace_s: float, clock: Clock = time.monotonic) -> None:
         self._path = path
@@ -78,7 +82,7 @@ class DrainFileSource:
         if self._in_force is None or self._in_force.id != identity:
             text = self._text()
             deadline = Deadline.after(self._seconds(text), self._clock)
-            self._in_force = Notice(identity, NoticeKind.INTERRUPT, "drain file", deadline, text)
+            self._in_force = Notice(identity, NoticeKind.INTERRUPT, "drain file", deadline, text, while_it_stands=True)
         return (self._in_force,)
 
     def close(self) -> None:

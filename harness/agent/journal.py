@@ -1,4 +1,4 @@
-"""The journal of one agent: typed events to listeners, to the log on stderr, and to the store in segments put once.
+"""The journal of one agent: typed events to listeners, and to the store in segments put once.
 
 Owns the order and the segments; knows nothing of what events mean. They are read by `snapshots/journal.py`.
 `emit` never blocks on the store: a thread puts a segment every 15 s (which is also the heartbeat) and whenever `flush`
@@ -16,14 +16,12 @@ from collections.abc import Callable, Sequence
 from cloud.errors import AlreadyExists, CloudError, Denied
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
-from harness.agent.log import Log
 from harness.core import events
 from harness.core.snapshot import RunKeys
 
 SEGMENT_S = 15.0
 FOLDED, FOLDED_BYTES = 256, 4 * 1024 * 1024  # after so many segments, or bytes, they become one
 _PUT_S, _LIST_S = 10.0, 60.0
-_QUIET = (events.Heartbeat, events.ShardStored, events.PartStored, events.Due, events.Verified, events.SlotsReady)
 
 Listener = Callable[[events.Line], None]
 Emit = Callable[[events.Event], None]
@@ -38,7 +36,6 @@ class Journal:
         host: str,
         *,
         listeners: Sequence[Listener] = (),
-        log: Callable[[str], None] | None = None,
         heartbeat: Callable[[], events.Heartbeat],
     ) -> None:
         """Lines wait in memory until `start` names a store.
@@ -47,16 +44,9 @@ class Journal:
             keys: of the run.
             host: part of the segments' keys.
             listeners: called with every line.
-            log: takes a line for each event that is news to people; `None` for stderr.
             heartbeat: makes the event that keeps a quiet journal alive.
         """
-        self._keys, self._host, self._listeners, self._log, self._heartbeat = (
-            keys,
-            host,
-            listeners,
-            log or Log().line,
-            heartbeat,
-        )
+        self._keys, self._host, self._listeners, self._heartbeat = keys, host, listeners, heartbeat
         self.generation = 0
         """Of the lines; may be a guess while the store is down."""
         self.claimed = 0
@@ -78,12 +68,10 @@ class Journal:
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             mono=time.monotonic(),
             generation=self.generation,
-            body=event,  # type: ignore[arg-type]
+            body=event,
         )
         with self._lock:
             self._pending.append(line)
-        if not isinstance(event, _QUIET):
-            self._log(f"harness: {self._keys.run} g{self.generation} {events.describe(event)}")
         for listener in self._listeners:
             listener(line)
 

@@ -42,6 +42,8 @@ class Log:
 
     def __init__(self, fd: int = 2) -> None:
         self._fd = fd
+        self.is_terminal = os.isatty(fd)
+        """Whether a person sees what is written."""
         self._condition = threading.Condition()
         self._waiting: deque[str] = deque()
         self._writing = self._hangs = False

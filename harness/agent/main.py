@@ -29,6 +29,7 @@ from harness.agent.context import Context
 from harness.agent.drain.controller import DrainController
 from harness.agent.drain.speeds import Speeds
 from harness.agent.journal import Journal, Listener
+from harness.agent.lines import lines_of
 from harness.agent.log import Log
 from harness.agent.loop import Loop
 from harness.agent.notices.registry import Notices
@@ -114,7 +115,8 @@ class Agent:
         host = re.sub(r"[^A-Za-z0-9_.=+-]", "-", socket.gethostname())[:60] or "localhost"
         keys = RunKeys(settings.run)
         self._loop = Loop()
-        self._journal = Journal(keys, host, listeners=listeners, log=self._log.line, heartbeat=self._heartbeat)
+        lines = lines_of(settings, self._log, program.environ)
+        self._journal = Journal(keys, host, listeners=(lines, *listeners), heartbeat=self._heartbeat)
         self._context = Context(settings, keys, host, self._loop, self._journal.emit, self._say, self._on_bug)
         self._pipeline = SavePipeline(self._context, stores, self._on_commit)
         self._control = TrainerControl(self._pipeline.pool)
@@ -174,6 +176,7 @@ class Agent:
             run_id=generation.run_id,
             claimed=generation.claimed.is_set(),
             step=self._control.trainer_step,
+            step_age_s=self._speeds.step_age_s(time.monotonic()),
             local_step=steps.local,
             durable_step=steps.durable,
             durable_age_s=None if durable_at is None else round(time.monotonic() - durable_at, 1),
@@ -181,6 +184,7 @@ class Agent:
             bytes_pending=left or 0,
             estimate_s=round(left / rate, 1) if left and rate else None,
             deadline_s=None if math.isinf(self._left_s) else round(self._left_s, 1),
+            notice=self._drain.forecast(self._notices.window_s, trains=self.trainer.trains),
             finished_step=self.trainer.attempt.finished_step,
             everything_durable=self._pipeline.everything_durable,
             restarts=self.trainer.restarts,

@@ -102,7 +102,7 @@ def main() -> None:
     """The `harness` command."""
     open_missing_descriptors()
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="harness", standalone_mode=False))
     except typer.Abort:
         sys.exit(ExitCode.CTRL_C)
     except TyperException as err:  # a word that there is not, a number that is none

@@ -57,15 +57,19 @@ def print_json(value: object) -> None:
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print names and values, a pair in each line; "-" where there is no value."""
+    """Print names and values, a pair in each line, folded on a terminal; "-" where there is no value."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
     for name, value in fields.items():
         table.add_row(name.replace("_", " "), _cell(value))
+    console = Console()
+    console.width = console.width if console.is_terminal else _IN_A_PIPE
     with _output():
-        Console().print(table)
+        console.print(table)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

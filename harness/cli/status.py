@@ -11,8 +11,9 @@ from harness.cli.output import patience, print_fields, print_json
 
 @with_settings(*TO_FIND)
 def status(flags: dict[str, Any], as_json: Json = False) -> None:
-    """Show what a run is doing now, or how it ended: step, local step, durable step, bytes pending."""
-    from harness.core import events
+    """Show on one screen whether a run is safe, whether it is moving, and what a notice would cost now."""
+    from cloud.aws.firmware import is_ec2
+    from harness.inspect.screen import screen
     from harness.inspect.status import status as status_of
     from harness.node.platform import describe_fleet, fleet_words
 
@@ -22,6 +23,6 @@ def status(flags: dict[str, Any], as_json: Json = False) -> None:
         fleet = describe_fleet(settings.metadata, os.environ)
     if as_json:
         print_json(found | {"fleet": fleet})
-    else:
-        restart = events.Restarted(**found["restart"]).words() if found.get("restart") else None
-        print_fields(found | {"restart": restart, "fleet": fleet_words(fleet)})
+        return
+    words = fleet_words(fleet) if is_ec2() or fleet["group"] is not None else None
+    print_fields(dict(screen(found, words)))

@@ -102,6 +102,13 @@ class Settings:
     metadata: Annotated[str, Help('Base URL of the instance metadata service, or "off"', _NOTICE)] = (
         "http://169.254.169.254"
     )
+    log_format: Annotated[
+        str | None,
+        Help(
+            "Lines on stderr: text (sentences) or logfmt (key=value). Default: text on a terminal, else logfmt",
+            "Output",
+        ),
+    ] = None
     runtime_dir: str = ""
     shared: bool = False
 
@@ -116,6 +123,8 @@ class Settings:
                 raise ConfigError(f"{name} must be more than 0, not {value}")
         if "://" in (self.local or ""):
             raise ConfigError(f"local is a directory on a disk of this machine, not {self.local}")
+        if self.log_format not in (None, "text", "logfmt"):
+            raise ConfigError(f"log_format is text or logfmt, not {self.log_format!r}")
         if self.s3_sse not in (None, "AES256", "aws:kms"):
             raise ConfigError(f"s3_sse is AES256 or aws:kms, not {self.s3_sse!r}")
         if self.s3_kms_key_id is not None and self.s3_sse != "aws:kms":

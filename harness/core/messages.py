@@ -259,6 +259,20 @@ class AskStatus(Message, frozen=True):
     """What is the run doing? The answer is `Status`."""
 
 
+class Forecast(msgspec.Struct, frozen=True):
+    """What a notice would come to if it came now, at the measured rates.
+
+    Attributes:
+        in_s: seconds that it would leave.
+        needs_s: seconds until the snapshot that can be saved would be durable.
+        lost_steps: steps that the trainer has made beyond it.
+    """
+
+    in_s: float
+    needs_s: float
+    lost_steps: int
+
+
 class Status(Message, frozen=True, kw_only=True):
     """What a live agent says of its run.
 
@@ -271,6 +285,7 @@ class Status(Message, frozen=True, kw_only=True):
         run_id: identity of the run.
         claimed: whether the store knows of this start.
         step: completed optimizer steps; `None` before the loop.
+        step_age_s: seconds since it was reached, as the agent has seen it.
         local_step: newest step committed on this machine.
         durable_step: newest step committed in the store.
         durable_age_s: seconds since that.
@@ -278,11 +293,12 @@ class Status(Message, frozen=True, kw_only=True):
         bytes_pending: what is still to be sent of the one in flight.
         estimate_s: seconds that will take.
         deadline_s: seconds until the instance ends; `None` where no end is announced.
+        notice: what one would come to now; `None` before the first step, and once one is in force.
         finished_step: at which the last loop ended.
         everything_durable: whether the newest snapshot is.
         restarts: in place, by this agent.
         restart: what the newest start took.
-        unreachable: sources of notices that do not answer.
+        unreachable: sources of notices that should answer here, and do not.
         agent_pid: of the process that answers.
         trainer_pid: of the connected trainer.
     """
@@ -295,6 +311,7 @@ class Status(Message, frozen=True, kw_only=True):
     run_id: str
     claimed: bool
     step: int | None
+    step_age_s: float | None = None
     local_step: int | None
     durable_step: int | None
     durable_age_s: float | None
@@ -302,6 +319,7 @@ class Status(Message, frozen=True, kw_only=True):
     bytes_pending: int
     estimate_s: float | None
     deadline_s: float | None
+    notice: Forecast | None = None
     finished_step: int | None
     everything_durable: bool
     restarts: int
@@ -312,8 +330,9 @@ class Status(Message, frozen=True, kw_only=True):
 
     def fields(self) -> dict[str, Any]:
         """As a document: what `harness status --json` shows."""
-        restart = None if self.restart is None else self.restart.fields()
-        return msgspec.structs.asdict(self) | {"state": self.state.value, "restart": restart}
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        document.pop("type")
+        return document | {"restart": None if self.restart is None else self.restart.fields()}
 
 
 class AskDrill(Message, frozen=True):

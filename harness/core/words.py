@@ -39,6 +39,24 @@ def count(number: int | None) -> str:
     return "?" if number is None else f"{number:,}".replace(",", " ")
 
 
+def size(number_of_bytes: float) -> str:
+    """A number of bytes as people read it: 1.5 GB, 340 MB, 12 kB."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number_of_bytes >= unit:
+            return f"{number_of_bytes / unit:.3g} {name}"
+    return f"{number_of_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A duration as people say it: 30 ms, 4.0 s, 41 s, 5.0 min, 3.2 h, 4.1 days."""
+    for unit, name in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds > 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
 def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
     """A command line for others to read: the values of options whose names say that they are secret are hidden.
 

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from cloud.errors import CloudError
 from cloud.notice import Clock, NoticeKind, NoticeSource
 
-DRAIN_FILE = "drain file"
-GROUP = "ec2 autoscaling"
-
 
 @dataclass(frozen=True)
 class Outlook:
@@ -60,10 +57,10 @@ class Notices:
             except CloudError:  # the agent tells the user that a source does not answer
                 continue
             ends = [
-                math.inf if source.name == DRAIN_FILE or notice.deadline is None else notice.deadline.at
+                math.inf if notice.while_it_stands or notice.deadline is None else notice.deadline.at
                 for notice in notices
             ]
-            by_group = any(notice.source == GROUP for notice in notices)
+            by_group = any(notice.by_group for notice in notices)
             self._said[source.name] = Outlook(max(ends, default=None), by_group)
         self.seen |= self.last.ends_at is not None
         return self.last

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -59,6 +59,8 @@ class Checkpointer:
 
     def __init__(
         self,
+        states_by_name: Mapping[str, Any] | None = None,
+        /,
         *,
         loader: Any = None,
         accumulate: int | None = None,
@@ -79,6 +81,7 @@ class Checkpointer:
         Tensors are restored later, when the loop starts; `resumed_from` and `extra` are ready when this returns.
 
         Args:
+            states_by_name: like `states`, for names that are taken by an argument: `Checkpointer({"store": …})`.
             loader: a DataLoader that the loop iterates over by itself, with `ckpt.step()` after each batch.
             accumulate: batches per optimizer step, where the optimizer's own steps are no sign (a GradScaler skips
                 some).
@@ -111,7 +114,7 @@ class Checkpointer:
             check_alone(os.environ)
         if on_interrupt not in ("exit", "return"):
             raise ValueError('on_interrupt is "exit" or "return"')
-        self._states = flatten(states)
+        self._states = flatten(_merged(states_by_name or {}, states))
         self._accumulate, self._on_interrupt = accumulate, on_interrupt
         self.step_count = 0
         self.interrupted = False
@@ -830,6 +833,12 @@ class Checkpointer:
     def _look_soon(self) -> None:
         """The program calls sys.exit: should it make another step, it has caught that."""
         self._next_due = self.step_count + 1
+
+
+def _merged(by_name: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
+    if twice := sorted(by_name.keys() & states.keys()):
+        raise StateError(f"two states are named {twice[0]}: give one of them another name")
+    return {**by_name, **states}
 
 
 def _holds_optimizer(value: Any) -> bool:

@@ -178,6 +178,21 @@ def test_the_program_has_the_terminal_its_size_and_is_told_when_that_changes(wor
         assert process.wait() == 0
 
 
+def test_a_terminal_reads_sentences_and_a_pipe_key_value_lines(world: World) -> None:
+    command = world.harness("run", *world.options(), "--", *world.tiny())
+    with terminal(world, command, 40, 200) as (process, master):
+        shown = read_until(master, "finished: step")
+        assert process.wait() == 0
+    assert re.search(r"harness: saved step \d+ \(.*\) in \d+ m?s; durable in the store ", shown), shown
+    assert "starting at step 0: " in shown
+    assert " Sealed " not in shown
+
+    again = world.run_harness("--fresh", command=world.tiny())
+    assert again.wait() == 0
+    assert " Ended outcome=finished" in again.stderr
+    assert "finished: step" not in again.stderr
+
+
 # ---- what a user can get wrong --------------------------------------------------------------------------------------
 
 
@@ -479,9 +494,9 @@ def test_ctrl_c_once_takes_a_snapshot_and_is_130(world: World) -> None:
 def test_ctrl_c_in_a_terminal_is_the_same(world: World) -> None:
     command = world.harness("run", *world.options(), "--", *world.tiny(*HOLD))
     with terminal(world, command) as (process, master):
-        read_until(master, " Published ")
+        read_until(master, "saved step ")
         os.write(master, b"\x03")
-        read_until(master, " Ended ")
+        read_until(master, "stopped: step ")
 
         check_left_with_everything(world, process, 130, "stopped")
 

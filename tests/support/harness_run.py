@@ -138,6 +138,8 @@ class ScriptedSource:
     """A NoticeSource that says one word after the other, and then the last one for ever."""
 
     name = "script"
+    lead_s: float | None = None
+    expected = True
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = list(words)

@@ -89,6 +89,8 @@ class FakeSource:
     """Announces what it is told."""
 
     name = "ec2"
+    lead_s: float | None = None
+    expected = True
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
@@ -99,7 +101,9 @@ class FakeSource:
         self.announces = lambda now: (notice,) if since <= now < until else ()
 
     def group(self) -> None:
-        notice = Notice("asg", NoticeKind.INTERRUPT, "ec2 autoscaling", Deadline(self._clock() + 120, self._clock))
+        notice = Notice(
+            "asg", NoticeKind.INTERRUPT, "ec2 autoscaling", Deadline(self._clock() + 120, self._clock), by_group=True
+        )
         self.announces = lambda now: (notice,)
 
     def poll(self) -> Sequence[Notice]:

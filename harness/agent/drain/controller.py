@@ -22,7 +22,7 @@ from harness.agent.drain.speeds import Drain, Speeds
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.trainers.control import TrainerControl
 from harness.core import events
-from harness.core.messages import Drilling
+from harness.core.messages import Drilling, Forecast
 from harness.core.policy.drain import Choice, Plan, still_fits
 from harness.errors import ExitCode
 from harness.ipc.channel import Channel, ChannelClosed
@@ -50,6 +50,15 @@ class DrainController:
     def plan(self, deadline: Deadline, *, trains: bool) -> Plan:
         """What can still become durable until `deadline`."""
         return self._speeds.plan(deadline, trainer_alive=trains, layout_bytes=self._control.layout_bytes)
+
+    def forecast(self, in_s: float, *, trains: bool) -> Forecast | None:
+        """What a notice that leaves `in_s` seconds would come to now; `None` before the first step, and in a drain."""
+        step = self._control.trainer_step
+        if step is None or self.current is not None:
+            return None
+        plan = self.plan(drains.before_the_end(Deadline.after(in_s)), trains=trains)
+        saved = self._speeds.step_of(plan, step) if plan.fits else self._pipeline.steps.durable
+        return Forecast(in_s, round(plan.needs_s, 1), max(0, step - (saved or 0)))
 
     # ---- leaving ----------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,10 @@ class Speeds:
             self._stepping.add(step - self._last_step[0], now - self._last_step[1])
             self._last_step = (step, now)
 
+    def step_age_s(self, now: float) -> float | None:
+        """How long ago, at monotonic `now`, the trainer was first seen at its step; `None` before it was at one."""
+        return None if self._last_step is None else round(now - self._last_step[1], 1)
+
     @property
     def rates(self) -> Rates:
         """Measured, pessimistic."""

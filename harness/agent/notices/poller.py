@@ -32,6 +32,11 @@ class _Watched:
     asked_at: float | None = None
     """While it is being asked: since when."""
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether its silence is news: it should answer here, or it has."""
+        return self.source.expected or self.answered
+
 
 class Poller:
     """Calls `on_notice` and `on_withdrawn` from its own threads."""
@@ -82,17 +87,18 @@ class Poller:
                 if watched.unreachable or asked_at is None or now - asked_at < BLIND_AFTER_S:
                     continue
                 watched.unreachable = True
-            reason = f"no answer for {now - asked_at:.0f} s"
-            self._emit(events.SourceBlind(source=watched.source.name, reason=reason))
+            self._tell(watched, f"no answer for {now - asked_at:.0f} s")
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """Names of the sources that do not answer."""
-        return tuple(watched.source.name for watched in self._watched if watched.unreachable)
+        """Names of the sources that should answer, and do not."""
+        return tuple(each.source.name for each in self._watched if each.unreachable and each.is_missed)
 
-    def answers(self, name: str) -> bool:
-        """Whether the source of this name has answered, and still does."""
-        return any(each.source.name == name and each.answered and not each.unreachable for each in self._watched)
+    @property
+    def lead_s(self) -> float | None:
+        """What a notice of the sources that answer leaves, at best; `None` where none of them can say."""
+        answer = [each.source.lead_s for each in self._watched if each.answered and not each.unreachable]
+        return max((lead_s for lead_s in answer if lead_s is not None), default=None)
 
     def tick(self) -> None:
         """Ask every source whose turn it is, once, in this thread."""
@@ -133,6 +139,9 @@ class Poller:
                 watched.in_force[id_] = notice
                 self._on_notice(notice)
 
+    def _tell(self, watched: _Watched, reason: str) -> None:
+        self._emit(events.SourceBlind(source=watched.source.name, reason=reason, expected=watched.is_missed))
+
     def _failed(self, watched: _Watched, err: CloudError) -> None:
         now = self._clock()
         watched.failures += 1
@@ -142,6 +151,6 @@ class Poller:
             tell = not watched.unreachable and now - watched.failing_since >= BLIND_AFTER_S
             watched.unreachable |= tell
         if tell:
-            self._emit(events.SourceBlind(source=watched.source.name, reason=str(err)))
+            self._tell(watched, str(err))
         if watched.unreachable:  # somewhere without the service, such as a laptop, it is asked less and less often
             watched.next_at = now + min(BACKOFF_CAP_S, watched.failures * POLL_S)

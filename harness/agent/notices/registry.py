@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from cloud.host.notices import DrainFileSource, SignalSource
-from cloud.notice import SPOT_NOTICE_S, Notice, NoticeSource
+from cloud.notice import Notice, NoticeSource
 from harness.agent.context import Context
 from harness.agent.notices.poller import Poller
+from harness.config.settings import Settings
 from harness.core import events
 
 
@@ -66,20 +67,22 @@ class Notices:
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """Names of the sources that do not answer."""
+        """Names of the sources that should answer, and do not."""
         return self._poller.unreachable
 
     @property
     def window_s(self) -> float:
         """What a notice leaves here, at best."""
-        return SPOT_NOTICE_S if self._poller.answers("ec2") else self._grace_s
+        return self._poller.lead_s or self._grace_s
 
 
 def _metadata_sources(url: str) -> list[NoticeSource]:
     """The instance's metadata service; nothing when it is switched off."""
     if url == "off":
         return []
+    from cloud.aws.firmware import is_ec2
     from cloud.aws.metadata import MetadataSession
     from cloud.aws.notices import Ec2Source
 
-    return [Ec2Source(MetadataSession(url))]
+    somebody_named_it = url != Settings.metadata
+    return [Ec2Source(MetadataSession(url), expected=is_ec2() or somebody_named_it)]

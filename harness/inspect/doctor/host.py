@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloud.aws.firmware import is_ec2
 from cloud.aws.metadata import Metadata
 from cloud.errors import CloudError
 from cloud.notice import Clock, Deadline
@@ -266,14 +267,13 @@ def check_metadata(host: Host, settings: Settings, open_metadata: Callable[[str]
 
 def _deaf(host: Host, endpoint: str, why: str) -> Finding:
     """No answer: on an instance that is a failure with its command, elsewhere nothing else was to be expected."""
-    instance = host.read("sys/class/dmi/id/board_asset_tag") or ""
-    on_ec2 = instance.startswith("i-") or "Amazon EC2" in (host.read("sys/class/dmi/id/sys_vendor") or "")
-    if not on_ec2:
+    if not is_ec2(host.root):
         return warning(
             "metadata",
             f"no EC2 instance, as far as can be seen; no notice is heard: {why}",
             "elsewhere than on EC2, a SIGTERM (grace_s) or a drain file has to tell",
         )
+    instance = host.read("sys/class/dmi/id/board_asset_tag") or ""
     options = f"aws ec2 modify-instance-metadata-options --instance-id {instance if instance else 'i-...'}"
     if "hop limit" in why:  # the session's own word for a token that was asked for and never came
         remedy = f"{options} --http-put-response-hop-limit 2, or the host's network for the container"

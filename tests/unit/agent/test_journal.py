@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -21,11 +19,10 @@ from tests.support.stores import FaultyStore, RecordingStore
 KEYS = RunKeys("run")
 
 
-def make(log: io.StringIO | None = None, listeners: tuple[Callable[[events.Line], None], ...] = ()) -> Journal:
+def make(listeners: tuple[Callable[[events.Line], None], ...] = ()) -> Journal:
     journal = Journal(
         KEYS,
         "host",
-        log=partial(print, file=log or io.StringIO()),
         listeners=listeners,
         heartbeat=lambda: events.Heartbeat(step=3),
     )
@@ -199,15 +196,6 @@ def test_listeners_hear_every_line_before_emit_returns() -> None:
     make(listeners=(heard.append,)).emit(due("now"))
 
     assert [line.body for line in heard] == [due("now")]
-
-
-def test_a_line_goes_to_the_log_unless_it_is_news_to_nobody() -> None:
-    log = io.StringIO()
-    journal = make(log)
-    journal.emit(events.Heartbeat(step=1))
-    journal.emit(events.Sealed(step=12, bytes=100, stall_s=0.25))
-
-    assert log.getvalue() == "harness: run g7 Sealed step=12 bytes=100 stall_s=0.250\n"
 
 
 def test_lines_of_many_threads_are_all_there_and_each_is_whole() -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 import typer
 
+from cloud.aws import firmware
 from cloud.errors import Denied
 from cloud.testing.memory import MemoryStore
 from harness import __version__
@@ -324,7 +325,7 @@ def test_who_waits_hears_a_word(harness: Run, store: Path, monkeypatch: pytest.M
     done = harness("status", "--run", "run")
 
     assert done.err == "harness: still at work on the store …\n"
-    assert "durable step" in done.out
+    assert "step 20 is durable" in done.out
 
 
 def test_a_finished_run_is_not_run_again(store: Path, tmp_path: Path) -> None:
@@ -433,7 +434,7 @@ def test_status_is_data_on_stdout(harness: Run, store: Path) -> None:
     found = json.loads(harness("status", "--run", "run", "--json").out)
 
     assert (found["durable_step"], found["generation"], found["state"]) == (20, 1, "not running here")
-    assert "durable step" in harness("status", "--run", "run").out
+    assert "safe   step 20 is durable" in harness("status", "--run", "run").out
 
 
 def test_status_says_whether_there_is_a_fleet(harness: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,6 +444,8 @@ def test_status_says_whether_there_is_a_fleet(harness: Run, store: Path, monkeyp
 
     why = "the metadata service is turned off"
     assert found["fleet"] == {"group": None, "desired": None, "instances": None, "why": why}
+    assert "fleet" not in harness("status", "--run", "run").out
+    monkeypatch.setattr(firmware, "is_ec2", lambda: True)
     assert f"none ({why})" in harness("status", "--run", "run").out
 
 

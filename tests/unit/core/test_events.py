@@ -45,13 +45,9 @@ def test_a_default_is_not_written() -> None:
     assert encode_line(line) == b'{"at":"t","mono":1.0,"generation":0,"body":{"event":"Heartbeat","step":3}}\n'
 
 
-def test_every_event_is_one_of_the_union() -> None:
-    assert set(KINDS) == set(events.Event.__subclasses__())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_event_is_read_back_as_it_was(kind: type[events.Event]) -> None:
-    line = Line(at="2026-01-02T03:04:05.678+00:00", mono=12.5, generation=7, body=sample(kind))  # type: ignore[arg-type]
+    line = Line(at="2026-01-02T03:04:05.678+00:00", mono=12.5, generation=7, body=sample(kind))
 
     data = encode_line(line)
 

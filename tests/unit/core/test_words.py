@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from harness.core.words import HIDDEN, count, printable, without_secrets
+from harness.core.words import HIDDEN, count, duration, printable, size, without_secrets
 
 HARMFUL = {
     "a colour": "\x1b[31m",
@@ -80,3 +80,21 @@ def test_a_command_of_bytes_that_are_no_utf_8_can_be_written_down() -> None:
 
 def test_numbers_are_told_in_groups_of_three() -> None:
     assert [count(None), count(0), count(999), count(1234567)] == ["?", "0", "999", "1 234 567"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "0 B"), (999, "999 B"), (12_345, "12.3 kB"), (340_000_000, "340 MB"), (1_500_000_000, "1.5 GB"),
+     (13_400_000_000, "13.4 GB"), (1_340_000_000_000, "1.34 TB")],
+)  # fmt: skip
+def test_sizes_are_short(number: int, words: str) -> None:
+    assert size(number) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "0 ms"), (0.0304, "30 ms"), (0.3, "0.3 s"), (4.0, "4.0 s"), (41.4, "41 s"), (120.0, "120 s"),
+     (300.0, "5.0 min"), (11_520.0, "3.2 h"), (354_240.0, "4.1 days")],
+)  # fmt: skip
+def test_durations_are_short(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

@@ -18,7 +18,7 @@ from tests.support.two_snapshots import SECOND
 
 
 def journal(settings: Settings, *bodies: events.Event) -> None:
-    lines = [events.Line(at="t", mono=1.0, generation=1, body=body) for body in bodies]  # type: ignore[arg-type]
+    lines = [events.Line(at="t", mono=1.0, generation=1, body=body) for body in bodies]
     data = b"a foreign line\n" + b"".join(events.encode_line(line) for line in lines)
     open_store(settings.store).put_if_absent(KEYS.journal(1, "host", 0), data, deadline=FOREVER)
 

@@ -8,7 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from cloud.errors import Denied
+from cloud.notice import Deadline, Notice, NoticeKind
 from harness.core.messages import RunState, Status
+from harness.node.context import Context
 from harness.node.fleet_reporter import FleetReporter
 from harness.node.notices import Notices, Outlook
 from tests.support.clock import FakeClock
@@ -25,7 +27,9 @@ class Watched:
         self.said: list[str] = []
         fleet: Any = self.fleet
         announcements = Notices((self.source,), self.clock)
-        self.reporter = FleetReporter(fleet, announcements, lambda: self.status, self.said.append, self.clock)
+        signals: Any = None
+        self.context = Context("a", signals, self.said.append, self.clock)
+        self.reporter = FleetReporter(self.context, fleet, announcements, lambda: self.status)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds)):
@@ -150,7 +154,7 @@ def test_each_look_costs_one_call_at_most(watched: Watched) -> None:
 def test_outside_a_fleet_nobody_is_told_and_no_service_is_asked(watched: Watched) -> None:
     polls: list[float] = []
     watched.source.announces = lambda now: polls.append(now) or ()
-    reporter = FleetReporter(None, Notices((watched.source,), watched.clock), lambda: RUNNING, print, watched.clock)
+    reporter = FleetReporter(watched.context, None, Notices((watched.source,), watched.clock), lambda: RUNNING)
     reporter.started()
     reporter.tick()
     reporter.ended(failed=True)
@@ -163,8 +167,9 @@ def test_outside_a_fleet_nobody_is_told_and_no_service_is_asked(watched: Watched
 
 
 def test_a_drain_file_has_no_end(watched: Watched) -> None:
-    watched.source.name = "drain file"
-    watched.source.spot(ends_at=2000.0)
+    deadline = Deadline(2000.0, watched.clock)
+    file = Notice("file", NoticeKind.INTERRUPT, "drain file", deadline, while_it_stands=True)
+    watched.source.announces = lambda now: (file,)
     announcements = Notices((watched.source,), watched.clock)
 
     assert announcements.look() == Outlook(float("inf"))

@@ -14,7 +14,7 @@ KEYS = RunKeys("run")
 
 
 def put(store: ObjectStore, generation: int, segment: int, *told: tuple[str, events.Event]) -> None:
-    lines = [events.Line(at=at, mono=1.0, generation=generation, body=body) for at, body in told]  # type: ignore[arg-type]
+    lines = [events.Line(at=at, mono=1.0, generation=generation, body=body) for at, body in told]
     data = b"".join(events.encode_line(line) for line in lines)
     store.put_if_absent(KEYS.journal(generation, "host", segment), memoryview(data), deadline=FOREVER)
 

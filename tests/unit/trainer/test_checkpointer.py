@@ -477,6 +477,18 @@ def test_save_and_wait_ends_where_the_agent_is_gone(program: Program, monkeypatc
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("played")
+def test_a_state_can_have_any_name_in_a_mapping() -> None:
+    """`store`, `run`, `local` and `loader` are arguments."""
+    model, teacher = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    ckpt = Checkpointer({"store": model, "loader": teacher}, ema=nn.Linear(2, 2))
+
+    assert list(ckpt._states) == ["store", "loader", "ema"]
+    with pytest.raises(StateError, match="two states are named ema"):
+        Checkpointer({"ema": model}, ema=teacher)
+
+
 @pytest.mark.parametrize("size", ["2", "64"])
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)

@@ -20,6 +20,9 @@ OTHER = Notice("spot-2", NoticeKind.INTERRUPT, "ec2 spot", None)
 class Source:
     """Announces what a test puts into `now`."""
 
+    lead_s: float | None = None
+    expected = True
+
     def __init__(self, name: str = "ec2") -> None:
         self.name, self.now, self.polls, self.closed = name, list[Notice](), 0, 0
         self.error: Exception | None = None
@@ -181,6 +184,37 @@ def test_a_bug_in_a_source_ends_the_agent_loudly() -> None:
     scene.poller._on_bug = lambda bug: ended.set()
 
     assert running(scene, lambda: ended.wait(HANG_S))
+
+
+def test_a_source_that_should_not_answer_here_is_not_missed_until_it_has_answered() -> None:
+    """Off the cloud, `harness status` warned of a metadata service that nobody has there."""
+    source = Source()
+    source.expected, source.error = False, Unavailable("no route to host")
+    scene = Scene(source)
+
+    told = [event for _ in range(8) for event in scene.tick()]
+    assert told == [events.SourceBlind(source="ec2", reason="no route to host", expected=False)]
+    assert scene.poller.unreachable == ()
+
+    source.error = None
+    for _ in range(8):
+        scene.tick()
+    source.error = Unavailable("down")
+    told = [event for _ in range(8) for event in scene.tick()]
+    assert told == [events.SourceBlind(source="ec2", reason="down")]
+    assert scene.poller.unreachable == ("ec2",)
+
+
+def test_what_a_notice_leaves_is_what_the_sources_that_answer_say() -> None:
+    drain_file, ec2 = Source("drain file"), Source()
+    ec2.lead_s, ec2.error = 120.0, Unavailable("down")
+    scene = Scene(drain_file, ec2)
+    scene.tick()
+    assert scene.poller.lead_s is None
+
+    ec2.error = None
+    scene.tick()
+    assert scene.poller.lead_s == 120.0
 
 
 class Hanging(Source):

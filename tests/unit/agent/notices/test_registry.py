@@ -15,6 +15,8 @@ class Hanging:
     """A source that does not come back from a question."""
 
     name = "hanging"
+    lead_s: float | None = None
+    expected = True
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
