@@ -153,6 +153,7 @@ class Agent:
             while self._outcome is None:
                 self._turn()
                 if self._refusal is not None:
+                    self._turn_away(self._refusal)
                     raise self._refusal
         except ConfigError:
             self.trainer.stop()
@@ -584,6 +585,12 @@ class Agent:
         self._say(f"error: {err}")
         self._stop_trainer()
         self._end(Outcome("failed", err.exit_code))
+
+    def _turn_away(self, why: ConfigError) -> None:
+        """Tell a trainer that has started this agent by itself why nothing is begun; it may not have said hello yet."""
+        if not self._program.is_child:
+            self._startup.leave(why)
+            self.trainer.await_hello()
 
     def _on_bug(self, err: BaseException) -> None:
         """From a thread's root. The agent ends; a live trainer starts another."""

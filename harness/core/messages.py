@@ -161,17 +161,19 @@ class Leaving(Message, frozen=True):
 
 
 class Bye(Message, frozen=True):
-    """The last word of a process that ends.
+    """The last word of a Checkpointer: its process ends, or goes on without it.
 
     Attributes:
-        exception: by one, or by an exit code that says so.
+        exception: it ends by one, or by an exit code that says so.
         early: the program left its outermost loop before its end.
         hopeless: by an exception that the same program would meet again.
+        process_lives: the process goes on.
     """
 
     exception: bool
     early: bool = False
     hopeless: bool = False
+    process_lives: bool = False
 
 
 # ---- to the trainer -------------------------------------------------------------------------------------------------

@@ -189,8 +189,10 @@ class Link:
         """Why there are no slots, if that is so."""
         return self._slot_error
 
-    def part(self, *, exception: bool, early: bool = False, hopeless: bool = False) -> None:
-        """The last word: the process ends. Blocks while a dead agent is being replaced.
+    def part(
+        self, *, exception: bool, early: bool = False, hopeless: bool = False, process_lives: bool = False
+    ) -> None:
+        """The last word. Blocks while a dead agent is being replaced.
 
         What is to be repeated to the new one would be lost with this process, and a finished run not known as such.
 
@@ -198,16 +200,27 @@ class Link:
             exception: by one, or by an exit code that says so.
             early: the program left its outermost loop before its end.
             hopeless: by an exception that the same program would meet again.
+            process_lives: the process goes on without us: everything that this link holds is let go of.
         """
         self._in_touch.wait(_PART_S)
         self._tell_signals()
-        self.send(messages.Bye(exception, early, hopeless))
+        self.send(messages.Bye(exception, early, hopeless, process_lives))
         self.close()
+        if process_lives:
+            self._let_go()
 
     def close(self) -> None:
         """Stop listening. The agent sees the process end."""
         self._closing = True
         os.eventfd_write(self._poke_fd, 1)
+
+    def _let_go(self) -> None:
+        self._thread.join(_PART_S)
+        self._channel.close()
+        self.drop_ready()
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
 
     def close_in_child(self) -> None:
         """After a fork: let go of what would keep the agent waiting for a dead trainer, or a slot's memory taken."""
@@ -289,7 +302,8 @@ class Link:
 
     def _replace(self) -> bool:
         """The agent is dead: start another, hand over the generation, the page and the slots. Training goes on."""
-        if self._closing:
+        if self._closing or self._error is not None:  # it has told why it ends: another one would say the same
+            self.gone = True
             return False
         self._replacements += 1
         try:

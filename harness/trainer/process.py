@@ -28,18 +28,25 @@ class Process:
     """One for each Checkpointer; lives as long as the process."""
 
     def __init__(
-        self, takes_signal: Callable[[int], bool], on_fork: Callable[[], None], on_exit: Callable[[], None]
+        self,
+        takes_signal: Callable[[int], bool],
+        on_fork: Callable[[], None],
+        on_exit: Callable[[], None],
+        on_sys_exit: Callable[[], None] = lambda: None,
     ) -> None:
-        """Changes nothing before `hook`.
+        """Changes nothing.
 
         Args:
             takes_signal: whether a signal is answered at the next boundary; where not, what was there before us does.
             on_fork: called in each forked child.
             on_exit: called when the interpreter ends, while everything is there still.
+            on_sys_exit: called when the program calls sys.exit, which it may catch.
         """
         self._takes_signal, self._on_fork, self._on_exit = takes_signal, on_fork, on_exit
-        self.on_sys_exit: Callable[[], None] = lambda: None
-        """Called when the program calls sys.exit, which it may catch."""
+        self._on_sys_exit = on_sys_exit
+        self._hooked = False
+        self._undo: list[Callable[[], None]] = []
+        """What takes the hooks away, newest last."""
         self.ctrl_c = False
         """Whether it was pressed."""
         self.exiting = False
@@ -50,6 +57,8 @@ class Process:
         self._exit_error: BaseException | None = None
         self._chains: dict[int, _Chain] = {}
         self._forked = False
+        self._masks: dict[int, set[Any]] = {}
+        """Of threads that fork, by thread: several may at once."""
         self._real_install, self._real_ask = signal.signal, signal.getsignal
 
     @property
@@ -74,17 +83,27 @@ class Process:
         self._exit_error = None
         self.trains_in = threading.get_ident()
 
+    def attach(self) -> None:
+        """From now on forks and the end of the process are told. Nothing that the program could see is changed."""
+        atexit.register(self._on_exit)
+        _tell_forks_to(self)
+
     def hook(self) -> None:
-        """From now on it tells."""
+        """The loop begins: from now on signals, `sys.exit` and exceptions of threads are heard, too. Idempotent."""
+        if self._hooked:
+            return
+        self._hooked = True
         self._hook_exit()
         self._hook_threads()
-        self._hook_forks()
-        atexit.register(self._on_exit)
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGTERM:
-                    self._chains[signum] = _Chain(signal.signal(signum, self._on_signal))
-            signal.signal, signal.getsignal = self._install, self._ask  # type: ignore[assignment]
+            self._hook_signals()
+
+    def detach(self) -> None:
+        """Nothing is told any more, and everything is as it was before `attach` and `hook`."""
+        atexit.unregister(self._on_exit)
+        _attached.remove(self)
+        while self._undo:
+            self._undo.pop()()
 
     def has_handler(self, signum: int) -> bool:
         """Whether the program has one of its own: what it does next need not be another boundary."""
@@ -110,13 +129,24 @@ class Process:
         def exit_(code: Any = None, /) -> NoReturn:
             self.exiting, self._exit_failed = True, code not in (None, 0)
             self._exit_error = sys.exc_info()[1]
-            self.on_sys_exit()
+            self._on_sys_exit()
             python_exit(code)
 
-        sys.exit = exit_
+        self._replace(sys, "exit", exit_)
         for name in ("exit", "quit"):  # site's, for whoever types them; scripts use them as well
             if isinstance(getattr(builtins, name, None), Quitter):
-                setattr(builtins, name, exit_)
+                self._replace(builtins, name, exit_)
+
+    def _replace(self, module: types.ModuleType, name: str, ours: Any) -> None:
+        """Put ours in its place until `detach`; what somebody has put there since then stays."""
+        before = getattr(module, name)
+        setattr(module, name, ours)
+
+        def undo() -> None:
+            if getattr(module, name) == ours:
+                setattr(module, name, before)
+
+        self._undo.append(undo)
 
     def _hook_threads(self) -> None:
         """An exception in the thread that trains ends that thread alone, and the process with code 0."""
@@ -127,30 +157,39 @@ class Process:
                 self._thread_failed = not isinstance(args.exc_value, SystemExit)
             return report(args)
 
-        threading.excepthook = hook
+        self._replace(threading, "excepthook", hook)
 
     # ---- forks ------------------------------------------------------------------------------------------------------
 
-    def _hook_forks(self) -> None:
-        """A child has the program's own handlers from its first moment on; a signal is kept until it does."""
-        before: dict[int, set[Any]] = {}  # by thread: several may fork
+    def _forks(self) -> None:
+        self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, self._chains)
 
-        def block() -> None:
-            before[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, self._chains)
+    def _forked_parent(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.pop(threading.get_ident(), set()))
 
-        def unblock() -> None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before.pop(threading.get_ident(), set()))
-
-        def in_child() -> None:
-            self._forked = True
-            for signum, chain in self._chains.items():
-                self._real_install(signum, _swallow_once if _only_interrupts(chain.newest) else chain.newest)
-            self._on_fork()
-            unblock()
-
-        os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
+    def _forked_child(self) -> None:
+        """It has the program's own handlers from its first moment on; a signal is kept until it does."""
+        self._forked = True
+        for signum, chain in self._chains.items():
+            self._real_install(signum, _swallow_once if _only_interrupts(chain.newest) else chain.newest)
+        self._on_fork()
+        self._forked_parent()
 
     # ---- signals ----------------------------------------------------------------------------------------------------
+
+    def _hook_signals(self) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGTERM:
+                self._chains[signum] = _Chain(signal.signal(signum, self._on_signal))
+        self._replace(signal, "signal", self._install)
+        self._replace(signal, "getsignal", self._ask)
+        self._undo.append(self._unhook_signals)
+
+    def _unhook_signals(self) -> None:
+        for signum, chain in self._chains.items():
+            if self._real_ask(signum) == self._on_signal:
+                self._real_install(signum, chain.newest)
+        self._chains.clear()
 
     def _install(self, signalnum: Any, handler: Any, /) -> Any:
         """`signal.signal`: a handler that the program installs comes after ours, instead of taking its place."""
@@ -177,12 +216,14 @@ class Process:
 
     def _interrupt(self, signum: int, frame: types.FrameType | None) -> None:
         """Python's own handler of Ctrl-C, but for the first one, which we have taken: that leaves at a boundary."""
-        if not self._chains[signal.SIGINT].taken:
+        if signal.SIGINT not in self._chains or not self._chains[signal.SIGINT].taken:
             signal.default_int_handler(signum, frame)
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
         """Ours first, then the program's. A second Ctrl-C is Python's own."""
-        chain = self._chains[signum]
+        chain = self._chains.get(signum)
+        if chain is None:
+            return  # taken away just now
         if not chain.depth:  # else the program's handler calls the one that was there before: us
             again = self.ctrl_c
             self.ctrl_c |= signum == signal.SIGINT
@@ -193,6 +234,34 @@ class Process:
             elif not chain.taken and handler == signal.SIG_DFL:
                 self._real_install(signum, signal.SIG_DFL)
                 signal.raise_signal(signum)
+
+
+_attached: list[Process] = []
+"""Told of forks."""
+_asked_for_forks: list[bool] = []
+
+
+def _tell_forks_to(process: Process) -> None:
+    """`os.register_at_fork` is for good: it is called once, whatever comes and goes."""
+    _attached.append(process)
+    if not _asked_for_forks:
+        _asked_for_forks.append(True)
+        os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+
+
+def _before_fork() -> None:
+    for process in _attached:
+        process._forks()
+
+
+def _in_parent() -> None:
+    for process in _attached:
+        process._forked_parent()
+
+
+def _in_child() -> None:
+    for process in _attached:
+        process._forked_child()
 
 
 class _Chain:

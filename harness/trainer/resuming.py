@@ -13,9 +13,9 @@ from typing import Any
 
 from harness.core import tree
 from harness.core.snapshot import SnapshotId
-from harness.errors import StateError
+from harness.errors import SnapshotCorrupt, StateError
 from harness.ipc.slots import SlotRecord
-from harness.trainer.link import Ready
+from harness.trainer.link import Link, Ready
 from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.loaders.instrument import instrument
 from harness.trainer.position import Position
@@ -114,6 +114,59 @@ class Loaders:
                 loader.restore(self._pending.pop(name), rng)
         restore_rng(rng)
         self._pending_rng = rng
+
+
+class Resumption:
+    """What one start goes on from: told by the agent, first its small state, then its tensors."""
+
+    def __init__(self, link: Link, states: Mapping[str, Any], loaders: Loaders, say: Callable[[str], None]) -> None:
+        """Nothing is known yet.
+
+        Args:
+            link: to the agent.
+            states: what was given to the Checkpointer, by name.
+            loaders: of the program.
+            say: a word to the user.
+        """
+        self._link, self._states, self._loaders, self._say = link, states, loaders, say
+        self._snapshot = ""
+
+    def learn(self) -> SmallState | None:
+        """Block until it is known what is resumed; `None` if nothing is. Raises what the agent reported."""
+        head = self._link.wait_head()
+        return None if head is None else self._read(head.snapshot, head.tier, head.record)
+
+    def confirm(self) -> SmallState | None:
+        """Block until the tensors are here; the small state of another snapshot where the first one was damaged."""
+        ready = self._link.wait_ready() if self._snapshot else None
+        if ready is None or ready.snapshot == self._snapshot or (record := ready.slot.record()) is None:
+            return None
+        self._say(f"snapshot {self._snapshot} turned out to be damaged; going on from {ready.snapshot} instead")
+        return self._read(ready.snapshot, ready.tier, record)
+
+    def wait(self) -> Ready | None:
+        """Block until the tensors are here; `None` if there is nothing to resume.
+
+        Raises:
+            SnapshotCorrupt: there was something when the program began, and now there is nothing.
+        """
+        ready = self._link.wait_ready()
+        if ready is None and self._snapshot:
+            raise SnapshotCorrupt(
+                f"snapshot {self._snapshot} was there when this program began, and now there is none: its `extra` "
+                "and its place in the program are in use already, so nothing is trained. Start it again"
+            )
+        return ready
+
+    def make_live(self, ready: Ready) -> SmallState:
+        """Make states, loaders and random numbers the snapshot's. Raises StateError: they differ; nothing changed."""
+        small = make_live(ready, record_of(ready), self._states, self._say)
+        self._loaders.restore(small.loaders, small.rng)
+        return small
+
+    def _read(self, snapshot: str, tier: str, record: SlotRecord) -> SmallState:
+        self._snapshot = snapshot
+        return SmallState.of(snapshot, tier, record)
 
 
 def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: Callable[[str], None]) -> SmallState:

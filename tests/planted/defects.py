@@ -119,7 +119,7 @@ DEFECTS = (
     one(
         "the end of the run does not wait until its snapshot is durable",
         "harness/trainer/checkpointer.py",
-        "        if not hold:\n            self._wait_durable()\n",
+        "        if not hold:\n            self._saving.wait_durable()\n",
         "",
         TRAINER,
     ),

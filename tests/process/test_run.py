@@ -684,6 +684,23 @@ def test_a_script_that_is_started_again_at_once_takes_over_from_the_agent_that_s
     world.check_tiny(STEPS)
 
 
+def test_a_script_that_is_started_plainly_is_told_why_its_run_does_not_begin(world: World) -> None:
+    """Its agent ended without a word, and so did four others that it started: "the agent died"."""
+    settings = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run, "HARNESS_METADATA": "off"}
+    assert world.start(*world.tiny(), env=settings).wait() == 0
+    world.wait_gone()
+
+    again = world.start(*world.tiny(), env=settings)
+
+    assert again.wait() == 1
+    last = again.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"harness.errors.ConfigError: run '{world.run}' finished at step {STEPS}: --fresh (in Python:"
+    )
+    assert "the agent died" not in again.stderr
+    world.wait_gone()
+
+
 LATE = """
 import os, sys
 

@@ -29,7 +29,7 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
     count_step = ckpt._count_step
 
     def is_due() -> bool:
-        return ckpt._overdue and ckpt._stager.sealed_step != ckpt.step_count
+        return ckpt._boundary.overdue and ckpt._stager.sealed_step != ckpt.step_count
 
     def is_held() -> bool:
         return ckpt.step_count == hold_at and hold_until is not None and not hold_until.exists()
@@ -46,7 +46,7 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
         count_step(kind)
         while waits():
             threading.Event().wait(LOOK_S)
-            if is_due() or ckpt._page.news != ckpt._seen:
+            if is_due() or ckpt._page.news != ckpt._boundary.seen:
                 ckpt._at_boundary(kind)
 
     ckpt._count_step = count_and_wait  # type: ignore[method-assign]

@@ -53,12 +53,15 @@ def check_not_over(done: Done | None, settings: Settings) -> None:
     Raises:
         ConfigError: it is over.
     """
-    run, others = settings.run, "--fresh starts it again at step 0, another --run starts another"
+    run = settings.run
+    others = "--fresh (in Python: fresh=True) starts it again at step 0, another --run (run=) starts another"
     if done is not None and done.outcome == "finished":
         raise ConfigError(f"run {run!r} finished at step {done.step}: {others}")
     if done is not None and done.outcome == STOPPED_EARLY and not settings.continue_:
         where = "from its beginning" if done.step is None else f"from step {done.step}"
-        raise ConfigError(f"run {run!r} was stopped early by its own program: --continue goes on {where}, {others}")
+        raise ConfigError(
+            f"run {run!r} was stopped early by its own program: --continue (continue_=True) goes on {where}, {others}"
+        )
 
 
 def _scripts_differ(before: Sequence[str], now: Sequence[str]) -> bool:

@@ -212,10 +212,17 @@ class Trainer:
 
     def await_attach(self) -> bool:
         """An agent that replaces a dead one hears its trainer before it decides anything. Whether it came. Blocks."""
+        return self._await(lambda: self.attached)
+
+    def await_hello(self) -> bool:
+        """Block until a trainer is connected, for some seconds at most. Whether one is."""
+        return self._await(lambda: self.connection is not None)
+
+    def _await(self, condition: Callable[[], bool]) -> bool:
         give_up_at = time.monotonic() + ATTACH_S
-        while not self.attached and time.monotonic() < give_up_at:
+        while not condition() and time.monotonic() < give_up_at:
             self._loop.wait(_BUSY_S)
-        return self.attached
+        return condition()
 
     def greet(self, channel: Channel, hello: Hello, fds: Sequence[int], *, leaving: bool) -> None:
         """A Checkpointer says hello. One that comes anew is not begun with by an agent that is leaving.
@@ -363,9 +370,11 @@ class Trainer:
                 attempt.finished_step = step
                 self._emit(events.TrainerFinished(step=step))
                 self._pipeline.save_newest_now()
-            case messages.Bye(exception, early, hopeless) if self.connection is not None:
+            case messages.Bye(exception, early, hopeless, process_lives) if self.connection is not None:
                 self.connection.said_bye, self.connection.exception = True, exception
                 attempt.raised, attempt.stopped_early, attempt.hopeless = exception, early, hopeless
+                if process_lives and not self._program.is_child:
+                    self._on_dead()  # to us it is
 
     def _deliver(self, layout: Layout, made: list[int] | HarnessError) -> None:
         """Its slots are there, or there is no room for them."""

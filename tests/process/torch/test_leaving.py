@@ -33,7 +33,8 @@ def test_an_exit_in_the_middle_is_no_end_and_continue_goes_on(world: World) -> N
 
     refused = start(world, "exit")
     assert refused.wait() == 64
-    assert "was stopped early by its own program: --continue goes on from step 4, --fresh" in refused.stderr
+    why = "was stopped early by its own program: --continue (continue_=True) goes on from step 4, --fresh"
+    assert why in refused.stderr
 
     again = start(world, "exit", options=("--continue",))
     assert again.wait() == 0, again.stderr

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.snapshot import RunKeys
+from harness.snapshots import records
 from tests.support.loops import STYLES, VALIDATED
 from tests.support.once import once
 from tests.support.process import Process
+from tests.support.protocol import FOREVER
 from tests.support.world import World
 
 pytestmark = pytest.mark.long("several lives of a training with torch")
@@ -92,3 +95,33 @@ def test_a_program_that_fails_after_its_last_loop_is_restored_to_the_end_and_tra
     lines = world.curve.read_text().splitlines()
     assert [line for line in lines[trained:] if not line.startswith("validation")] == []
     assert world.final.read_text() == (unbroken / f"{style}.final").read_text()
+
+
+SWEEP = """
+import torch
+from harness import Checkpointer
+
+for name in ("first", "second"):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ckpt = Checkpointer(model=model, optimizer=optimizer, run=name)
+    for step in ckpt.steps(5):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    print(name, ckpt.step_count, ckpt.durable_step)
+ckpt.close()
+print("closed")
+"""
+
+
+def test_one_process_trains_several_runs_one_after_the_other(world: World) -> None:
+    path = world.root / "sweep.py"
+    path.write_text(SWEEP)
+    process = world.start(sys.executable, path, env={"HARNESS_STORE": str(world.store), "HARNESS_METADATA": "off"})
+
+    assert process.wait() == 0, process.stderr
+    assert process.stdout.decode().splitlines() == ["first 5 5", "second 5 5", "closed"]
+    world.wait_gone()
+    for name in ("first", "second"):
+        assert records.survey(world.opened(), RunKeys(name), FOREVER).finished_at == 5

@@ -21,7 +21,7 @@ from harness.core import messages
 from harness.errors import ConfigError, StateError
 from harness.ipc.control_page import AgentSide, Command, TrainerSide
 from harness.ipc.slots import Slot
-from harness.trainer import checkpointer
+from harness.trainer import checkpointer, process, saving
 from harness.trainer.process import Process
 
 BATCHES = [torch.ones(1, 2)] * 4
@@ -34,7 +34,7 @@ class PlayedLink:
     superseded = detached = gone = False
     sequence = restarts = 0
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self) -> None:
         self.settings = SimpleNamespace(overlap=False, every_steps=None)
         self.generation = messages.GenerationInfo(1, "0" * 32, "")
         self.agent = AgentSide.create()
@@ -84,8 +84,8 @@ class Program:
     def __init__(self, **options: Any) -> None:
         self.model = nn.Linear(2, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer, **options)
-        self.link: PlayedLink = self.ckpt._link  # type: ignore[assignment]
+        self.link: Any = PlayedLink()
+        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer, link=self.link, **options)
 
     def train(self) -> None:
         """A step."""
@@ -101,13 +101,14 @@ class Program:
 
 
 @pytest.fixture(autouse=True)
-def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No agent, and nothing of this process is changed."""
-    monkeypatch.setattr(checkpointer, "Link", PlayedLink)
-    monkeypatch.setattr(Process, "hook", lambda self: None)
-    monkeypatch.setenv(SOCKET_VARIABLE, "played")
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of this process is changed for good."""
     for name in ("HARNESS_RUN_ID", "HARNESS_RESTARTS"):
         monkeypatch.setenv(name, "")
+    yield
+    checkpointer._newest.clear()
+    while process._attached:
+        process._attached[-1].detach()
 
 
 @pytest.fixture
@@ -350,7 +351,7 @@ def a_second_stage_broken_off(program: Program) -> None:
 def _exit(program: Program) -> None:
     """`sys.exit()`, as our hook sees it."""
     program.ckpt._process.exiting = True
-    program.ckpt._process.on_sys_exit()
+    program.ckpt._process._on_sys_exit()
     sys.exit(0)
 
 
@@ -436,7 +437,7 @@ def test_a_program_with_a_handler_of_its_own_leaves_with_what_it_has_trained_by_
 
 
 def test_a_signal_that_nobody_has_answered_yet_is_a_notice(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointer, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(saving, "_ANSWER_S", 0.0)
     by_hand(program)
     program.ckpt._takes_signal(signal.SIGTERM)
 
@@ -474,15 +475,88 @@ def test_save_and_wait_ends_where_the_agent_is_gone(program: Program, monkeypatc
     assert program.ckpt.durable_step is None
 
 
+# ---- one after the other --------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_closed_is_out_of_the_way_of_the_next(program: Program) -> None:
+    for _ in program.ckpt.steps(3):
+        program.train()
+    program.ckpt.close()
+    another = Program()
+    for _ in another.ckpt.steps(2):
+        another.train()
+
+    assert program.link.parted == {"exception": False, "early": False, "hopeless": False, "process_lives": True}
+    assert messages.Finished in program.link.told
+    assert (program.ckpt.step_count, another.ckpt.step_count) == (3, 2), "optimizers are told to one alone"
+    assert another.ckpt._stager.sealed_step == 2
+
+
+def test_the_next_one_closes_the_one_before(program: Program) -> None:
+    by_hand(program)
+    Program()
+
+    assert messages.Finished in program.link.told, "a loop by hand ends with it"
+    assert program.link.parted["process_lives"]
+
+
+def test_an_error_that_was_caught_in_between_does_not_fail_what_comes_after(program: Program) -> None:
+    for _ in program.ckpt.steps(3):
+        program.train()
+    program.ckpt._process._thread_failed = True
+    program.ckpt.close()
+
+    assert not program.link.parted["exception"]
+
+
+def test_a_loop_that_was_broken_off_is_stopped_early_when_it_is_closed(program: Program) -> None:
+    steps_broken_off(program)
+    program.ckpt.close()
+
+    assert program.link.parted["early"]
+
+
+def test_none_is_made_in_the_middle_of_another_s_loop(program: Program) -> None:
+    for _ in program.ckpt.steps(3):
+        with pytest.raises(StateError, match="in the middle of its loop"):
+            Program()
+        with pytest.raises(StateError, match="in the middle of its loop"):
+            program.ckpt.close()
+        program.train()
+
+    assert program.end() == "finished"
+
+
+def test_a_closed_one_lets_loops_run_and_saves_nothing(program: Program) -> None:
+    program.ckpt.close()
+    program.ckpt.close()
+    for _ in program.ckpt.steps(2):
+        program.train()
+
+    assert program.link.seals == 0
+
+
+def test_under_harness_run_there_is_one_and_the_second_is_refused(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SOCKET_VARIABLE, "played")
+
+    with pytest.raises(ConfigError, match="`harness run` runs one training"):
+        Checkpointer(model=nn.Linear(2, 2))
+    for _ in program.ckpt.steps(2):
+        program.train()
+    assert program.end() == "finished", "the first one goes on"
+
+
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("played")
 def test_a_state_can_have_any_name_in_a_mapping() -> None:
     """`store`, `run`, `local` and `loader` are arguments."""
     model, teacher = nn.Linear(2, 2), nn.Linear(2, 2)
 
-    ckpt = Checkpointer({"store": model, "loader": teacher}, ema=nn.Linear(2, 2))
+    link: Any = PlayedLink()
+    ckpt = Checkpointer({"store": model, "loader": teacher}, ema=nn.Linear(2, 2), link=link)
 
     assert list(ckpt._states) == ["store", "loader", "ema"]
     with pytest.raises(StateError, match="two states are named ema"):

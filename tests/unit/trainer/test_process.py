@@ -32,7 +32,10 @@ def takes(signum):
 
 
 def hook():
-    Process(takes, lambda: None, lambda: None).hook()
+    process = Process(takes, lambda: None, lambda: None)
+    process.attach()
+    process.hook()
+    return process
 
 
 def send(signum=signal.SIGTERM):
@@ -302,3 +305,34 @@ def test_that(rule: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == said
+
+
+UNSEEN = """
+import atexit, signal, sys, threading
+from harness.trainer.process import Process
+
+def own(signum, frame): pass
+
+signal.signal(signal.SIGTERM, own)
+
+def seen():
+    handlers = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    return [sys.exit, exit, quit, threading.excepthook, signal.signal, signal.getsignal, *handlers]
+
+before = seen()
+process = Process(lambda signum: True, lambda: None, lambda: print("exit"))
+process.attach()
+assert seen() == before, "nothing is changed before the loop begins"
+process.hook()
+assert seen() != before
+process.detach()
+assert seen() == before, "everything is as it was"
+signal.raise_signal(signal.SIGTERM)
+print("end")
+"""
+
+
+def test_before_the_loop_and_after_it_nothing_of_the_process_is_changed() -> None:
+    done = subprocess.run([sys.executable, "-c", UNSEEN], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.stderr) == ("end\n", "")

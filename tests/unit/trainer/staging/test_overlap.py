@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from harness.core import tree
 from harness.core.messages import GenerationInfo, Sealed
 from harness.ipc.slots import Slot, SlotState
-from harness.trainer.checkpointer import Checkpointer
+from harness.trainer.boundary import Boundary
+from harness.trainer.saving import Saving
 from harness.trainer.staging.overlap import PROOFS, Overlap, before_updates
 from harness.trainer.staging.stager import Stager, read_tensors
 from harness.trainer.state import capture
@@ -521,13 +522,15 @@ def test_what_was_asked_for_and_came_to_nothing_is_taken_at_the_next_boundary(
                 raise comes_to_nothing
             return comes_to_nothing
 
-    checkpointer = Checkpointer.__new__(Checkpointer)
-    vars(checkpointer).update(_inert=False, _stager=Settling(), step_count=5, _overdue=False, _next_due=9)
+    nobody: Any = None
+    stager: Any = Settling()
+    boundary = Boundary(accumulate=None, sees_optimizers=True)
+    boundary.step, boundary.next_due = 5, 9
 
     with contextlib.suppress(RuntimeError, KeyboardInterrupt):
-        checkpointer._settle(updating=True)
+        Saving(nobody, stager, boundary, print).settle(updating=True)
 
-    assert (checkpointer._overdue, checkpointer._next_due) == (True, 6)
+    assert (boundary.overdue, boundary.next_due) == (True, 6)
 
 
 def test_a_slot_that_cannot_be_pinned_ends_no_thread_where_warnings_are_errors(
