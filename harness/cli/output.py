@@ -28,7 +28,7 @@ _IN_A_PIPE = 10_000
 
 def say(text: str) -> None:
     """Print one line for people."""
-    with contextlib.suppress(OSError):  # nobody reads it, or the disk that it goes to is full
+    with contextlib.suppress(OSError):  # the reader is gone, or the disk is full
         os.write(2, f"harness: {printable(text)}\n".encode(errors="backslashreplace"))
 
 
@@ -103,14 +103,14 @@ def _output() -> Generator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read it has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has enough: `harness ls | head`
     except OSError as err:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more when it ends
         raise ConfigError(f"the output could not be written: {err.strerror}") from err
 
 
 def _cell(value: object) -> Text:
-    """As it is, whoever wrote it: no escape of a terminal's, no markup of rich's."""
+    """Make a cell that shows the text itself: no terminal escape and no rich markup in it counts."""
     from rich.text import Text
 
     return Text("-" if value is None else printable(str(value)))

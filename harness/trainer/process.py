@@ -84,9 +84,14 @@ class Process:
         self.trains_in = threading.get_ident()
 
     def attach(self) -> None:
-        """From now on forks and the end of the process are told. Nothing that the program could see is changed."""
+        """From now on forks and the end of the process are told. What the program does and sees stays as it was.
+
+        Handlers of signals are put in place here, since a loop may begin in another thread, which cannot do that. Until
+        `hook` a signal does what it did before: they only pass it on.
+        """
         atexit.register(self._on_exit)
         _tell_forks_to(self)
+        self._hook_signals()
 
     def hook(self) -> None:
         """The loop begins: from now on signals, `sys.exit` and exceptions of threads are heard, too. Idempotent."""
@@ -95,8 +100,7 @@ class Process:
         self._hooked = True
         self._hook_exit()
         self._hook_threads()
-        if threading.current_thread() is threading.main_thread():
-            self._hook_signals()
+        self._hook_signals()
 
     def detach(self) -> None:
         """Nothing is told any more, and everything is as it was before `attach` and `hook`."""
@@ -178,6 +182,9 @@ class Process:
     # ---- signals ----------------------------------------------------------------------------------------------------
 
     def _hook_signals(self) -> None:
+        """Put our handlers in place, if they are not, and this is the thread that can."""
+        if self._chains or threading.current_thread() is not threading.main_thread():
+            return
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGTERM:
                 self._chains[signum] = _Chain(signal.signal(signum, self._on_signal))
@@ -212,7 +219,8 @@ class Process:
 
     def _shown(self, chain: _Chain) -> Handler:
         """What the program may have for a handler that it found: it may call that by itself, and put it back."""
-        return self._interrupt if chain.newest is signal.default_int_handler else chain.newest
+        interrupts = self._hooked and chain.newest is signal.default_int_handler
+        return self._interrupt if interrupts else chain.newest
 
     def _interrupt(self, signum: int, frame: types.FrameType | None) -> None:
         """Python's own handler of Ctrl-C, but for the first one, which we have taken: that leaves at a boundary."""
@@ -226,8 +234,8 @@ class Process:
             return  # taken away just now
         if not chain.depth:  # else the program's handler calls the one that was there before: us
             again = self.ctrl_c
-            self.ctrl_c |= signum == signal.SIGINT
-            chain.taken = not (again and signum == signal.SIGINT) and self._takes_signal(signum)
+            self.ctrl_c |= self._hooked and signum == signal.SIGINT
+            chain.taken = self._hooked and not (again and signum == signal.SIGINT) and self._takes_signal(signum)
         with chain.next() as handler:
             if callable(handler) and not (chain.taken and _only_interrupts(handler)):
                 handler(signum, frame)

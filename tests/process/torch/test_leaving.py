@@ -89,3 +89,37 @@ def test_an_end_that_fails_is_none_and_the_run_goes_on_from_before_it(world: Wor
     lines = world.curve.read_text().splitlines()
     assert world.steps_of_curve() == [*range(1, STEPS + 1), *range(11, STEPS + 1)]
     assert lines[10:STEPS] == lines[STEPS:], "bit for bit"
+
+
+IN_A_THREAD = """
+import sys, threading, torch
+from harness import Checkpointer
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = Checkpointer(model=model, optimizer=optimizer)
+
+def train():
+    for step in ckpt.steps(1_000_000):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        if step == 20:
+            print("trains", file=sys.stderr, flush=True)
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_training_in_a_thread_loses_no_step_to_a_signal_of_the_whole_group(world: World) -> None:
+    """Its handlers were put in place when the loop began, which only the main thread can do: it was killed."""
+    path = world.root / "in_a_thread.py"
+    path.write_text(IN_A_THREAD)
+    process = world.run_harness("--every-s", "1000", command=[sys.executable, path])
+    process.wait_for("trains")
+    process.signal_group(signal.SIGTERM)
+
+    assert process.wait() == 75, process.stderr
+    assert " Drained durable_step=" in process.stderr
+    assert "lost_steps=0" in process.stderr

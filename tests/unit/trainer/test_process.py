@@ -308,31 +308,74 @@ def test_that(rule: str) -> None:
 
 
 UNSEEN = """
-import atexit, signal, sys, threading
+import signal, sys, threading
 from harness.trainer.process import Process
 
-def own(signum, frame): pass
-
+heard = []
+own = lambda signum, frame: heard.append("own")
 signal.signal(signal.SIGTERM, own)
 
 def seen():
     handlers = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
-    return [sys.exit, exit, quit, threading.excepthook, signal.signal, signal.getsignal, *handlers]
+    return [sys.exit, exit, quit, threading.excepthook, *handlers]
 
-before = seen()
-process = Process(lambda signum: True, lambda: None, lambda: print("exit"))
+before, functions = seen(), (signal.signal, signal.getsignal)
+process = Process(lambda signum: heard.append("ours") or True, lambda: None, lambda: print("exit"))
 process.attach()
 assert seen() == before, "nothing is changed before the loop begins"
-process.hook()
-assert seen() != before
-process.detach()
-assert seen() == before, "everything is as it was"
 signal.raise_signal(signal.SIGTERM)
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    heard.append("Ctrl-C")
+assert heard == ["own", "Ctrl-C"], "and a signal does what it did"
+assert not process.ctrl_c
+
+process.hook()
+signal.raise_signal(signal.SIGTERM)
+assert heard == ["own", "Ctrl-C", "ours", "own"]
+process.detach()
+assert seen() == before and functions == (signal.signal, signal.getsignal), "everything is as it was"
+signal.raise_signal(signal.SIGTERM)
+assert heard == ["own", "Ctrl-C", "ours", "own", "own"]
 print("end")
 """
 
 
-def test_before_the_loop_and_after_it_nothing_of_the_process_is_changed() -> None:
+def test_before_the_loop_and_after_it_the_process_is_as_it_was() -> None:
     done = subprocess.run([sys.executable, "-c", UNSEEN], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.stdout, done.stderr) == ("end\n", "")
+
+
+@pytest.mark.parametrize(("loops", "code"), [("pass", -15), ("process.hook()", 0)])
+def test_a_signal_before_the_loop_ends_a_program_that_has_no_handler(loops: str, code: int) -> None:
+    program = f"""
+import signal
+from harness.trainer.process import Process
+process = Process(lambda signum: True, lambda: None, lambda: None)
+process.attach()
+{loops}
+signal.raise_signal(signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_loop_in_a_thread_hears_signals_too() -> None:
+    program = """
+import signal, threading
+from harness.trainer.process import Process
+heard = []
+process = Process(lambda signum: heard.append(signum) or True, lambda: None, lambda: None)
+process.attach()
+thread = threading.Thread(target=process.hook)
+thread.start()
+thread.join()
+signal.raise_signal(signal.SIGTERM)
+print(heard == [signal.SIGTERM])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.stderr) == ("True\n", "")
