@@ -231,10 +231,10 @@ def on_disk(directory: Path, data: memoryview, number: int) -> OnDisk:
 
 
 def publish(store: DirectoryStore, data: memoryview, step: int, unchanged: Deduplicator) -> commit.Manifest:
-    staged = commit.Staged(
-        id=SnapshotId(1, step), run_id="0" * 32, parent=None, rank=0, world_size=1, state=b"{}", environment={},
-        sealed_at="", shards=shards(data),
+    part = commit.StagedPart(
+        rank=0, world_size=1, state=b"{}", environment={}, sealed_at="", shards=shards(data)
     )  # fmt: skip
+    staged = commit.Staged(id=SnapshotId(1, step), run_id="0" * 32, parent=None, parts=[part])
     return commit.publish(store, KEYS, staged, "local", NEVER, lambda event: None, unchanged=unchanged)
 
 

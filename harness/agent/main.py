@@ -3,7 +3,7 @@
 Owns the main loop, every thread's start and end, and the place where what happened becomes what is done next.
 All state is changed by the main thread only; other threads `post` to it. Each kind of work has an owner, and none of
 them knows this file: what a start begins with is `resume/`, who trains is `trainers/`, what is asked of it
-`trainers/control.py`, what becomes of sealed slots `save/`, how a notice is answered `drain/`.
+`trainers/ranks.py`, what becomes of sealed slots `save/`, how a notice is answered `drain/`.
 
     poller ──notice──▶ ┌──────────────┐ ◀──messages── trainer (ipc.channel, by way of the server)
     tiers ──commit───▶ │  Agent.run   │ ──ask, grant─▶ control page
@@ -37,14 +37,14 @@ from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.run_state import State
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.server import CalledOff, Server
-from harness.agent.trainers.control import TrainerControl
+from harness.agent.trainers.ranks import Rank, Ranks
 from harness.agent.trainers.restarts import Restarts
 from harness.agent.trainers.session import Trainer, TrainerEvents
 from harness.config.program import Program
 from harness.config.settings import Settings
 from harness.core import events, messages
 from harness.core.manifest import Claim
-from harness.core.messages import RunState, Sealed, SignalReceived, Status
+from harness.core.messages import FromTrainer, RunState, Sealed, SignalReceived, Status
 from harness.core.policy.cadence import Cadence
 from harness.core.policy.drain import Choice
 from harness.core.policy.end import (
@@ -119,23 +119,21 @@ class Agent:
         self._journal = Journal(keys, host, listeners=(lines, *listeners), heartbeat=self._heartbeat)
         self._context = Context(settings, keys, host, self._loop, self._journal.emit, self._say, self._on_bug)
         self._pipeline = SavePipeline(self._context, stores, self._on_commit)
-        self._control = TrainerControl(self._pipeline.pool)
+        self._ranks = Ranks(self._context, self._pipeline.pool)
         self._speeds = Speeds(self._pipeline)
-        self._drain = DrainController(self._context, self._pipeline, self._speeds, self._control)
+        self._drain = DrainController(self._context, self._pipeline, self._speeds, self._ranks)
         self._restarts = Restarts(self._context, self._pipeline)
         self._server = Server(self._context, self._pipeline, self._on_message)
         changes = StartupEvents(lambda: self.trainer.tell_resume(), self._refuse, self._on_superseded)
         self._startup = Startup(self._context, program.remembered, self._pipeline, self._journal, changes)
         doings = TrainerEvents(
-            message=self._on_message_of_trainer,
+            last_word=self._on_message_of_trainer,
             began=lambda: self._state.move(RunState.STARTING),
             joined=lambda: self._state.move(RunState.RUNNING),
             lost=self._on_trainer_lost,
             left=self._on_trainer_left,
         )
-        self.trainer = Trainer(
-            self._context, program, self._server, self._control, self._pipeline, self._startup, doings
-        )
+        self.trainer = Trainer(self._context, program, self._server, self._ranks, self._pipeline, self._startup, doings)
         self._notices = Notices(self._context, sources, self._on_notice)
 
     # ---- life of the agent ------------------------------------------------------------------------------------------
@@ -176,7 +174,7 @@ class Agent:
             generation=generation.number,
             run_id=generation.run_id,
             claimed=generation.claimed.is_set(),
-            step=self._control.trainer_step,
+            step=self._ranks.trainer_step,
             step_age_s=self._speeds.step_age_s(time.monotonic()),
             local_step=steps.local,
             durable_step=steps.durable,
@@ -192,7 +190,7 @@ class Agent:
             restart=self.trainer.restarted,
             unreachable=self._notices.unreachable,
             agent_pid=os.getpid(),
-            trainer_pid=self.trainer.connection.pid if self.trainer.connection else None,
+            trainer_pid=next((connection.pid for connection in self._ranks.connections), None),
         )
 
     def _begin(self) -> None:
@@ -303,16 +301,18 @@ class Agent:
                 self._server.hang_up(channel)  # we are ending: a live trainer goes on with another agent
             case messages.Hello() as hello:
                 self.trainer.greet(channel, hello, received.fds, leaving=self._drain.current is not None)
-            case message if self.trainer.is_at(channel) and isinstance(message, messages.FromTrainer):
-                self.trainer.on_message(message)
+            case message if isinstance(message, messages.FromTrainer) and (rank := self._ranks.at(channel)) is not None:
+                self._on_message_of_trainer(rank, message)  # nobody else's word of it counts
 
-    def _on_message_of_trainer(self, message: Sealed | SignalReceived) -> None:
-        """What a trainer says that is not about itself."""
+    def _on_message_of_trainer(self, rank: Rank, message: FromTrainer) -> None:
+        """Whatever a trainer says comes by here, also what is read after its death."""
         match message:
             case Sealed():
-                self._on_sealed(message)
+                self._on_sealed(rank, message)
             case SignalReceived(signum):
                 self._on_signal_of_trainer(signum)
+            case _:
+                self.trainer.on_message(rank, message)
 
     def _on_takeover(self, channel: Channel) -> None:
         """A newcomer on this host wants the run: give it the slots, unless a trainer of ours is alive."""
@@ -333,18 +333,18 @@ class Agent:
 
     def _ask_if_due(self) -> None:
         """Keep a free slot granted, and write the ask word when there is a reason."""
-        if self.trainer.connection is None:
+        if not self._ranks.connections:
             return
-        self._control.grant()
+        self._ranks.grant()
         if (drain := self._drain.current) is not None:
-            self._control.command(Command.SNAPSHOT_AND_LEAVE if drain.plan.choice is Choice.NEW else Command.LEAVE)
-        elif self._control.may_ask and (reason := self._reason()) is not None:
-            self._control.command(Command.SNAPSHOT)
+            self._ranks.command(Command.SNAPSHOT_AND_LEAVE if drain.plan.choice is Choice.NEW else Command.LEAVE)
+        elif self._ranks.may_ask and (reason := self._reason()) is not None:
+            self._ranks.command(Command.SNAPSHOT)
             self._journal.emit(events.Due(reason=reason))
 
     def _reason(self) -> str | None:
-        if self._control.reasons:
-            return min(self._control.reasons)
+        if self._ranks.reasons:
+            return min(self._ranks.reasons)
         attempt, settings = self.trainer.attempt, self.settings
         if attempt.first_step_at is None and not self.trainer.attached:
             return None
@@ -352,23 +352,23 @@ class Agent:
         since = attempt.first_step_at or attempt.began_at
         return "interval" if Cadence(every_s).due(time.monotonic(), self._pipeline.sealed_at, since) else None
 
-    def _on_sealed(self, sealed: Sealed) -> None:
+    def _on_sealed(self, rank: Rank, sealed: Sealed) -> None:
         if sealed.index not in self._pipeline.pool:
             return
         self._speeds.sealed(sealed.bytes, sealed.copy_s)
-        self._control.answered()
+        self._ranks.sealed(rank)
         self._journal.emit(events.Sealed(step=sealed.step, bytes=sealed.bytes, stall_s=sealed.stall_s))
         self._drain.sealed(sealed.step)
         if sealed.held:
             self._pipeline.hold_back(sealed.index, self._startup.generation)
         else:
             self._pipeline.take(sealed.index, self._startup.generation)
-        self._control.acknowledge(self._pipeline.sequence)
+        rank.control.acknowledge(self._pipeline.sequence(rank.number))
 
     def _on_commit(self, steps: Steps) -> None:
-        self._control.tell_steps(steps)
+        self._ranks.tell_steps(steps)
         drain, durable_at = self._drain.current, self._pipeline.durable_at
-        wanted = bool(self._control.reasons)  # a snapshot is still to come, and has to become durable at once
+        wanted = bool(self._ranks.reasons)  # a snapshot is still to come, and has to become durable at once
         if drain is not None and durable_at is not None:
             drain.durable_at = max(drain.began_at, durable_at)
         elif self.trainer.attempt.finished_step is None and not wanted and self._pipeline.everything_durable:
@@ -382,7 +382,7 @@ class Agent:
 
     def _watch_step(self) -> None:
         """Measure how long a step takes, from the word that the trainer writes."""
-        step, now = self._control.trainer_step, time.monotonic()
+        step, now = self._ranks.trainer_step, time.monotonic()
         if step is None:
             return
         self._restarts.reached(step)
@@ -442,7 +442,7 @@ class Agent:
         )
         self._journal.flush()
         if notice.kind is NoticeKind.REBALANCE:
-            self._control.reasons.add("rebalance")
+            self._ranks.reasons.add("rebalance")
             self._pipeline.save_newest_now()
         else:
             self._begin_drain(deadline or Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
@@ -475,7 +475,7 @@ class Agent:
         attempt = self.trainer.attempt
         self._pipeline.settle_held(counts=code == 0)
         self._watch_step()  # how far it came decides whether it is worth starting again
-        self._journal.emit(events.TrainerLeft(code=code, step=self._control.trainer_step))
+        self._journal.emit(events.TrainerLeft(code=code, step=self._ranks.trainer_step))
         if code == 0 and not attempt.connected:
             self._say("the program ended without ever creating a Checkpointer: nothing was saved")
         if self._drain.current is not None:
@@ -560,7 +560,7 @@ class Agent:
     def _dismiss(self) -> None:
         """Tell a trainer that is no child that its resume point will not come."""
         drain, startup = self._drain.current, self._startup
-        if startup.error is None and self.trainer.connection is not None and drain is not None:
+        if startup.error is None and self._ranks.connections and drain is not None:
             superseded = drain.exit_code is ExitCode.SUPERSEDED
             why = "a newer start has asked for the run" if superseded else "this host is to be left"
             what = "the start before this one had handed over" if startup.awaiting else "the store had answered"
@@ -601,4 +601,4 @@ class Agent:
         self._loop.post(note)
 
     def _heartbeat(self) -> events.Heartbeat:
-        return events.Heartbeat(step=self._control.trainer_step, durable_step=self._pipeline.steps.durable)
+        return events.Heartbeat(step=self._ranks.trainer_step, durable_step=self._pipeline.steps.durable)

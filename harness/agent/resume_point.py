@@ -1,6 +1,6 @@
-"""What the trainers restore, and a copy of a snapshot that is in this host's memory already.
+"""Snapshots in this host's memory: a rank's slot, a set of them, and the one that the trainers restore.
 
-Both are handed from one part of the agent to the next: `save/` has the slots, `resume/` chooses, `trainers/` sends.
+They are handed from one part of the agent to the next: `save/` has the slots, `resume/` chooses, `trainers/` sends.
 """
 
 from __future__ import annotations
@@ -13,28 +13,55 @@ from harness.ipc.slots import Slot, SlotRecord
 
 
 @dataclass(frozen=True)
-class MemoryCopy:
-    """A sealed slot of this host; `manifest` is known once a tier has published it, and verifies it."""
+class SealedSlot:
+    """One rank's share of a snapshot.
 
-    id: SnapshotId
+    Attributes:
+        index: the slot's, in the node's pool.
+        slot: the slot.
+        record: what it holds.
+    """
+
     index: int
     slot: Slot
     record: SlotRecord
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(span.size for span in self.record.shards)
+
+
+SnapshotSet = tuple[SealedSlot, ...]
+"""In rank order, one of each rank: only that is a snapshot."""
+
+
+@dataclass(frozen=True)
+class MemoryCopy:
+    """A snapshot in slots of this host; `manifest` is known once a tier has published it, and verifies it."""
+
+    id: SnapshotId
+    slots: SnapshotSet
     manifest: Manifest | None = None
 
     tier = "memory"
 
+    @property
+    def records(self) -> tuple[SlotRecord, ...]:
+        """What the slots hold, in rank order."""
+        return tuple(sealed.record for sealed in self.slots)
+
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What the trainers will restore: a sealed slot with verified content.
+    """What the trainers will restore: a snapshot in slots, with verified content.
 
     Attributes:
         id: the snapshot.
         tier: where it came from.
-        index: the slot's index where it is one of the node's own already, else `None`.
-        slot: the slot.
-        record: what it holds.
+        slots: in rank order.
+        records: what they hold.
+        indexes: of the slots where they are the node's own already; empty for what was fetched just now.
         verified: False only for a memory copy that no tier had digests of yet.
         filling_s: what fetching and verifying it took.
         manifest: what is committed, where it came from a store.
@@ -42,9 +69,15 @@ class ResumePoint:
 
     id: SnapshotId
     tier: str
-    index: int | None
-    slot: Slot
-    record: SlotRecord
+    slots: tuple[Slot, ...]
+    records: tuple[SlotRecord, ...]
+    indexes: tuple[int, ...]
     verified: bool
     filling_s: float = 0.0
     manifest: Manifest | None = None
+
+    def close(self) -> None:
+        """Nobody restores it: what was fetched for it goes."""
+        if not self.indexes:
+            for slot in self.slots:
+                slot.close()

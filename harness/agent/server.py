@@ -177,8 +177,7 @@ class Server:
                 )
             case HandedOver(indexes, generations):
                 for fd, index, info in zip(answer.fds, indexes, generations, strict=True):
-                    self._pipeline.pool.put(index, Slot(fd))
-                    self._pipeline.adopt(index, Generation.of(info), ends=True)
+                    self._pipeline.adopt(index, Slot(fd), Generation.of(info), ends=True)
                 self._pipeline.note_all_taken()
                 if answer.fds:
                     self._emit(events.AgentReplaced(slots=len(answer.fds)))

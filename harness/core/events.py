@@ -220,6 +220,7 @@ class PartStored(Event, frozen=True):
 
     tier: str
     step: int
+    rank: int = 0
 
 
 class Published(Event, frozen=True):

@@ -119,6 +119,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return SnapshotId(self.generation, self.step)
 
     @property
+    def nonce(self) -> str:
+        """What the directory is named by beside generation and step; that of the generation's claim."""
+        return self.directory.rpartition("-")[2]
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of all shards of all ranks."""
         return sum(part.payload_bytes for part in self.parts)

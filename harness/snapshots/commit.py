@@ -2,7 +2,9 @@
 
 Owns the commit protocol of docs/commit-protocol.md over any ObjectStore; knows neither slots' memory nor threads.
 
-    publish:  shards ──▶ part (put-if-absent) ──▶ manifest (put-if-absent) ──▶ read back, and look that all is there
+    put_part:  shards of one rank ──▶ its part (put-if-absent)
+    commit:    all parts ──▶ manifest (put-if-absent) ──▶ read back, and look that all is there
+    publish:   put_part for each rank of this node, then commit
 """
 
 from __future__ import annotations
@@ -38,19 +40,16 @@ from harness.core.manifest import (
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import records
-from harness.snapshots.dedup import Deduplicator, Wanted
+from harness.snapshots.dedup import Deduplicator, Wanted, is_there
 
 Emit = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True)
-class Staged:
-    """One rank's snapshot, ready to be published: what the part will say, and where the bytes are.
+class StagedPart:
+    """One rank's share of a snapshot: what its part will say, and where the bytes are.
 
     Attributes:
-        id: generation and step.
-        run_id: identity of the run.
-        parent: what this generation resumed from.
         rank: whose.
         world_size: of how many.
         state: small state, tagged JSON text.
@@ -60,9 +59,6 @@ class Staged:
         known: what each shard has to be, where that is known already (a copy of a committed snapshot).
     """
 
-    id: SnapshotId
-    run_id: str
-    parent: str | None
     rank: int
     world_size: int
     state: bytes
@@ -72,14 +68,31 @@ class Staged:
     known: Sequence[ShardEntry] | None = None
 
 
+@dataclass(frozen=True)
+class Staged:
+    """A snapshot that is ready to be published: the parts of all ranks of this node.
+
+    Attributes:
+        id: generation and step.
+        run_id: identity of the run.
+        parent: what this generation resumed from.
+        parts: in rank order.
+    """
+
+    id: SnapshotId
+    run_id: str
+    parent: str | None
+    parts: Sequence[StagedPart]
+
+
 @dataclass
 class Attempt:
     """How far publishing one snapshot has come: what the next attempt need not send again.
 
     Attributes:
-        nonce: names the directory, for every attempt of this job; the same job in another process has another nonce
-            (but for a copy of a committed snapshot, whose bytes are the same whoever sends them).
-        stored: shards that are durable there.
+        nonce: names the directory. All who publish a snapshot agree on it without a word, since it is the nonce of the
+            generation's claim (ADR 22); one that is drawn here is for a snapshot that nobody else publishes.
+        stored: shards that are durable there, of all ranks.
         skipped_bytes: what the present attempt did not have to send.
         copied_bytes: what the store copied by itself, in all attempts.
         copying_s: seconds that went into looking for what to copy, and into copying it, in all attempts.
@@ -150,7 +163,7 @@ def publish(
     unchanged: Deduplicator | None = None,
     committing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Manifest:
-    """Make `staged` durable and commit it. Blocks for as long as the bytes take.
+    """Make every part of `staged` durable, and commit it. Blocks for as long as the bytes take.
 
     Whatever dies in the middle leaves either a commit or invisible bytes in a directory of their own. Committing a
     snapshot that is committed already succeeds, whoever did it.
@@ -158,7 +171,7 @@ def publish(
     Args:
         store: where to.
         keys: of the run.
-        staged: what to publish.
+        staged: what to publish, of all ranks of the run.
         tier: for events.
         deadline: for the whole.
         emit: the journal.
@@ -173,14 +186,58 @@ def publish(
     """
     attempt = attempt or Attempt()
     attempt.skipped_bytes = 0
+    parts = [
+        put_part(
+            store, keys, staged, part, tier, deadline, emit, attempt=attempt, progress=progress, unchanged=unchanged
+        )
+        for part in staged.parts
+    ]
+    with committing():
+        return commit(store, keys, combine_parts(parts), deadline)
+
+
+def put_part(
+    store: ObjectStore,
+    keys: RunKeys,
+    staged: Staged,
+    wanted: StagedPart,
+    tier: str,
+    deadline: Deadline,
+    emit: Emit,
+    *,
+    attempt: Attempt,
+    progress: Callable[[int], None] | None = None,
+    unchanged: Deduplicator | None = None,
+) -> Part:
+    """Make one rank's shards durable, and after them the part that names them. It commits nothing.
+
+    Args:
+        store: where to.
+        keys: of the run.
+        staged: the snapshot that this is a part of.
+        wanted: the part.
+        tier: for events.
+        deadline: for the whole.
+        emit: the journal.
+        attempt: whose directory it goes into; what is stored there by then is added to it.
+        progress: see `publish`.
+        unchanged: see `publish`.
+
+    Returns:
+        The part that stands: ours, or an equal one that was there first.
+
+    Raises:
+        CloudError: there is no such part; what was stored is in `attempt`.
+        SnapshotCorrupt: another part stands there; or the bytes are not what they are known to be.
+    """
     directory = keys.directory(staged.id, attempt.nonce)
-    how = dict.fromkeys(attempt.stored, "kept")
-    missing = []
-    for index, (name, source) in enumerate(staged.shards):
-        known = staged.known[index] if staged.known is not None else None
+    how, missing = dict[str, str](), list[Wanted]()
+    for index, (name, source) in enumerate(wanted.shards):
+        known = wanted.known[index] if wanted.known is not None else None
         if name in attempt.stored:
+            how[name] = "kept"
             continue
-        if known is not None and _is_there(store, keys.payload(directory, name), known, deadline):
+        if known is not None and is_there(store, keys.payload(directory, name), known, deadline):
             attempt.stored[name], how[name] = known, "kept"
         else:
             missing.append(Wanted(name, source, known))
@@ -200,13 +257,13 @@ def publish(
             unchanged.copy(store, keys, directory, missing, deadline, copied, refused)
         finally:
             attempt.copying_s += time.monotonic() - began
-    attempt.skipped_bytes = sum(entry.size for entry in attempt.stored.values())
-    for index, (name, source) in enumerate(staged.shards):
+    attempt.skipped_bytes += sum(attempt.stored[name].size for name, _ in wanted.shards if name in attempt.stored)
+    for index, (name, source) in enumerate(wanted.shards):
         entry = attempt.stored.get(name)
         if entry is None:
             key = keys.payload(directory, name)
             entry = _entry(name, store.put(key, source, deadline=deadline, progress=progress))
-        if staged.known is not None and entry.crc64nvme != staged.known[index].crc64nvme:
+        if wanted.known is not None and entry.crc64nvme != wanted.known[index].crc64nvme:
             raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy has rotted")
         attempt.stored[name] = entry
         emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how.get(name, "sent")))
@@ -215,15 +272,15 @@ def publish(
         run_id=staged.run_id,
         generation=staged.id.generation,
         step=staged.id.step,
-        rank=staged.rank,
-        world_size=staged.world_size,
+        rank=wanted.rank,
+        world_size=wanted.world_size,
         directory=directory,
         parent=staged.parent,
-        sealed_at=staged.sealed_at,
-        shards=tuple(attempt.stored[name] for name, _ in staged.shards),
-        state=msgspec.Raw(staged.state),
-        state_crc64nvme=format_crc(crc64nvme(staged.state)),
-        environment=staged.environment,
+        sealed_at=wanted.sealed_at,
+        shards=tuple(attempt.stored[name] for name, _ in wanted.shards),
+        state=msgspec.Raw(wanted.state),
+        state_crc64nvme=format_crc(crc64nvme(wanted.state)),
+        environment=wanted.environment,
     )
     part_key = keys.part(directory, part.rank, part.world_size)
     try:
@@ -233,9 +290,8 @@ def publish(
         if _part_content(standing) != _part_content(part):
             raise SnapshotCorrupt(f"{part_key}: another part stands there") from None
         part = standing
-    emit(events.PartStored(tier=tier, step=staged.id.step))
-    with committing():
-        return commit(store, keys, combine_parts([part]), deadline)
+    emit(events.PartStored(tier=tier, step=staged.id.step, rank=part.rank))
+    return part
 
 
 def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> Manifest:
@@ -344,15 +400,6 @@ def quarantine(
         store.put_if_absent(keys.quarantined(snapshot), encode(record), deadline=deadline)
     except AlreadyExists:
         return
-
-
-def _is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:
-    """Whether the store itself says that `key` holds exactly the known bytes. One that keeps no sums never does."""
-    try:
-        info = store.stat(key, deadline=deadline)
-    except NotFound:
-        return False
-    return info.size == known.size and info.crc64nvme is not None and format_crc(info.crc64nvme) == known.crc64nvme
 
 
 def _all_there(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> bool:

@@ -117,7 +117,10 @@ class Deduplicator:
         def make(one: Wanted, equal: ShardEntry) -> ShardEntry:
             source, key = keys.payload(base.directory, equal.name), keys.payload(directory, one.name)
             patience = deadline.sooner(copy_patience_s(equal.size, deadline.remaining_s))
-            store.copy(source, key, _receipt(equal), deadline=patience)
+            if source != key:
+                store.copy(source, key, _receipt(equal), deadline=patience)
+            elif not is_there(store, key, equal, patience):  # this very snapshot, which an agent before us committed
+                raise CopyDiffers(f"{key} is not what was committed")
             return msgspec.structs.replace(equal, name=one.name)
 
         def conclude(name: str, result: Callable[[], ShardEntry]) -> None:
@@ -185,6 +188,15 @@ class Deduplicator:
         found = _equal(source.cast("B"), candidates)
         looks.found(found is not None)
         return found
+
+
+def is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:
+    """Whether the store itself says that `key` holds exactly the known bytes. One that keeps no sums never does."""
+    try:
+        info = store.stat(key, deadline=deadline)
+    except NotFound:
+        return False
+    return info.size == known.size and info.crc64nvme is not None and format_crc(info.crc64nvme) == known.crc64nvme
 
 
 def _equal(data: memoryview, candidates: list[ShardEntry]) -> ShardEntry | None:

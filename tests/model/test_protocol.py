@@ -1,7 +1,8 @@
 """The commit protocol (docs/commit-protocol.md) under every order of events, against a model of what was promised.
 
-One agent at a time, its trainer, a remote and a local tier. Anything may die before or after any call of a store takes
-effect; replies are lost, stores are down, hosts vanish with their local tier, stored bytes rot. Whatever happens:
+One agent at a time, its trainers (of one rank or two), a remote and a local tier. Anything may die before or after any
+call of a store takes effect; replies are lost, stores are down, hosts vanish with their local tier, stored bytes rot.
+Whatever happens:
 
     I1, I3   a snapshot exists with all its bytes, or not at all        (after every step, and in ProtocolStore)
     I2       nothing is written twice with different bytes              (inside ProtocolStore)
@@ -10,7 +11,7 @@ effect; replies are lost, stores are down, hosts vanish with their local tier, s
     I8       what a sealed slot says is what it holds; after a first seal a complete snapshot exists somewhere
     I9       a lost reply changes nothing about any of this
     I10      no start at step 0 where there are snapshots of the run
-    I11      every manifest is of one step and one generation           (parse_manifest)
+    I11      a snapshot is of all ranks, one step and one generation    (parse_manifest; sets that are half sealed)
     I13      what `publish` has returned from is there
 """
 
@@ -25,7 +26,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cloud.directory.store import DirectoryStore
 from cloud.errors import CloudError, NotFound
@@ -33,9 +34,10 @@ from cloud.retry import RetryingStore
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.resume.finder import Copy, Finder
-from harness.agent.resume_point import MemoryCopy, ResumePoint
+from harness.agent.resume_point import MemoryCopy, ResumePoint, SealedSlot, SnapshotSet
 from harness.agent.save.jobs import LocalSnapshot
 from harness.agent.save.slot_pool import SlotPool
+from harness.agent.save.snapshot_set import whole_sets
 from harness.core import events
 from harness.core.manifest import FORMAT, Claim, Manifest, parse_manifest
 from harness.core.policy.retention import retain
@@ -69,23 +71,28 @@ class Alive:
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.pool = SlotPool()
-        self.slots: list[int] = []
+        self.slots: list[list[int]] = []
         self.step = 0
         self.sequence = 0
         self.sealed_step: int | None = None
-        self.pending: dict[str, int | None] = dict.fromkeys(TIERS)
+        self.pending: dict[str, tuple[int, ...]] = dict.fromkeys(TIERS, ())
         self.manifests: dict[SnapshotId, Manifest] = {}
         self.verified: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
         self.ever_sealed = False
         self.unchanged = {tier: Deduplicator() for tier in TIERS}
 
-    def hold(self, tier: str, index: int | None) -> None:
-        """The newest job wins: `index` is what `tier` needs now, and nothing else."""
-        before, self.pending[tier] = self.pending[tier], index
-        if index is not None:
+    def hold(self, tier: str, indexes: tuple[int, ...]) -> None:
+        """The newest job wins: `indexes` are what `tier` needs now, and nothing else."""
+        before, self.pending[tier] = self.pending[tier], indexes
+        for index in indexes:
             self.pool.hold(index, tier)
-        if before is not None and before != index:
-            self.pool.release(before, tier)
+        for index in set(before) - set(indexes):
+            self.pool.release(index, tier)
+
+    def sets(self) -> list[SnapshotSet]:
+        """The snapshots in memory, newest first."""
+        found = [(index, self.pool[index], self.pool[index].record()) for index in self.pool.sealed()]
+        return whole_sets(SealedSlot(index, slot, record) for index, slot, record in found if record is not None)
 
 
 class Protocol(RuleBasedStateMachine):
@@ -94,7 +101,8 @@ class Protocol(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="harness-model-"))
-        self.hosts = 0
+        self.hosts, self.world_size = 0, 1
+        self.nonces: dict[int, str] = {}
         self.agent: Alive | None = None
         self.truth: dict[SnapshotId, Content] = {}
         self.promised: dict[str, set[SnapshotId]] = {tier: set() for tier in TIERS}
@@ -111,6 +119,10 @@ class Protocol(RuleBasedStateMachine):
 
     # ---- rules ------------------------------------------------------------------------------------------------------
 
+    @initialize(world_size=st.sampled_from([1, 1, 2]))
+    def ranks(self, world_size: int) -> None:
+        self.world_size = world_size
+
     @precondition(lambda self: self.agent is None)
     @rule(fault=faults, tier=tiers, fresh=st.sampled_from([False] * 7 + [True]))
     def start(self, fault: Fault | None, tier: str, fresh: bool) -> None:
@@ -120,10 +132,14 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: self.agent is not None)
     @rule(fault=faults, tier=tiers, torn=st.booleans())
     def restart_in_place(self, fault: Fault | None, tier: str, torn: bool) -> None:
-        """The trainer dies, perhaps in the middle of filling a slot; the agent starts it again."""
+        """The trainers die, perhaps in the middle of filling a slot; the agent starts them again."""
         agent = self._agent()
-        if torn and (index := self._granted()) is not None:
-            Content(SnapshotId(agent.generation.number, agent.step + 1), frozen=True).fill(agent.pool[index], half=True)
+        if torn and (indexes := self._granted()):
+            agent.step, agent.sequence = agent.step + 1, agent.sequence + 1
+            content, *_, last = self._next(), *indexes
+            for rank, index in enumerate(indexes[:-1]):
+                content.seal(agent.pool[index], agent.sequence, rank)
+            content.fill(agent.pool[last], self.world_size - 1, half=True)
         with self._mortal(tier, fault):
             self._start(agent, fresh=False)
 
@@ -132,18 +148,28 @@ class Protocol(RuleBasedStateMachine):
     def seal(self, steps: int) -> None:
         agent = self._agent()
         agent.step += steps
-        index = self._granted()
-        if index is None:
-            return  # every slot is needed: the trainer goes on without a snapshot
-        name = SnapshotId(agent.generation.number, agent.step)
-        content = self.truth[name] = Content(name, agent.generation.run_id, agent.generation.parent, frozen=True)
-        content.fill(agent.pool[index])
+        indexes = self._granted()
+        if not indexes:
+            return  # every slot is needed: the trainers go on without a snapshot
+        content = self._next()
         agent.sequence += 1
-        agent.pool[index].seal(content.record(), agent.sequence)
+        for rank, index in enumerate(indexes):
+            content.seal(agent.pool[index], agent.sequence, rank)
         agent.sealed_step, agent.ever_sealed = agent.step, True
         for tier in TIERS:
-            agent.hold(tier, index)
+            agent.hold(tier, indexes)
         agent.pool.collect()
+
+    @precondition(lambda self: self.agent is not None)
+    @rule()
+    def replace_agent(self) -> None:
+        """The agent dies, and its trainers go on with another: it publishes again what is newest, and knows nothing."""
+        agent = self._agent()
+        agent.unchanged = {tier: Deduplicator() for tier in TIERS}
+        newest = next(iter(agent.sets()), ())
+        ours = tuple(sealed.index for sealed in newest if sealed.record.generation == agent.generation.number)
+        for tier in TIERS:
+            agent.hold(tier, ours)
 
     @precondition(lambda self: self.agent is not None)
     @rule(steps=st.integers(1, 3), upload=st.booleans(), verify=st.booleans())
@@ -159,15 +185,15 @@ class Protocol(RuleBasedStateMachine):
     @rule(tier=tiers, fault=faults)
     def publish_from_slot(self, tier: str, fault: Fault | None) -> None:
         agent = self._agent()
-        index = agent.pending[tier]
-        if index is None:
+        if not (indexes := agent.pending[tier]):
             return
-        record = agent.pool[index].record()
-        assert record is not None, "I8: a slot that a tier needs was overwritten"
-        content = self.truth[SnapshotId(record.generation, record.step)]
+        records = [agent.pool[index].record() for index in indexes]
+        (name,) = {SnapshotId(record.generation, record.step) for record in records if record is not None}
+        assert None not in records, "I8: a slot that a tier needs was overwritten"
+        content = self.truth[name]
         with self._mortal(tier, fault):
-            agent.manifests[content.id] = self._publish(tier, content.staged())
-            agent.hold(tier, None)
+            agent.manifests[name] = self._publish(tier, content.staged(), commit.Attempt(self.nonces[name.generation]))
+            agent.hold(tier, ())
 
     @precondition(lambda self: self.agent is not None)
     @rule(fault=faults, failing=tiers)
@@ -180,7 +206,7 @@ class Protocol(RuleBasedStateMachine):
             try:
                 manifest = records.read_manifest(store, KEYS, usable[-1], FOREVER)
                 job = LocalSnapshot(store, KEYS, manifest, agent.generation, 0.0, behind=True)
-                self._publish("remote", job.stage())
+                self._publish("remote", job.stage(), job.attempt())
             except (SnapshotCorrupt, NotFound):
                 assert usable[-1] in self._damaged("local") | self._damaged("remote")
 
@@ -257,7 +283,7 @@ class Protocol(RuleBasedStateMachine):
             return
         name = committed[which]
         manifest = parse_manifest(store.written[KEYS.commit(name)], KEYS, name)
-        shard = manifest.parts[0].shards[which % 2].name
+        shard = manifest.parts[-1].shards[which % 2].name
         key = KEYS.commit(name) if what == "manifest" else KEYS.payload(manifest.directory, shard)
         if key in store.damaged or key not in store.keys(key):
             return
@@ -275,9 +301,11 @@ class Protocol(RuleBasedStateMachine):
                 if name in self._damaged(tier):
                     continue
                 manifest = records.read_manifest(store.inner, KEYS, name, FOREVER)
-                found = [store.peek(KEYS.payload(manifest.directory, s.name)) for s in manifest.parts[0].shards]
-                assert found == self.truth[name].shards
-                assert bytes(manifest.parts[0].state).decode() == self.truth[name].state
+                assert len(manifest.parts) == self.world_size
+                for rank, part in enumerate(manifest.parts):
+                    found = [store.peek(KEYS.payload(manifest.directory, shard.name)) for shard in part.shards]
+                    assert found == self.truth[name].shards_of(rank)
+                    assert bytes(part.state).decode() == self.truth[name].state
 
     @invariant()
     def what_was_promised_is_there(self) -> None:
@@ -299,10 +327,10 @@ class Protocol(RuleBasedStateMachine):
         for slot in sealed:
             record = slot.record()
             assert record is not None
-            assert self.truth[SnapshotId(record.generation, record.step)].is_in(slot)
+            assert self.truth[SnapshotId(record.generation, record.step)].is_in(slot, record.rank)
         if agent.ever_sealed:
             good = [name for tier in TIERS for name in self._committed(tier) if name not in self._damaged(tier)]
-            assert sealed or good or any(self.spoilt.values()), (
+            assert agent.sets() or good or any(self.spoilt.values()), (
                 "I8: a first snapshot was sealed, and none exists any more"
             )
 
@@ -318,6 +346,7 @@ class Protocol(RuleBasedStateMachine):
             run_id=alive.generation.run_id if alive else before or f"{known.next_generation:032x}",
             nonce=f"{len(self.stores['remote'].written):016x}",
         )
+        self.nonces[generation.number] = generation.nonce
         standing = commit.claim(remote, KEYS, _claim(generation, fresh=fresh), FOREVER)
         assert standing.nonce == generation.nonce
         agent = alive or Alive(generation)
@@ -367,7 +396,9 @@ class Protocol(RuleBasedStateMachine):
             return
         assert best is not None
         assert (point.id, point.tier) == (best.id, best.tier), "I4: not the newest usable copy"
-        assert self.truth[point.id].is_in(point.slot), "I12: not the bytes that were committed"
+        for rank, slot in enumerate(point.slots):
+            assert self.truth[point.id].is_in(slot, rank), "I12: not the bytes that were committed"
+        assert len(point.slots) == self.world_size, "I11: not all ranks"
         self._check_refused(refused, point, told)
         self._restored(agent, point)
 
@@ -403,29 +434,35 @@ class Protocol(RuleBasedStateMachine):
         agent.generation.parent = str(point.id)
         if point.tier != "memory":
             agent.verified[point.tier].add(point.id)
-        if point.index is None:
-            agent.pool.add(point.slot)
+        if not point.indexes:
+            for rank, slot in enumerate(point.slots):
+                agent.pool.add(slot, rank)
             agent.ever_sealed = True
 
     def _memory_copies(self, agent: Alive) -> list[Copy]:
-        found: list[Copy] = []
-        for index in agent.pool.sealed():
-            record = agent.pool[index].record()
-            assert record is not None
-            name = SnapshotId(record.generation, record.step)
-            found.append(MemoryCopy(name, index, agent.pool[index], record, agent.manifests.get(name)))
-        return found
+        named = [(SnapshotId(slots[0].record.generation, slots[0].record.step), slots) for slots in agent.sets()]
+        return [MemoryCopy(name, slots, agent.manifests.get(name)) for name, slots in named]
 
     def _usable(self, copy: Copy) -> bool:
         return copy.tier == "memory" or copy.id not in self._damaged(copy.tier)
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
-    def _publish(self, tier: str, staged: commit.Staged) -> Manifest:
+    def _next(self) -> Content:
+        """What is sealed at this step."""
+        own = self._agent().generation
+        name = SnapshotId(own.number, self._agent().step)
+        made = Content(name, own.run_id, own.parent, frozen=True, world_size=self.world_size)
+        self.truth[name] = made
+        return made
+
+    def _publish(self, tier: str, staged: commit.Staged, attempt: commit.Attempt) -> Manifest:
         store, unchanged = self.retrying[tier], self._agent().unchanged[tier]
         if unchanged.base is None and (base := commit.base(store, KEYS, FOREVER)) is not None:
             unchanged.committed(base)
-        manifest = commit.publish(store, KEYS, staged, tier, FOREVER, self.events.append, unchanged=unchanged)
+        manifest = commit.publish(
+            store, KEYS, staged, tier, FOREVER, self.events.append, attempt=attempt, unchanged=unchanged
+        )
         unchanged.committed(manifest)
         assert manifest.id == staged.id
         assert manifest.id in self._committed(tier), "I13: published, and not there"
@@ -441,13 +478,17 @@ class Protocol(RuleBasedStateMachine):
             assert self.truth[name].run_id == run_id
         return finished
 
-    def _granted(self) -> int | None:
-        agent = self._agent()
-        if not agent.slots:
-            agent.slots = agent.pool.allocate(SLOT_BYTES, 1 + self.hosts % 2)  # small hosts have one
-        index = agent.pool.grant()
-        assert index is None or index not in agent.pending.values(), "I8: a slot is granted while a tier reads it"
-        return index
+    def _granted(self) -> tuple[int, ...]:
+        """A slot for each rank; none, where one has none."""
+        agent, granted = self._agent(), list[int]()
+        for rank in range(self.world_size):
+            if len(agent.slots) == rank:
+                agent.slots.append(agent.pool.allocate(SLOT_BYTES, 1 + self.hosts % 2, rank))  # small hosts have one
+            if (index := agent.pool.grant(rank)) is None:
+                return ()
+            assert all(index not in held for held in agent.pending.values()), "I8: granted while a tier reads it"
+            granted.append(index)
+        return tuple(granted)
 
     @contextmanager
     def _mortal(self, tier: str, fault: Fault | None) -> Iterator[None]:

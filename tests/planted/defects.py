@@ -112,8 +112,8 @@ DEFECTS = (
     one(
         "a final snapshot that was held back counts whatever came of it",
         "harness/agent/save/pipeline.py",
-        "        if counts:\n            self._last_sequence -= 1\n",
-        "        if True:\n            self._last_sequence -= 1\n",
+        "            if counts:\n                self._last_sequence[self.pool.rank_of(index)] -= 1\n",
+        "            if True:\n                self._last_sequence[self.pool.rank_of(index)] -= 1\n",
         AGENT,
     ),
     one(
@@ -229,15 +229,36 @@ DEFECTS = (
     one(
         "a slot that the trainer may write is read",
         "harness/agent/save/pipeline.py",
-        " or self.pool.is_granted(index):\n",
-        ":\n",
+        " if not self.pool.is_granted(index)]\n",
+        "]\n",
+        AGENT,
+    ),
+    one(
+        "a snapshot is whole without all of its ranks",
+        "harness/agent/save/snapshot_set.py",
+        "        if len(ranks) < sealed.record.world_size:\n            return None\n",
+        "",
+        AGENT,
+    ),
+    one(
+        "one rank's layout takes the slots of all",
+        "harness/agent/save/slot_pool.py",
+        "        self._retired |= self._of(wanted.rank) - set(indexes)\n",
+        "        self._retired |= set(self._slots) - set(indexes)\n",
+        AGENT,
+    ),
+    one(
+        "those who publish a snapshot do not agree where it goes",
+        "harness/agent/save/jobs.py",
+        "        return commit.Attempt(self.generation.nonce) if self.generation.nonce else commit.Attempt()\n",
+        "        return commit.Attempt()\n",
         AGENT,
     ),
     one(
         "a slot that a tier reads is free",
         "harness/agent/save/pipeline.py",
-        "        self.pool.hold(job.index, tier.name)\n",
-        "",
+        "            self.pool.hold(index, tier.name)\n        self._submit(tier, job)\n",
+        "            pass\n        self._submit(tier, job)\n",
         AGENT,
     ),
     one(

@@ -8,7 +8,6 @@ after every change of the store what must hold at every moment; tests/model/test
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from harness.snapshots.candidates import stored_copies
 from harness.snapshots.dedup import Deduplicator
 from harness.snapshots.handover import LOOK_S, Predecessors, newer_claim
 from tests.support.interleave import Actor, SteppedStore
-from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content, ProtocolStore, retrying
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content, ProtocolStore, altered, retrying
 
 _T = TypeVar("_T")
 WHOLE_LIST = 1000
@@ -509,8 +508,10 @@ class Agent:
         point = finder.find(stored_copies(self.store, "remote", sorted(names)), lambda copy, record: None)
         if point is None:
             return None
-        assert Content(point.id, self.run_id, frozen=True).is_in(point.slot), "I12: not the bytes that were committed"
-        point.slot.close()
+        assert Content(point.id, self.run_id, frozen=True).is_in(point.slots[0]), (
+            "I12: not the bytes that were committed"
+        )
+        point.slots[0].close()
         return point.id
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
@@ -519,7 +520,7 @@ class Agent:
         """As `harness.agent.save.tier`: publish until it is there; verify, retire, sweep where time allows."""
         self.step += 1
         content = Content(SnapshotId(self.generation, self.step), self.run_id, self.parent, frozen=True)
-        sealed = Sealed(content, self._nonce())
+        sealed = Sealed(content, self._claims[self.generation])
         if self.life.same_host:
             self.run.local[self.place] = sealed
         manifest = self._publish(sealed, "publish")
@@ -531,7 +532,7 @@ class Agent:
         """The manifest that stands; `None` if its shards were swept meanwhile: somebody newer is at work."""
         staged, attempt = sealed.content.staged(), commit.Attempt(sealed.nonce)
         if self.life.same_host:
-            staged = dataclasses.replace(staged, known=sealed.content.entries())
+            staged = altered(staged, known=sealed.content.entries())
         while True:
             try:
                 with self._doing("look for a base"):

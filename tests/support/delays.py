@@ -26,7 +26,7 @@ AGENT: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
         "turn": ("harness.agent.loop:Loop.run_posts", SHORT_S),
         "greet": ("harness.agent.trainers.session:Trainer.greet", LONG_S),
-        "hear": ("harness.agent.trainers.session:Trainer.on_message", SHORT_S),
+        "hear": ("harness.agent.main:Agent._on_message_of_trainer", SHORT_S),
         "spawn": ("harness.agent.trainers.session:Trainer.spawn", LONG_S),
         "child-exit": ("harness.agent.trainers.session:Trainer._on_child_exit", LONG_S),
         "dead": ("harness.agent.trainers.session:Trainer._on_dead", LONG_S),

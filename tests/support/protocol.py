@@ -6,6 +6,7 @@ is an AssertionError there, not a riddle later.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from cloud.store import CHUNK_BYTES, ObjectInfo, ObjectStore, Progress, Receipt,
 from harness.core.manifest import ShardEntry, parse_manifest, parse_part
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
-from harness.snapshots.commit import Staged
+from harness.snapshots.commit import Staged, StagedPart
 
 KEYS = RunKeys("run")
 RUN_ID = "0123456789abcdef" * 2
@@ -288,6 +289,13 @@ def retrying(store: ObjectStore) -> RetryingStore:
 
 # ---- small snapshots ------------------------------------------------------------------------------------------------
 
+
+def altered(staged: Staged, **changes: Any) -> Staged:
+    """`staged`, of one rank, with a part that differs in these fields."""
+    (part,) = staged.parts
+    return dataclasses.replace(staged, parts=[dataclasses.replace(part, **changes)])
+
+
 SHARD_BYTES = (64, 5000)
 
 
@@ -295,20 +303,27 @@ SHARD_BYTES = (64, 5000)
 class Content:
     """What a snapshot holds: a function of its name and of the run, so that no two are alike.
 
-    With `frozen` the first shard is the same in all of a run's.
+    With `frozen` the first shard is the same in all of a run's. It is of `world_size` ranks; what is said of its
+    shards, without more, is said of the first one's.
     """
 
     id: SnapshotId
     run_id: str = RUN_ID
     parent: str | None = None
     frozen: bool = False
+    world_size: int = 1
 
     @property
     def shards(self) -> list[bytes]:
         """Each shard's bytes."""
+        return self.shards_of(0)
+
+    def shards_of(self, rank: int) -> list[bytes]:
+        """Each shard's bytes, of one rank."""
         seeds = [self.run_id if self.frozen else f"{self.run_id} {self.id}", f"{self.run_id} {self.id}"]
+        whose = f" {rank}" if rank else ""
         return [
-            hashlib.shake_128(seeds[index].encode() + bytes([index])).digest(size)
+            hashlib.shake_128(f"{seeds[index]}{whose}".encode() + bytes([index])).digest(size)
             for index, size in enumerate(SHARD_BYTES)
         ]
 
@@ -323,12 +338,20 @@ class Content:
             id=self.id,
             run_id=self.run_id,
             parent=self.parent,
-            rank=0,
-            world_size=1,
-            state=self.state.encode(),
-            environment={},
-            sealed_at=SEALED_AT,
-            shards=[(shard_name(0, 1, index), memoryview(data)) for index, data in enumerate(self.shards)],
+            parts=[
+                StagedPart(
+                    rank=rank,
+                    world_size=self.world_size,
+                    state=self.state.encode(),
+                    environment={},
+                    sealed_at=SEALED_AT,
+                    shards=[
+                        (shard_name(rank, self.world_size, index), memoryview(data))
+                        for index, data in enumerate(self.shards_of(rank))
+                    ],
+                )
+                for rank in range(self.world_size)
+            ],
         )
 
     def entries(self) -> list[ShardEntry]:
@@ -344,26 +367,33 @@ class Content:
             for index, data in enumerate(self.shards)
         ]
 
-    def record(self) -> SlotRecord:
+    def record(self, rank: int = 0) -> SlotRecord:
         """What a slot says of it."""
         return SlotRecord(
             step=self.id.step,
-            rank=0,
-            world_size=1,
+            rank=rank,
+            world_size=self.world_size,
             generation=self.id.generation,
-            shards=SPANS,
+            shards=_spans(rank, self.world_size),
             state=self.state,
             environment={},
             sealed_at=SEALED_AT,
         )
 
-    def fill(self, slot: Slot, *, half: bool = False) -> None:
+    def fill(self, slot: Slot, rank: int = 0, *, half: bool = False) -> None:
         """Copy the shards into the slot, as a trainer does; or die over it."""
         slot.begin()
-        for span, data in list(zip(SPANS, self.shards, strict=True))[: 1 if half else None]:
+        for span, data in list(zip(_spans(rank, self.world_size), self.shards_of(rank), strict=True))[
+            : 1 if half else None
+        ]:
             slot.shard(span)[:] = data
 
-    def is_in(self, slot: Slot) -> bool:
+    def seal(self, slot: Slot, sequence: int, rank: int = 0) -> None:
+        """Copy the shards, and say so."""
+        self.fill(slot, rank)
+        slot.seal(self.record(rank), sequence)
+
+    def is_in(self, slot: Slot, rank: int = 0) -> bool:
         """Whether a sealed slot holds exactly this."""
         record = slot.record()
         if (
@@ -372,8 +402,11 @@ class Content:
             or (record.generation, record.step) != (self.id.generation, self.id.step)
         ):
             return False
-        return [bytes(slot.shard(span)) for span in record.shards] == self.shards
+        return [bytes(slot.shard(span)) for span in record.shards] == self.shards_of(rank)
 
 
-SPANS: tuple[ShardSpan, ...] = place_shards([(shard_name(0, 1, index), size) for index, size in enumerate(SHARD_BYTES)])
-SLOT_BYTES = slot_bytes(SPANS, 100)
+def _spans(rank: int, world_size: int) -> tuple[ShardSpan, ...]:
+    return place_shards([(shard_name(rank, world_size, index), size) for index, size in enumerate(SHARD_BYTES)])
+
+
+SLOT_BYTES = slot_bytes(_spans(0, 1), 100)

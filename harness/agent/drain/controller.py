@@ -20,7 +20,7 @@ from harness.agent.drain import speeds as drains
 from harness.agent.drain.drill import Drill
 from harness.agent.drain.speeds import Drain, Speeds
 from harness.agent.save.pipeline import SavePipeline
-from harness.agent.trainers.control import TrainerControl
+from harness.agent.trainers.ranks import Ranks
 from harness.core import events
 from harness.core.messages import Drilling, Forecast
 from harness.core.policy.drain import Choice, Plan, still_fits
@@ -31,16 +31,16 @@ from harness.ipc.channel import Channel, ChannelClosed
 class DrainController:
     """Of one agent. `trains`, in what follows: whether a trainer is there to take one more snapshot."""
 
-    def __init__(self, context: Context, pipeline: SavePipeline, speeds: Speeds, control: TrainerControl) -> None:
+    def __init__(self, context: Context, pipeline: SavePipeline, speeds: Speeds, ranks: Ranks) -> None:
         """Nobody leaves.
 
         Args:
             context: of the agent.
             pipeline: of the run.
             speeds: what its saves take.
-            control: which takes the deadline to the trainer, and a drill's wish.
+            ranks: which take the deadline to the trainers, and a drill's wish.
         """
-        self._pipeline, self._speeds, self._control = pipeline, speeds, control
+        self._pipeline, self._speeds, self._ranks = pipeline, speeds, ranks
         self._emit, self._say = context.emit, context.say
         self.current: Drain | None = None
         """Once it is decided to leave."""
@@ -49,11 +49,11 @@ class DrainController:
 
     def plan(self, deadline: Deadline, *, trains: bool) -> Plan:
         """What can still become durable until `deadline`."""
-        return self._speeds.plan(deadline, trainer_alive=trains, layout_bytes=self._control.layout_bytes)
+        return self._speeds.plan(deadline, trainer_alive=trains, layout_bytes=self._ranks.layout_bytes)
 
     def forecast(self, in_s: float, *, trains: bool) -> Forecast | None:
         """What a notice that leaves `in_s` seconds would come to now; `None` before the first step, and in a drain."""
-        step = self._control.trainer_step
+        step = self._ranks.trainer_step
         if step is None or self.current is not None:
             return None
         plan = self.plan(drains.before_the_end(Deadline.after(in_s)), trains=trains)
@@ -70,7 +70,7 @@ class DrainController:
                 self._push_deadline(deadline)
             return
         self.call_off_drill("the instance really goes away")
-        step, plan = self._control.trainer_step, self.plan(deadline, trains=trains)
+        step, plan = self._ranks.trainer_step, self.plan(deadline, trains=trains)
         self.current = Drain(deadline, code, plan, ends_at)
         self._emit(
             events.Draining(
@@ -96,7 +96,7 @@ class DrainController:
         """Nothing is written any more: what leaving has come to, if it was begun."""
         if self.current is None:
             return
-        drained = self.current.outcome(self._pipeline.steps.durable, self._control.trainer_step)
+        drained = self.current.outcome(self._pipeline.steps.durable, self._ranks.trainer_step)
         self._emit(drained)
         self._say(drains.words(drained))
         if self._drilled_for is not None:
@@ -104,7 +104,7 @@ class DrainController:
 
     def _push_deadline(self, deadline: Deadline) -> None:
         if not math.isinf(deadline.at):
-            self._control.tell_deadline(deadline)
+            self._ranks.tell_deadline(deadline)
             self._pipeline.drain(deadline)
 
     def _hurry(self, plan: Plan) -> None:
@@ -131,7 +131,7 @@ class DrainController:
         if self.current is not None or self._drill is not None or over:
             drills.refuse(channel, "a drill is under way" if self._drill else "this run is leaving already")
             return None
-        step, deadline = self._control.trainer_step, Deadline.after(in_s)
+        step, deadline = self._ranks.trainer_step, Deadline.after(in_s)
         if not trains or step is None:
             drills.refuse(channel, "nothing is being trained at the moment: no snapshot can be taken")
             return None
@@ -144,7 +144,7 @@ class DrainController:
         self._emit(events.Drilling(choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s))
         self._drill = Drill(channel, in_s, plan, step, self._pipeline.sealed_step)
         if plan.choice is Choice.NEW:
-            self._control.reasons.add("drill")
+            self._ranks.reasons.add("drill")
         self._hurry(plan)
         return None
 

@@ -47,6 +47,7 @@ _T = TypeVar("_T")
 
 
 Copy = MemoryCopy | StoredCopy
+Records = tuple[SlotRecord, ...]
 
 
 class _NotRead(SnapshotCorrupt):
@@ -77,13 +78,13 @@ class Finder:
         self._keys, self._run_id, self._host, self._emit, self._slot_disk = keys, run_id, host, emit, slot_disk
         self._condemned = False
 
-    def find(self, copies: Sequence[Copy], head: Callable[[Copy, SlotRecord], None]) -> ResumePoint | None:
-        """The newest usable copy in a slot; `None` if the run has no snapshot at all.
+    def find(self, copies: Sequence[Copy], head: Callable[[Copy, Records], None]) -> ResumePoint | None:
+        """The newest usable copy, in slots; `None` if the run has no snapshot at all.
 
         Args:
             copies: candidates, in any order.
-            head: called with each copy that is about to be fetched and its record, as soon as that is known, so that
-                small state is ready long before the tensors are.
+            head: called with each copy that is about to be fetched and its records, in rank order, as soon as those are
+                known, so that small state is ready long before the tensors are.
 
         Raises:
             SnapshotCorrupt: there are snapshots of this run, and none of them can be used.
@@ -124,17 +125,16 @@ class Finder:
             )
         return None
 
-    def _take(self, copy: Copy, head: Callable[[Copy, SlotRecord], None]) -> ResumePoint:
+    def _take(self, copy: Copy, head: Callable[[Copy, Records], None]) -> ResumePoint:
         if isinstance(copy, MemoryCopy):
             self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
-            head(copy, copy.record)
+            head(copy, copy.records)
             return self._from_memory(copy)
         manifest = self._read_manifest(copy)
         check_run(manifest, self._run_id)
         self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
-        record = to_record(manifest.parts[0])
-        head(copy, record)
-        return self._from_store(copy, manifest, record)
+        head(copy, tuple(to_record(part) for part in manifest.parts))
+        return self._from_store(copy, manifest)
 
     def _read_manifest(self, copy: StoredCopy) -> Manifest:
         deadline = Deadline.after(FETCH_S)
@@ -163,38 +163,46 @@ class Finder:
     def _from_memory(self, copy: MemoryCopy) -> ResumePoint:
         began_at, verified = time.monotonic(), copy.manifest is not None
         if copy.manifest is not None:
-            for span, shard in zip(copy.record.shards, copy.manifest.parts[0].shards, strict=True):
-                if format_crc(crc64nvme(copy.slot.shard(span))) != shard.crc64nvme:
-                    raise SnapshotCorrupt(f"slot {copy.index}: {span.name} is not what was committed")
-        size = sum(span.size for span in copy.record.shards)
+            for sealed, part in zip(copy.slots, copy.manifest.parts, strict=True):
+                for span, shard in zip(sealed.record.shards, part.shards, strict=True):
+                    if format_crc(crc64nvme(sealed.slot.shard(span))) != shard.crc64nvme:
+                        raise SnapshotCorrupt(f"slot {sealed.index}: {span.name} is not what was committed")
+        size = sum(sealed.payload_bytes for sealed in copy.slots)
         seconds = self._emit_fetched(copy, size, began_at, verified=verified)
-        return ResumePoint(copy.id, copy.tier, copy.index, copy.slot, copy.record, verified, seconds)
+        slots, indexes = zip(*((sealed.slot, sealed.index) for sealed in copy.slots), strict=True)
+        return ResumePoint(copy.id, copy.tier, slots, copy.records, indexes, verified, seconds)
 
-    def _from_store(self, copy: StoredCopy, manifest: Manifest, record: SlotRecord) -> ResumePoint:
-        began_at = time.monotonic()
+    def _from_store(self, copy: StoredCopy, manifest: Manifest) -> ResumePoint:
+        """One verdict for all ranks: where one part cannot be had, there is no snapshot."""
+        began_at, slots = time.monotonic(), list[Slot]()
+        try:
+            for part in manifest.parts:
+                slots.append(self._fetch_part(copy, manifest, part))
+        except BaseException:
+            for slot in slots:
+                slot.close()
+            raise
+        seconds = self._emit_fetched(copy, manifest.payload_bytes, began_at, verified=True)
+        parts = tuple(to_record(part) for part in manifest.parts)
+        return ResumePoint(copy.id, copy.tier, tuple(slots), parts, (), True, seconds, manifest)
+
+    def _fetch_part(self, copy: StoredCopy, manifest: Manifest, part: Part) -> Slot:
+        record = to_record(part)
         size = slot_bytes(record.shards, len(record.encode()))
         # A trainer on the CPU, or one that builds its state there, is going to need as much again.
         beside = size if self._slot_disk is not None else 0
         try:
-            slot = self._fetch(copy, manifest, record, begin_slot(size, self._slot_disk, beside=beside))
+            return self._fetch(copy, manifest, part, begin_slot(size, self._slot_disk, beside=beside))
         except OutOfMemory:
-            slot = self._fetch(copy, manifest, record, begin_slot(size, self._slot_disk, beside=EVERYTHING))
-        seconds = self._emit_fetched(copy, manifest.parts[0].payload_bytes, began_at, verified=True)
-        return ResumePoint(copy.id, copy.tier, None, slot, record, True, seconds, manifest)
+            return self._fetch(copy, manifest, part, begin_slot(size, self._slot_disk, beside=EVERYTHING))
 
-    def _fetch(
-        self,
-        copy: StoredCopy,
-        manifest: Manifest,
-        record: SlotRecord,
-        begun: tuple[Slot, Generator[int]],
-    ) -> Slot:
+    def _fetch(self, copy: StoredCopy, manifest: Manifest, part: Part, begun: tuple[Slot, Generator[int]]) -> Slot:
         """Fill a slot that has been begun, and seal it."""
         slot, making = begun
         ahead = Preallocation(making)
         try:
             try:
-                self._fill(slot, ahead, copy.store, manifest, record)
+                self._fill(slot, ahead, copy.store, manifest.directory, part)
             except (NotFound, Truncated) as err:
                 self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
                 raise (_Missing if isinstance(err, NotFound) else _NotRead)(str(err)) from err
@@ -203,25 +211,18 @@ class Finder:
                 # IMPORTANT: what a disk does not take, the kernel forgets: verified, and not there when it is read.
                 with _disk_failures():
                     os.fdatasync(slot.fd)
-            slot.seal(record, 0)
+            slot.seal(to_record(part), 0)
         except BaseException:
             ahead.stop()
             slot.close()
             raise
         return slot
 
-    def _fill(
-        self,
-        slot: Slot,
-        ahead: Preallocation,
-        store: ObjectStore,
-        manifest: Manifest,
-        record: SlotRecord,
-    ) -> None:
-        deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
+    def _fill(self, slot: Slot, ahead: Preallocation, store: ObjectStore, directory: str, part: Part) -> None:
+        deadline = Deadline.after(patience_s(part.payload_bytes, FETCH_S))
         slot.begin()
-        for span, shard in zip(record.shards, manifest.parts[0].shards, strict=True):
-            stored = StoredShard(store, self._keys.payload(manifest.directory, shard.name), shard)
+        for span, shard in zip(to_record(part).shards, part.shards, strict=True):
+            stored = StoredShard(store, self._keys.payload(directory, shard.name), shard)
             info = _again(partial(stored.stat, deadline))
             try:
                 stored.check_whole(_fetch_shard(stored, slot, span, ahead, deadline))

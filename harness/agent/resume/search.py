@@ -72,10 +72,10 @@ class Identified:
 
 @dataclass(frozen=True)
 class Header:
-    """This copy is about to be fetched, and its record is known."""
+    """This copy is about to be fetched, and its records are known, in rank order."""
 
     copy: Copy
-    record: SlotRecord
+    records: tuple[SlotRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class ResumeSearch:
             self._search_until_known()
         finally:
             if self._prefetched is not None:
-                self._prefetched.slot.close()
+                self._prefetched.close()
 
     @property
     def _remote(self) -> ObjectStore:
@@ -341,7 +341,7 @@ class ResumeSearch:
                 return
             self._tried = known.commits
             copies = stored_copies(self._remote, "remote", known.commits)
-            self._prefetched = self._finder().find(copies, lambda copy, record: None)
+            self._prefetched = self._finder().find(copies, lambda copy, records: None)
 
     def _check_list(self, survey: records.Survey) -> None:
         """A list that does not show what was written a moment ago may hide snapshots as well (I10).
@@ -375,8 +375,8 @@ class ResumeSearch:
         if prefetched is not None:
             if prefetched.id == max((copy.id for copy in copies), default=None):
                 return prefetched
-            prefetched.slot.close()  # there is a newer one now, and memory for one of them
-        point = self._finder().find(copies, lambda copy, record: self._note(Header(copy, record)))
+            prefetched.close()  # there is a newer one now, and memory for one of them
+        point = self._finder().find(copies, lambda copy, parts: self._note(Header(copy, parts)))
         if point is None and survey is not None:
             self._check_nothing_is_lost(survey)
         return point

@@ -34,7 +34,6 @@ from harness.core.manifest import Claim, Done
 from harness.core.snapshot import MAX_GENERATION
 from harness.core.words import without_secrets
 from harness.errors import ConfigError, HarnessError, SnapshotCorrupt
-from harness.ipc.slots import SlotRecord
 from harness.snapshots import records
 
 FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it goes on without
@@ -122,8 +121,8 @@ class Startup:
         """When it did, monotonic, by this host's wall clock; `None` where that is unknown."""
         self.finding = Finding.PENDING
         self.point: ResumePoint | None = None
-        self.header: tuple[str, str, SlotRecord] | None = None
-        """Snapshot, tier and record of what is being fetched."""
+        self.header: search.Header | None = None
+        """What is being fetched."""
         self.error: HarnessError | None = None
 
     @property
@@ -323,8 +322,8 @@ class Startup:
                 self._over = over
                 self._tell.refused(error)
             case search.Found(point) if of is not self._search:
-                if point is not None and point.index is None:
-                    point.slot.close()
+                if point is not None:
+                    point.close()
             case _ if of is not self._search:
                 pass
             case search.Awaiting(generations, only_here, news):
@@ -337,8 +336,8 @@ class Startup:
                 self.generation.run_id = run_id
                 self.generation.number = max(number, self.generation.number)
                 self._claim_later(self.generation, "the store had not answered", fresh=False)
-            case search.Header(copy, record):
-                self.header = (str(copy.id), copy.tier, record)
+            case search.Header():
+                self.header = progress
                 self._tell.changed()
             case search.Found(point, settled):
                 self._settled = self._settled or settled
@@ -349,7 +348,7 @@ class Startup:
     def _found(self, point: ResumePoint | None, why_none: str) -> None:
         self.unreachable = False
         if point is None and self.header is not None:
-            gone = f"snapshot {self.header[0]} is gone, and so is every other one"
+            gone = f"snapshot {self.header.copy.id} is gone, and so is every other one"
             return self._failed(SnapshotCorrupt(gone))
         if point is None:
             self.finding = Finding.NOTHING

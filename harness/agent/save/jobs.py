@@ -1,4 +1,4 @@
-"""What a tier is asked to make durable: a sealed slot, or a snapshot that is committed in the local tier.
+"""What a tier is asked to make durable: a set of sealed slots, or a snapshot that is committed in the local tier.
 
 Owns what `publish` needs of each of them; moves no bytes.
 """
@@ -9,49 +9,50 @@ from dataclasses import dataclass
 
 from cloud.store import ObjectStore
 from harness.agent.generation import Generation
-from harness.core.manifest import Manifest
+from harness.agent.resume_point import SealedSlot, SnapshotSet
+from harness.core.manifest import Manifest, Part
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.ipc.slots import Slot, SlotRecord
 from harness.snapshots import commit
 
 
 @dataclass(frozen=True)
-class SealedSlot:
-    """A snapshot in shared memory. The slot is held for as long as a tier reads it."""
+class MemorySnapshot:
+    """A snapshot in shared memory. Its slots are held for as long as a tier reads them."""
 
-    index: int
-    slot: Slot
-    record: SlotRecord
+    slots: SnapshotSet
     generation: Generation
     sealed_at: float  # monotonic
 
     @property
     def step(self) -> int:
         """Completed optimizer steps."""
-        return self.record.step
+        return self.slots[0].record.step
 
     @property
     def bytes(self) -> int:
         """Bytes of all shards."""
-        return sum(span.size for span in self.record.shards)
+        return sum(sealed.payload_bytes for sealed in self.slots)
+
+    @property
+    def indexes(self) -> list[int]:
+        """Of its slots."""
+        return [sealed.index for sealed in self.slots]
 
     def stage(self) -> commit.Staged:
         """What `publish` needs, under the generation's number as it is now."""
         return commit.Staged(
-            id=SnapshotId(self.generation.number, self.record.step),
+            id=SnapshotId(self.generation.number, self.step),
             run_id=self.generation.run_id,
             parent=self.generation.parent,
-            rank=self.record.rank,
-            world_size=self.record.world_size,
-            state=self.record.state.encode(),
-            environment=self.record.environment,
-            sealed_at=self.record.sealed_at,
-            shards=[(span.name, self.slot.shard(span)) for span in self.record.shards],
+            parts=[_stage_slot(sealed) for sealed in self.slots],
         )
 
     def attempt(self) -> commit.Attempt:
-        """Nothing is stored yet: what is in memory has never been sent by anybody before us."""
-        return commit.Attempt()
+        """In the directory that the generation's claim fixes: an agent that died may have sent some of it there.
+
+        One of an earlier version may have handed a slot over without telling the nonce.
+        """
+        return commit.Attempt(self.generation.nonce) if self.generation.nonce else commit.Attempt()
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,21 @@ class LocalSnapshot:
 
     def stage(self) -> commit.Staged:
         """What `publish` needs: the local files."""
-        part = self.manifest.parts[0]
+        return commit.Staged(
+            id=self.manifest.id if self.behind else SnapshotId(self.generation.number, self.manifest.step),
+            run_id=self.manifest.run_id,
+            parent=self.manifest.parent,
+            parts=[self._stage_part(part) for part in self.manifest.parts],
+        )
+
+    def _stage_part(self, part: Part) -> commit.StagedPart:
         shards = []
         for shard in part.shards:
             path = self.store.local_path(self.keys.payload(self.manifest.directory, shard.name))
             if path is None:
                 raise ValueError("a local tier is a directory")
             shards.append((shard.name, path))
-        return commit.Staged(
-            id=self.manifest.id if self.behind else SnapshotId(self.generation.number, self.manifest.step),
-            run_id=part.run_id,
-            parent=part.parent,
+        return commit.StagedPart(
             rank=part.rank,
             world_size=part.world_size,
             state=bytes(part.state),
@@ -108,7 +113,19 @@ class LocalSnapshot:
 
     def attempt(self) -> commit.Attempt:
         """In a directory of the local one's name: what an agent that died had sent of it is not sent again."""
-        return commit.Attempt(nonce=self.manifest.directory.rpartition("-")[2])
+        return commit.Attempt(self.manifest.nonce)
 
 
-Job = SealedSlot | LocalSnapshot
+Job = MemorySnapshot | LocalSnapshot
+
+
+def _stage_slot(sealed: SealedSlot) -> commit.StagedPart:
+    record = sealed.record
+    return commit.StagedPart(
+        rank=record.rank,
+        world_size=record.world_size,
+        state=record.state.encode(),
+        environment=record.environment,
+        sealed_at=record.sealed_at,
+        shards=[(span.name, sealed.slot.shard(span)) for span in record.shards],
+    )

@@ -1,18 +1,18 @@
-"""What becomes of sealed slots: which tier takes which, which step is local, which is durable.
+"""What becomes of sets of sealed slots: which tier takes which, which step is local, which is durable.
 
 Owns the slot pool, both tiers, and the two figures that are always kept apart. Knows neither trainers nor notices. Main
 thread only; the tiers' threads report through `post`.
 
-    sealed ──▶ local ──(durable_every_s, or at once when urgent)──▶ remote, from the local file
-       ├──────────────────── no local tier, or urgent ───────────▶ remote, from the slot
-       └── (durable_every_s) ── the local tier's files are unreadable ▶ remote, from the slot
+    a set ──▶ local ──(durable_every_s, or at once when urgent)──▶ remote, from the local file
+      ├──────────────────── no local tier, or urgent ───────────▶ remote, from the slots
+      └── (durable_every_s) ── the local tier's files are unreadable ▶ remote, from the slots
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cloud.errors import SourceUnreadable
@@ -20,17 +20,20 @@ from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.agent.context import Context
 from harness.agent.generation import Generation
-from harness.agent.resume_point import MemoryCopy, ResumePoint
-from harness.agent.save.jobs import Job, LocalSnapshot, SealedSlot
+from harness.agent.resume_point import MemoryCopy, ResumePoint, SealedSlot, SnapshotSet
+from harness.agent.save.jobs import Job, LocalSnapshot, MemorySnapshot
 from harness.agent.save.slot_pool import SlotPool
+from harness.agent.save.snapshot_set import Gathering, whole_sets
 from harness.agent.save.tier import Tier, TierEvents
 from harness.agent.save.upkeep import Retention
 from harness.core.manifest import Manifest
 from harness.core.policy.cadence import Cadence
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
+from harness.ipc.slots import Slot
 
-_MANIFESTS = 16  # of slots, for verifying a resume from memory
+_MANIFESTS = 16  # of sets, for verifying a resume from memory
+_Seals = tuple[tuple[int, int], ...]  # index and sequence of each slot of a set
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,16 @@ class SavePipeline:
         self.durable_at: float | None = None
         self._urgent = self._draining = self._store_fails = False
         self._upload_started_at: float | None = None
-        self._last_sequence = 0
+        self._last_sequence: dict[int, int] = {}  # by rank
+        self._gathering = Gathering()
         self._newest_local: LocalSnapshot | None = None
         self._given: list[tuple[Tier, Job]] = []
         self._made_by: dict[int, Generation] = {}
         self._unreadable: set[int] = set()  # steps whose file in the local tier cannot be read
         self._distrusts_files = False  # the newest of them that was to be uploaded was such a one
-        self._held: tuple[int, Generation] | None = None
+        self._held: dict[int, Generation] = {}
         self._unclaimed: set[int] = set()  # slots of a generation that nobody is going to claim any more
-        self._manifests: dict[tuple[int, int], Manifest] = {}
+        self._manifests: dict[_Seals, Manifest] = {}
         tell = TierEvents(
             published=lambda tier, job, manifest: post(lambda: self._on_published(tier, job, manifest)),
             failed=lambda tier, job, err, _final: post(lambda: self._on_failed(tier, job, err)),
@@ -121,8 +125,8 @@ class SavePipeline:
     @property
     def state_bytes(self) -> int | None:
         """Bytes of the newest snapshot."""
-        newest = self.pool.newest_sealed()
-        return None if newest is None else self.pool[newest].payload_bytes
+        newest = self.pool.newest()
+        return sum(self.pool[index].payload_bytes for index in newest) if newest else None
 
     @property
     def everything_durable(self) -> bool:
@@ -170,16 +174,32 @@ class SavePipeline:
     # ---- sealed slots -----------------------------------------------------------------------------------------------
 
     def take(self, index: int, generation: Generation) -> None:
-        """A slot is sealed: it is the tiers' turn."""
+        """A slot is sealed: once those of all ranks are, it is the tiers' turn."""
         slot = self.pool[index]
         record = slot.record()
-        if record is None or slot.sequence <= self._last_sequence:
+        if record is None or not self._is_news(index):
             return  # void, or taken already
-        self._made_by[index], self._last_sequence = generation, slot.sequence
+        self._made_by[index], self._last_sequence[record.rank] = generation, slot.sequence
         self._unclaimed.discard(index)
-        self.sealed_step, self.sealed_at = record.step, time.monotonic()
+        waited = self._gathering.indexes
+        slots = self._gathering.add(SealedSlot(index, slot, record))
+        for other in self._gathering.indexes - waited:
+            self.pool.hold(other, "set")
+        for other in waited - self._gathering.indexes:
+            self.pool.release(other, "set")
+        if slots is not None:
+            self._on_set(MemorySnapshot(slots, generation, time.monotonic()))
+
+    def forget_incomplete(self) -> None:
+        """Trainers have ended: what some ranks of theirs sealed, and others did not, is no snapshot."""
+        for index in self._gathering.indexes:
+            self.pool.release(index, "set")
+        self._gathering.forget()
+
+    def _on_set(self, job: MemorySnapshot) -> None:
+        """A snapshot is whole."""
+        self.sealed_step, self.sealed_at = job.step, job.sealed_at
         self.pool.collect()
-        job = SealedSlot(index, slot, record, generation, self.sealed_at)
         if self.local is not None:
             self._give(self.local, job)
         if self.local is None or (self._goes_straight() and (self._draining or not self._store_fails)):
@@ -195,37 +215,38 @@ class SavePipeline:
         due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
         return due or self.steps.durable is None
 
+    def _is_news(self, index: int) -> bool:
+        """Whether what is sealed there was sealed since we last heard of its rank."""
+        return self.pool[index].sequence > self._last_sequence.get(self.pool.rank_of(index), 0)
+
     def hold_back(self, index: int, generation: Generation) -> None:
         """A slot is sealed, and whether it counts is known once its process has ended: see `settle_held`."""
-        if self.pool[index].sequence > self._last_sequence:
-            self._last_sequence = self.pool[index].sequence
+        if self._is_news(index):
+            self._last_sequence[self.pool.rank_of(index)] = self.pool[index].sequence
             self.pool.hold(index, "held")
-            self._held = index, generation
+            self._held[index] = generation
 
     def settle_held(self, *, counts: bool) -> None:
         """Take what was held back, or make it void."""
-        if self._held is None:
-            return
-        (index, generation), self._held = self._held, None
-        if counts:
-            self._last_sequence -= 1
-            self.take(index, generation)
-        else:
-            self.pool[index].begin()
-        self.pool.release(index, "held")
+        held, self._held = self._held, {}
+        for index, generation in held.items():
+            if counts:
+                self._last_sequence[self.pool.rank_of(index)] -= 1
+                self.take(index, generation)
+            else:
+                self.pool[index].begin()
+            self.pool.release(index, "held")
 
     def take_left_over(self, generation: Generation) -> bool:
-        """What `generation`'s trainer sealed and did not tell us about, if anything. Returns whether there was."""
-        newest = self.pool.newest_sealed()
-        if newest is None or self.pool[newest].sequence <= self._last_sequence:
-            return False
-        self.take(newest, generation)
-        return True
+        """What `generation`'s trainers sealed and did not tell us about, if anything. Returns whether there was."""
+        news = [index for index in self.pool.newest() if self._is_news(index)]
+        for index in news:
+            self.take(index, generation)
+        return bool(news)
 
-    @property
-    def sequence(self) -> int:
-        """Number of the newest seal on this host; the next trainer counts on from here."""
-        return max([self._last_sequence, *(self.pool[index].sequence for index in self.pool.sealed())])
+    def sequence(self, rank: int) -> int:
+        """Number of a rank's newest seal on this host; the next trainer of that rank counts on from here."""
+        return max(self._last_sequence.get(rank, 0), self.pool.sequence(rank))
 
     def save_newest_now(self) -> None:
         """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
@@ -244,18 +265,22 @@ class SavePipeline:
 
     def _give_from_memory(self, step: int) -> bool:
         """Let the store have the slot that holds `step`, if one does. Whether there was one."""
-        for index in self.pool.sealed():
-            slot = self.pool[index]
-            if slot.step != step or index not in self._made_by or self.pool.is_granted(index):
-                continue  # IMPORTANT: a granted slot may be overwritten at any moment (I8)
-            if (record := slot.record()) is not None:
-                sealed_at = self.sealed_at or time.monotonic()
-                self._give(self.remote, SealedSlot(index, slot, record, self._made_by[index], sealed_at))
-                return True
+        # IMPORTANT: a granted slot may be overwritten at any moment (I8)
+        kept = [index for index, _ in self.handed_over() if not self.pool.is_granted(index)]
+        for slots in self._sets_of(index for index in kept if self.pool[index].step == step):
+            sealed_at = self.sealed_at or time.monotonic()
+            self._give(self.remote, MemorySnapshot(slots, self._made_by[slots[0].index], sealed_at))
+            return True
         return False
 
-    def _give(self, tier: Tier, job: SealedSlot) -> None:
-        self.pool.hold(job.index, tier.name)
+    def _sets_of(self, indexes: Iterable[int]) -> list[SnapshotSet]:
+        """The snapshots that these slots hold."""
+        found = [(index, self.pool[index], self.pool[index].record()) for index in indexes]
+        return whole_sets(SealedSlot(index, slot, record) for index, slot, record in found if record is not None)
+
+    def _give(self, tier: Tier, job: MemorySnapshot) -> None:
+        for index in job.indexes:
+            self.pool.hold(index, tier.name)
         self._submit(tier, job)
 
     def _submit(self, tier: Tier, job: Job) -> None:
@@ -268,15 +293,22 @@ class SavePipeline:
 
     # ---- slots of other lives ---------------------------------------------------------------------------------------
 
-    def adopt(self, index: int, generation: Generation, *, ends: bool = False) -> None:
-        """A slot came from another agent of this host; `generation` made what it holds, and `ends` with that agent."""
+    def adopt(self, index: int, slot: Slot, generation: Generation, *, rank: int = 0, ends: bool = False) -> None:
+        """A slot came from another agent of this host; `generation` made what it holds, and `ends` with that agent.
+
+        What it holds says of which rank it is; an empty one is of `rank`.
+        """
+        record = slot.record()
+        self.pool.put(index, slot, rank if record is None else record.rank)
         self._made_by[index] = generation
         if ends and not generation.claimed.is_set():
             self._unclaimed.add(index)
 
     def note_all_taken(self) -> None:
         """What is sealed now is of earlier lives: no trainer of ours has yet to tell us of it."""
-        self._last_sequence = self.sequence
+        for index in self.pool.newest():
+            rank = self.pool.rank_of(index)
+            self._last_sequence[rank] = self.sequence(rank)
 
     def handed_over(self) -> list[tuple[int, Generation]]:
         """Sealed slots that another agent of this host can go on from."""
@@ -291,34 +323,32 @@ class SavePipeline:
     def memory_copies(self, run_id: str) -> list[MemoryCopy]:
         """Sealed slots as candidates to resume from. `run_id` is the run's identity, empty while it is not known."""
         copies = []
-        for index, generation in self.handed_over():
-            slot = self.pool[index]
-            record = slot.record()
-            if record is not None and (not run_id or generation.run_id == run_id):
-                manifest = self._manifests.get((index, slot.sequence))
-                copies.append(MemoryCopy(SnapshotId(generation.number, record.step), index, slot, record, manifest))
+        for slots in self._sets_of(index for index, made_by in self.handed_over() if run_id in ("", made_by.run_id)):
+            number, step = self._made_by[slots[0].index].number, slots[0].record.step
+            copies.append(MemoryCopy(SnapshotId(number, step), slots, self._manifests.get(_seals(slots))))
         return copies
 
     def leave_memory(self) -> None:
         """Whoever trains needs the memory of the slots: they move to the disk. See `SlotPool.leave_memory`."""
-        if (moved := self.pool.leave_memory()) is None:
-            return
-        old, new = moved
-        if (generation := self._made_by.get(old)) is not None:
-            self._made_by[new] = generation
-        if (manifest := self._manifests.get((old, self.pool[new].sequence))) is not None:
-            self._manifests[new, self.pool[new].sequence] = manifest
+        moved = self.pool.leave_memory()
+        for old, new in moved.items():
+            if (generation := self._made_by.get(old)) is not None:
+                self._made_by[new] = generation
+        for seals, manifest in list(self._manifests.items()):
+            self._manifests[tuple((moved.get(index, index), sequence) for index, sequence in seals)] = manifest
 
     def note_resumed(self, point: ResumePoint, generation: Generation) -> ResumePoint:
-        """What a resume tells of the tiers; the point with its slot in the pool, held until it is restored."""
-        index = point.index if point.index is not None else self.pool.add(point.slot)
-        self.pool.hold(index, "resume")
-        if index in self._unclaimed:
-            self._made_by[index] = generation  # the store never heard of the other one
+        """What a resume tells of the tiers; the point with its slots in the pool, held until they are restored."""
+        indexes = point.indexes or tuple(
+            self.pool.add(slot, record.rank) for slot, record in zip(point.slots, point.records, strict=True)
+        )
+        for index in indexes:
+            self.pool.hold(index, "resume")
+            if not point.indexes:
+                self._made_by[index] = _published(point, generation.run_id)
+            elif index in self._unclaimed:
+                self._made_by[index] = generation  # the store never heard of the other one
             self._unclaimed.discard(index)
-        if index not in self._made_by:
-            self._made_by[index] = Generation(point.id.generation, generation.run_id, "")
-            self._made_by[index].claimed.set()  # it was read from a store
         self.sealed_step = point.id.step
         self._forget_beyond(point.id.step)
         if point.tier == "remote":
@@ -329,7 +359,7 @@ class SavePipeline:
             self._set(local=point.id.step)
             if point.manifest is not None:
                 self._upload_behind(self.local, point.manifest, generation)
-        return replace(point, index=index)
+        return replace(point, indexes=indexes)
 
     def _upload_behind(self, local: Tier, manifest: Manifest, generation: Generation) -> None:
         """A snapshot that only the local tier has is resumed, and uploaded behind under its own id."""
@@ -341,8 +371,8 @@ class SavePipeline:
     # ---- tiers ------------------------------------------------------------------------------------------------------
 
     def _on_published(self, tier: Tier, job: Job, manifest: Manifest) -> None:
-        if isinstance(job, SealedSlot):
-            self._manifests[job.index, job.slot.sequence] = manifest
+        if isinstance(job, MemorySnapshot):
+            self._manifests[_seals(job.slots)] = manifest
             while len(self._manifests) > _MANIFESTS:
                 self._manifests.pop(next(iter(self._manifests)))
         if tier is self.remote:
@@ -370,7 +400,7 @@ class SavePipeline:
         """What one tier cannot take, the other helps with: a slot that waits for a disk or a store is not free."""
         unreadable = isinstance(err, SourceUnreadable | SnapshotCorrupt)
         self._store_fails = self._store_fails or (tier is self.remote and not unreadable)
-        if not isinstance(job, SealedSlot):
+        if not isinstance(job, MemorySnapshot):
             if tier is self.remote and unreadable:
                 self._unreadable.add(job.step)  # the local disk's file, that is: memory may have it still
                 self._distrusts_files = True  # and the next ones go from memory before the trainer has it back
@@ -380,7 +410,7 @@ class SavePipeline:
             known = self.steps.durable == job.step or any(
                 waiting.step >= job.step for waiting in self._jobs(self.remote)
             )
-            if job.index in self.pool and not known:
+            if all(index in self.pool for index in job.indexes) and not known:
                 self._give(self.remote, job)
             return
         # A store may be down for hours: what waits for it is the file, since the next snapshot needs the slot.
@@ -392,10 +422,10 @@ class SavePipeline:
 
     def _on_released(self, tier: Tier, job: Job) -> None:
         self._given = [(holder, given) for holder, given in self._given if given is not job or holder is not tier]
-        if isinstance(job, SealedSlot):
-            again = [j for j in self._jobs(tier) if isinstance(j, SealedSlot) and j.index == job.index]
-            if not again:
-                self.pool.release(job.index, tier.name)
+        if isinstance(job, MemorySnapshot):
+            again = {i for other in self._jobs(tier) if isinstance(other, MemorySnapshot) for i in other.indexes}
+            for index in set(job.indexes) - again:
+                self.pool.release(index, tier.name)
 
     def _forget_beyond(self, step: int) -> None:
         """A figure beyond the resume point is of a snapshot that could not be used; steps to come are not durable."""
@@ -408,3 +438,16 @@ class SavePipeline:
 
         self.steps = Steps(later(self.steps.local, local), later(self.steps.durable, durable))
         self._on_commit(self.steps)
+
+
+def _seals(slots: SnapshotSet) -> _Seals:
+    """Tells one content of these slots from the next."""
+    return tuple((sealed.index, sealed.slot.sequence) for sealed in slots)
+
+
+def _published(point: ResumePoint, run_id: str) -> Generation:
+    """Whose the slots are that were fetched for `point`: what is sent of them again goes where it has come from."""
+    assert point.manifest is not None, "it was read from a store"
+    made = Generation(point.id.generation, run_id, point.manifest.nonce)
+    made.claimed.set()
+    return made

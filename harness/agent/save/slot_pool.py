@@ -135,6 +135,7 @@ class Wanted:
     """What a new layout needs: slots that are there, and some that have to be made. Knows of no pool.
 
     Attributes:
+        rank: whose they will be.
         size: of a slot.
         missing: how many are to be made, at most.
         kept: indexes of those that are there.
@@ -143,6 +144,7 @@ class Wanted:
         beside: see `make_slots`.
     """
 
+    rank: int
     size: int
     missing: int
     kept: tuple[int, ...]
@@ -167,13 +169,17 @@ class Wanted:
 
 
 class SlotPool:
-    """Slots by index. A slot is *busy* while a tier reads it; the newest sealed one is kept until a newer one is."""
+    """Slots of all ranks, by index. Each is one rank's, whose layouts, grants and newest slot concern no other rank.
+
+    A slot is *busy* while a tier reads it; the newest sealed one of a rank is kept until a newer one is.
+    """
 
     def __init__(self, disk: Path | None = None) -> None:
         """Empty. `disk` is a directory for a slot that memory has no room for."""
         self._disk = disk
         self._beside = 0
         self._slots: dict[int, Slot] = {}
+        self._rank: dict[int, int] = {}
         self._busy: dict[int, set[str]] = {}
         self._retired: set[int] = set()
         self._next = 0
@@ -183,8 +189,15 @@ class SlotPool:
 
     @property
     def usable(self) -> list[int]:
-        """Indexes of the slots of the current layout."""
+        """Indexes of the slots of the current layouts."""
         return [index for index in self._slots if index not in self._retired]
+
+    def rank_of(self, index: int) -> int:
+        """Whose slot it is."""
+        return self._rank[index]
+
+    def _of(self, rank: int) -> set[int]:
+        return {index for index, whose in self._rank.items() if whose == rank}
 
     def __getitem__(self, index: int) -> Slot:
         return self._slots[index]
@@ -192,81 +205,83 @@ class SlotPool:
     def __contains__(self, index: int) -> bool:
         return index in self._slots
 
-    def add(self, slot: Slot) -> int:
+    def add(self, slot: Slot, rank: int = 0) -> int:
         """Take over a slot; its index never comes again while the agent lives (it wraps only after 250)."""
         while self._next in self._slots:
             self._next = (self._next + 1) % 250
         index, self._next = self._next, (self._next + 1) % 250
-        self.put(index, slot)
+        self.put(index, slot, rank)
         return index
 
-    def put(self, index: int, slot: Slot) -> None:
+    def put(self, index: int, slot: Slot, rank: int = 0) -> None:
         """Take over a slot under an index that the trainer knows it by."""
-        self._slots[index] = slot
+        self._slots[index], self._rank[index] = slot, rank
         self._busy[index] = set()
 
-    def allocate(self, size: int, count: int) -> list[int]:
+    def allocate(self, size: int, count: int, rank: int = 0) -> list[int]:
         """`begin`, `make` and `finish` in one go. Blocks for half a second per GiB. Raises NoSpace."""
-        wanted = self.begin(size, count)
+        wanted = self.begin(size, count, rank)
         return self.finish(wanted, wanted.make())
 
-    def begin(self, size: int, count: int) -> Wanted:
-        """A new layout: slots of the old one go as soon as nobody needs them.
+    def begin(self, size: int, count: int, rank: int = 0) -> Wanted:
+        """A new layout of a rank: slots of its old one go as soon as nobody needs them.
 
         Slots that are large enough already are kept: a resume's slot becomes the first snapshot's.
 
         Args:
             size: of each.
             count: how many there should be. See `make_slots` for how many there will be.
+            rank: whose.
         """
-        large = [index for index in self.usable if self._slots[index].size >= size]
+        its = self._of(rank)
+        large = [index for index in self.usable if index in its and self._slots[index].size >= size]
         kept = [index for index in large if not self._slots[index].on_disk][:count]
-        self._retired |= set(self._slots) - set(large)
+        self._retired |= its - set(large)
         self.collect()
         instead = kept or large[:1]  # a resume may have been by way of the disk, when there was no telling
         disk = None if instead else self._disk
-        return Wanted(size, count - len(kept), tuple(kept), tuple(instead), disk, self._beside)
+        return Wanted(rank, size, count - len(kept), tuple(kept), tuple(instead), disk, self._beside)
 
     def finish(self, wanted: Wanted, made: Iterable[Slot]) -> list[int]:
         """Take over what was made; the layout's indexes. What it does not need goes."""
-        added = [self.add(slot) for slot in made]
+        added = [self.add(slot, wanted.rank) for slot in made]
         there = wanted.kept if added else wanted.kept or wanted.instead
         indexes = [index for index in there if index in self.usable] + added
-        self._retired |= set(self._slots) - set(indexes)
+        self._retired |= self._of(wanted.rank) - set(indexes)
         self.collect()
         return indexes
 
-    def leave_memory(self) -> tuple[int, int] | None:
+    def leave_memory(self) -> dict[int, int]:
         """The newest snapshot moves to the disk, and slots are made there from now on. Blocks while the disk writes.
 
         Only while no trainer lives. A tier that reads a slot in memory keeps it until it has done so.
 
         Returns:
-            The index that the newest snapshot had, and the one that it has now; `None` if there was none in memory.
+            The index that each slot of the newest snapshot had in memory, and the one that it has now.
 
         Raises:
             NoSpace: there is no disk, or no room on it. Nothing has changed.
         """
-        newest = self.newest_sealed()
-        if newest is not None and self._slots[newest].on_disk:
-            newest = None
-        moved: tuple[int, int] | None = None
-        if newest is not None:
-            old = self._slots[newest]
-            (slot,) = make_slots(old.size, 1, self._disk, beside=EVERYTHING)
-            try:
-                Window(slot).move(old)
-            except OSError as err:
-                slot.close()
-                raise NoSpace(f"the disk at {self._disk} has failed: {err.strerror}") from err
-            moved = newest, self.add(slot)
-        elif self._disk is None:
+        if self._disk is None:
             raise NoSpace("there is no disk for it: --local DIR")
+        copies = dict[int, Slot]()
+        try:
+            for index in self.newest():
+                if not (old := self._slots[index]).on_disk:
+                    (copies[index],) = make_slots(old.size, 1, self._disk, beside=EVERYTHING)
+                    Window(copies[index]).move(old)
+        except (NoSpace, OSError) as err:
+            for slot in copies.values():
+                slot.close()
+            if isinstance(err, NoSpace):
+                raise
+            raise NoSpace(f"the disk at {self._disk} has failed: {err.strerror}") from err
         self._beside = EVERYTHING
-        for index, slot in self._slots.items():
-            if not slot.on_disk and (moved is None or index != moved[1]):  # a disk of memory tells itself as memory
-                slot.begin()
-                self._retired.add(index)
+        in_memory = [index for index, slot in self._slots.items() if not slot.on_disk]
+        moved = {index: self.add(slot, self._rank[index]) for index, slot in copies.items()}
+        for index in in_memory:
+            self._slots[index].begin()
+            self._retired.add(index)
         self.collect()
         return moved
 
@@ -280,35 +295,38 @@ class SlotPool:
             self._busy[index].discard(tier)
             self.collect()
 
-    def grant(self) -> int | None:
-        """A slot that the trainer may fill now: the one with the oldest content. `None` if all are needed."""
-        free = [index for index in self.usable if not self._busy[index]]
+    def grant(self, rank: int = 0) -> int | None:
+        """A slot that a rank may fill now: the one with the oldest content. `None` if all are needed."""
+        free = [index for index in self.usable if self._rank[index] == rank and not self._busy[index]]
         return min(free, key=lambda index: self._slots[index].sequence, default=None)
 
     def is_granted(self, index: int) -> bool:
         """Whether the trainer may begin to write to the slot at any moment: nobody else may begin to read it."""
         return TRAINER in self._busy[index]
 
-    def newest_sealed(self) -> int | None:
-        """The slot with the newest complete snapshot."""
-        return max(self.sealed(), key=lambda index: self._slots[index].sequence, default=None)
+    def newest(self) -> list[int]:
+        """The slot that each rank has sealed last, in rank order."""
+        newest = {self._rank[index]: index for index in sorted(self.sealed(), key=lambda i: self._slots[i].sequence)}
+        return [newest[rank] for rank in sorted(newest)]
+
+    def sequence(self, rank: int = 0) -> int:
+        """Number of the newest seal of a rank that is here; 0 where there is none."""
+        return max((self._slots[index].sequence for index in self.sealed() if self._rank[index] == rank), default=0)
 
     def sealed(self) -> list[int]:
-        """Every slot that holds a complete snapshot, retired layouts included."""
+        """Every slot that is sealed, retired layouts included."""
         return [index for index, slot in self._slots.items() if slot.state is SlotState.SEALED]
 
     def collect(self) -> None:
-        """Close slots of old layouts that nobody needs; a complete snapshot stays until a newer one is sealed."""
-        newest = self.newest_sealed()
-        for index in [i for i in self._retired if not self._busy[i] and i != newest]:
-            self._retired.discard(index)
-            del self._busy[index]
-            self._slots.pop(index).close()
+        """Close slots of old layouts that nobody needs; what a rank has sealed last stays until it seals again."""
+        newest = self.newest()
+        for index in [i for i in self._retired if not self._busy[i] and i not in newest]:
+            self.close([index])
 
     def close(self, indexes: Iterable[int] | None = None) -> None:
         """Close all slots."""
         for index in list(self._slots if indexes is None else indexes):
-            self._busy.pop(index, None)
+            del self._busy[index], self._rank[index]
             self._retired.discard(index)
             self._slots.pop(index).close()
 

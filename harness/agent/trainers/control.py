@@ -1,10 +1,10 @@
-"""What the trainer is told to do, and which slot it may fill for it.
+"""What one rank's trainer is told to do, and which slot it may fill for it.
 
-Owns the agent's side of the control page, what is commanded and why. Knows neither notices nor stores nor sockets:
-whoever wants a snapshot says so. Main thread of the agent, but for `trainer_step`.
+Owns the agent's side of a control page, and what is commanded. Knows neither why, nor stores, nor sockets. Main thread
+of the agent, but for `trainer_step`.
 
     layout ──▶ slots ──▶ GRANT, as soon as one is free
-    reason ────────────▶ COMMAND, once a slot is granted
+    command ───────────▶ COMMAND
     seal ──────────────▶ ACKED: from now on grants count again
 """
 
@@ -17,16 +17,14 @@ from harness.ipc.control_page import AgentSide, Command
 
 
 class TrainerControl:
-    """What the trainer is told to do, and what it may use for it."""
+    """What a trainer is told to do, and what it may use for it."""
 
-    def __init__(self, pool: SlotPool) -> None:
-        """A page of its own, all zero. `pool` is where the slots are."""
-        self._pool, self._page = pool, AgentSide.create()
+    def __init__(self, pool: SlotPool, rank: int = 0) -> None:
+        """A page of its own, all zero. `pool` is where the slots are, of `rank` and others."""
+        self._pool, self._rank, self._page = pool, rank, AgentSide.create()
         self._commanded = Command.NOTHING
         self._granted: int | None = None
         self._laid_out = False
-        self.reasons: set[str] = set()
-        """Why a snapshot is wanted at the next boundary; empty where it is not."""
         self.layout_bytes: int | None = None
         """Size of a slot of the trainer's present layout; `None` until it has told one."""
 
@@ -86,14 +84,13 @@ class TrainerControl:
 
     def grant(self) -> None:
         """Keep a free slot granted."""
-        if self._granted is None and self._laid_out and (index := self._pool.grant()) is not None:
+        if self._granted is None and self._laid_out and (index := self._pool.grant(self._rank)) is not None:
             self._granted = index
             self._pool.hold(index, TRAINER)
             self._page.grant(index)
 
     def answered(self) -> None:
         """A snapshot is sealed: what there was to ask for is there."""
-        self.reasons.clear()
         if self._commanded is Command.SNAPSHOT:
             self.command(Command.NOTHING)
 
@@ -129,4 +126,3 @@ class TrainerControl:
     def _clear(self) -> None:
         self._commanded, self._granted = Command.NOTHING, None
         self.layout_bytes, self._laid_out = None, False
-        self.reasons.clear()

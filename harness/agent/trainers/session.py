@@ -1,6 +1,6 @@
-"""The trainer as its agent sees it: a process, the connection of its Checkpointer, and one life after the other.
+"""The trainer as its agent sees it: a process, the connections of its ranks, and one life after the other.
 
-Owns the child, the connected Checkpointer and the current life: how a trainer comes, is recognized and told what it
+Owns the child, who is connected, and the current life: how a trainer comes, is recognized and told what it
 resumes, and how it is found to have gone. Knows no notices, and decides nothing about ends: who has gone is told.
 
     spawn ──▶ Hello ──▶ Welcome, what there is to resume ──▶ Layout ──▶ Slots ──▶ messages ──▶ dead ──▶ left
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from harness.agent.context import Context
 from harness.agent.generation import Generation
@@ -25,12 +26,11 @@ from harness.agent.save.pipeline import SavePipeline
 from harness.agent.server import Server
 from harness.agent.trainers.attempt import TrainerAttempt
 from harness.agent.trainers.child import Child
-from harness.agent.trainers.control import TrainerControl
-from harness.agent.trainers.slots import SlotSupply
+from harness.agent.trainers.ranks import Connection, Rank, Ranks
 from harness.config.program import Program
 from harness.config.settings import SOCKET_VARIABLE
 from harness.core import events, messages
-from harness.core.messages import FromTrainer, Hello, Layout, Refused, Sealed, SignalReceived
+from harness.core.messages import FromTrainer, Hello, Layout, Refused
 from harness.errors import HarnessError
 from harness.ipc.channel import Channel, ChannelClosed, peer_pid
 from harness.ipc.process import began_at, open_pidfd, pidfd_dead
@@ -43,38 +43,19 @@ _BUSY_S = 0.1
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
 
-@dataclass
-class Connection:
-    """A connected Checkpointer.
-
-    Attributes:
-        channel: to it.
-        pid: of its process.
-        pidfd: readable once that is dead.
-        exception: whether it said goodbye because of one.
-        said_bye: whether it said goodbye.
-    """
-
-    channel: Channel
-    pid: int
-    pidfd: int
-    exception: bool = False
-    said_bye: bool = False
-
-
 @dataclass(frozen=True)
 class TrainerEvents:
     """Whom the trainer's doings are told to. Each is called in the main thread.
 
     Attributes:
-        message: what it says that is not about itself: of snapshots, and of signals.
+        last_word: what one of its ranks had said before it died, and nobody had read yet.
         began: another of its lives has begun: what was known of the one before is past.
         joined: its Checkpointer has said hello.
         lost: the connection is gone, and with it every wish.
         left: the process has ended: its exit code as a shell shows it, `None` for a crash of one that is no child.
     """
 
-    message: Callable[[Sealed | SignalReceived], None]
+    last_word: Callable[[Rank, FromTrainer], None]
     began: Callable[[], None]
     joined: Callable[[], None]
     lost: Callable[[], None]
@@ -89,7 +70,7 @@ class Trainer:
         context: Context,
         program: Program,
         server: Server,
-        control: TrainerControl,
+        ranks: Ranks,
         pipeline: SavePipeline,
         startup: Startup,
         tell: TrainerEvents,
@@ -100,17 +81,15 @@ class Trainer:
             context: of the agent.
             program: what trains.
             server: where it connects.
-            control: the control page.
+            ranks: where its processes are met, and told what to do.
             pipeline: takes what it seals.
             startup: its generation, and what it resumes.
             tell: whom its doings are told to.
         """
-        self._context, self._program, self._server, self._control = context, program, server, control
+        self._context, self._program, self._server, self._ranks = context, program, server, ranks
         self._pipeline, self._startup, self._tell = pipeline, startup, tell
         self._loop, self._emit = context.loop, context.emit
-        self._supply = SlotSupply(context, pipeline.pool, self._deliver)
         self.child: Child | None = None
-        self.connection: Connection | None = None
         self.attempt = TrainerAttempt(time.monotonic(), began_at(os.getpid()))
         self.restarts = 0
         """Lives that were begun after the first one."""
@@ -126,8 +105,8 @@ class Trainer:
     @property
     def holder_pid(self) -> int | None:
         """The process that trains, or is about to: whoever started this agent has yet to say hello."""
-        if self.connection is not None:
-            return self.connection.pid
+        if connections := self._ranks.connections:
+            return connections[0].pid
         if self.child is not None:
             return self.child.pid
         starter = self._program.starter
@@ -136,7 +115,7 @@ class Trainer:
     @property
     def listens(self) -> bool:
         """Whether it is no child, and is there to be told something, or about to be."""
-        return not self._program.is_child and (self.connection is not None or self._starter_comes)
+        return not self._program.is_child and (self.connected or self._starter_comes)
 
     @property
     def _starter_comes(self) -> bool:
@@ -147,7 +126,12 @@ class Trainer:
     @property
     def trains(self) -> bool:
         """Whether it is there to take one more snapshot."""
-        return self.connection is not None and self.attempt.finished_step is None
+        return self.connected and self.attempt.finished_step is None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a Checkpointer is there."""
+        return bool(self._ranks.connections)
 
     # ---- how it comes -----------------------------------------------------------------------------------------------
 
@@ -190,6 +174,7 @@ class Trainer:
         """
         self.begins = True
         self._pipeline.settle_held(counts=True)  # its own parent starts another: it had ended well
+        self._pipeline.forget_incomplete()
         self._release_resume()  # found after its trainer had died
 
         def note(has_begun: bool) -> None:
@@ -199,7 +184,7 @@ class Trainer:
             self.restarts += 1
             now = time.monotonic()
             self.attempt = TrainerAttempt(now, now, last_ended_at=self.attempt.ended_at)
-            self._control.begin_again()
+            self._ranks.begin_again()
             self._tell.began()
             return begun()
 
@@ -216,7 +201,7 @@ class Trainer:
 
     def await_hello(self) -> bool:
         """Block until a trainer is connected, for some seconds at most. Whether one is."""
-        return self._await(lambda: self.connection is not None)
+        return self._await(lambda: self.connected)
 
     def _await(self, condition: Callable[[], bool]) -> bool:
         give_up_at = time.monotonic() + ATTACH_S
@@ -232,69 +217,70 @@ class Trainer:
         """
         if hello.protocol != messages.PROTOCOL:
             return channel.send(Refused("the agent and the trainer use different versions of the harness"))
-        if self.connection is not None and not pidfd_dead(self.connection.pidfd):
+        rank = self._ranks.of(hello.rank)
+        if (there := rank.connection) is not None and not pidfd_dead(there.pidfd):
             return channel.send(
                 Refused(
-                    f"run {self._context.settings.run!r} is being trained by process {self.connection.pid} already; "
+                    f"run {self._context.settings.run!r} is being trained by process {there.pid} already; "
                     "a process has one Checkpointer, and a run has one trainer: name the other one with --run"
                 )
             )
-        self.drop()
+        self._drop(rank)
         if not (self.attempt.connected and hello.generation is None):
-            return self._admit(channel, hello, fds)
+            return self._admit(rank, channel, hello, fds)
         if leaving or self.begins:
             return self._turn_away(channel)
         # Its own parent (torchrun, a loop) has started it again.
-        return self.begin_again(lambda: self._admit_late(channel, hello), lambda: self._turn_away(channel))
+        return self.begin_again(lambda: self._admit_late(rank, channel, hello), lambda: self._turn_away(channel))
 
     def _turn_away(self, channel: Channel) -> None:
         with contextlib.suppress(ChannelClosed):
             channel.send(Refused("this agent is leaving: no other generation is begun here"))
 
-    def _admit_late(self, channel: Channel, hello: Hello) -> None:
+    def _admit_late(self, rank: Rank, channel: Channel, hello: Hello) -> None:
         with contextlib.suppress(ChannelClosed):  # it has died while its generation was begun
-            self._admit(channel, hello, ())
+            self._admit(rank, channel, hello, ())
 
-    def _admit(self, channel: Channel, hello: Hello, fds: Sequence[int]) -> None:
+    def _admit(self, rank: Rank, channel: Channel, hello: Hello, fds: Sequence[int]) -> None:
         pidfd = None
         if self._server.has(channel):
             pid = peer_pid(channel)
             pidfd = open_pidfd(pid)
         if pidfd is None:
             return  # it has died already
-        self.connection = Connection(channel, pid, pidfd)
-        self._loop.watch(pidfd, self._on_dead)
+        rank.connection = Connection(channel, pid, pidfd)
+        self._loop.watch(pidfd, lambda: self._on_dead(rank))
         self.attempt.connected = True
         if hello.generation is None and self.attempt.spawned_at is None:
             self.attempt.spawned_at = began_at(pid)
         if hello.generation is not None:
-            self._attach(Generation.of(hello.generation), hello.indexes, fds)
+            self._attach(rank, Generation.of(hello.generation), hello.indexes, fds)
         self._emit(events.TrainerConnected(pid=pid, rank=hello.rank))
         self._tell.joined()
+        sequence = self._pipeline.sequence(rank.number)
         if hello.generation is None:
-            self._control.take_note(self._pipeline.sequence)
+            rank.control.take_note(sequence)
         welcome = messages.Welcome(
             generation=self._startup.generation.info,
             restarts=self.restarts,
             settings=self._context.settings.to_json(),
             detached=not self._program.is_child,
             command=self._program.remembered,
-            sequence=self._pipeline.sequence,
+            sequence=sequence,
         )
-        channel.send(welcome, [self._control.page_fd])
+        channel.send(welcome, [rank.control.page_fd])
         if hello.generation is None:
             self.tell_resume()
 
-    def _attach(self, generation: Generation, indexes: Sequence[int], fds: Sequence[int]) -> None:
+    def _attach(self, rank: Rank, generation: Generation, indexes: Sequence[int], fds: Sequence[int]) -> None:
         """A live trainer whose agent died: adopt its generation, control page and slots, and go on."""
         page, *slots = fds
-        self._control.adopt(page)
+        rank.control.adopt(page)
         for index, fd in zip(indexes, slots, strict=True):
-            self._pipeline.pool.put(index, Slot(fd))
-            self._pipeline.adopt(index, generation)
+            self._pipeline.adopt(index, Slot(fd), generation, rank=rank.number)
         if indexes:
-            self._control.begin_layout(self._pipeline.pool[indexes[0]].size)
-            self._control.end_layout()
+            rank.control.begin_layout(self._pipeline.pool[indexes[0]].size)
+            rank.control.end_layout()
         self.attached = True
         self._emit(events.AgentReplaced(slots=len(indexes)))
         self._startup.adopt(generation)
@@ -302,16 +288,20 @@ class Trainer:
 
     def take_what_was_not_told(self) -> None:
         """What was sealed while there was no agent to tell. It may have been saved as well: twice is harmless."""
-        if self.attached and self.connection is not None and self._pipeline.take_left_over(self._startup.generation):
-            self._control.acknowledge(self._pipeline.sequence)
+        if self.attached and self.connected and self._pipeline.take_left_over(self._startup.generation):
+            for rank in self._ranks:
+                rank.control.acknowledge(self._pipeline.sequence(rank.number))
 
     # ---- what it is told --------------------------------------------------------------------------------------------
 
     def tell_resume(self) -> None:
         """Tell it what there is to resume, as far as that is known."""
-        if self.connection is None:
-            return
-        channel, startup = self.connection.channel, self._startup
+        for rank in self._ranks:
+            if rank.connection is not None:
+                self._tell_resume(rank.number, rank.connection.channel)
+
+    def _tell_resume(self, rank: int, channel: Channel) -> None:
+        startup = self._startup
         generation = startup.generation.info  # it may not have been known yet when the trainer said hello
         with contextlib.suppress(ChannelClosed):
             if startup.finding is Finding.NOTHING:
@@ -320,16 +310,16 @@ class Trainer:
                 channel.send(messages.ResumeFailed(type(startup.error).__name__, str(startup.error)))
             elif startup.finding is Finding.READY and (point := startup.point) is not None:
                 ready = messages.ResumeReady(str(point.id), point.tier, point.verified, generation)
-                channel.send(ready, [point.slot.fd])
-            elif startup.header is not None and len(startup.header[2].state) <= MOST_OF_HEADER:
-                snapshot, tier, record = startup.header
-                channel.send(messages.ResumeHeader(snapshot, tier, record.encode().decode(), generation))
+                channel.send(ready, [point.slots[rank].fd])
+            elif (header := startup.header) is not None and len(header.records[rank].state) <= MOST_OF_HEADER:
+                record = header.records[rank].encode().decode()
+                channel.send(messages.ResumeHeader(str(header.copy.id), header.copy.tier, record, generation))
 
     def tell_superseded(self) -> None:
         """Who started it may have nothing but its own exit code."""
-        if self.connection is not None:
+        for connection in self._ranks.connections:
             with contextlib.suppress(ChannelClosed):
-                self.connection.channel.send(messages.Superseded())
+                connection.channel.send(messages.Superseded())
 
     def signal(self, signum: int) -> None:
         """Pass a signal on to the child, if there is one."""
@@ -338,28 +328,22 @@ class Trainer:
 
     # ---- what it tells ----------------------------------------------------------------------------------------------
 
-    def is_at(self, channel: Channel) -> bool:
-        """Whether it is the trainer that is at the other end: nobody else's word of it counts."""
-        return self.connection is not None and channel is self.connection.channel
-
-    def on_message(self, message: FromTrainer) -> None:
-        """Whatever it says comes by here, also what is read after its death. What is not about itself is passed on."""
+    def on_message(self, rank: Rank, message: FromTrainer) -> None:
+        """What it says of itself."""
         attempt = self.attempt
         match message:
-            case Sealed() | SignalReceived():
-                self._tell.message(message)
             case Layout():
-                self._control.begin_layout(message.bytes)
-                self._supply.want(message)
+                rank.control.begin_layout(message.bytes)
+                rank.supply.want(message, partial(self._deliver, rank))
             case messages.Restored(snapshot, step, seconds):
                 self._emit(events.Restored(snapshot=snapshot, step=step, seconds=seconds))
                 attempt.resumed_step, attempt.restored = step, True
-                self._release_resume()
+                self._release_resume(rank)
             case messages.FirstStep(step):
                 attempt.first_step_at, attempt.stepped = time.monotonic(), message
                 self._emit(events.FirstStep(step=step, seconds=attempt.first_step_at - attempt.began_at))
             case messages.SaveWanted():
-                self._control.reasons.add("save")
+                self._ranks.reasons.add("save")
                 self._pipeline.save_newest_now()
             case messages.Training():
                 attempt.finished_step = None
@@ -370,23 +354,23 @@ class Trainer:
                 attempt.finished_step = step
                 self._emit(events.TrainerFinished(step=step))
                 self._pipeline.save_newest_now()
-            case messages.Bye(exception, early, hopeless, process_lives) if self.connection is not None:
-                self.connection.said_bye, self.connection.exception = True, exception
+            case messages.Bye(exception, early, hopeless, process_lives) if rank.connection is not None:
+                rank.connection.said_bye, rank.connection.exception = True, exception
                 attempt.raised, attempt.stopped_early, attempt.hopeless = exception, early, hopeless
                 if process_lives and not self._program.is_child:
-                    self._on_dead()  # to us it is
+                    self._on_dead(rank)  # to us it is
 
-    def _deliver(self, layout: Layout, made: list[int] | HarnessError) -> None:
-        """Its slots are there, or there is no room for them."""
-        assert self.connection is not None, "a layout is forgotten with the connection"
-        channel = self.connection.channel
+    def _deliver(self, rank: Rank, layout: Layout, made: list[int] | HarnessError) -> None:
+        """A rank's slots are there, or there is no room for them."""
+        assert rank.connection is not None, "a layout is forgotten with the connection"
+        channel = rank.connection.channel
         with contextlib.suppress(ChannelClosed):  # it has died, which its pidfd is about to tell
             if isinstance(made, HarnessError):
                 return channel.send(messages.NoSlots(type(made).__name__, str(made)))
             fds = [self._pipeline.pool[index].fd for index in made]
             channel.send(messages.Slots(tuple(made), layout.number), fds)
-            self._control.end_layout()
-            self._supply.tell(layout, made)
+            rank.control.end_layout()
+            rank.supply.tell(layout, made)
         return None
 
     def tell_restarted(self) -> None:
@@ -404,17 +388,22 @@ class Trainer:
     # ---- how it goes ------------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
-        """Its connection is of no use any more: take what it sealed and did not tell."""
-        connection, self.connection = self.connection, None
-        if connection is None:
+        """Its connections are of no use any more: take what it sealed and did not tell."""
+        for rank in self._ranks:
+            self._drop(rank)
+
+    def _drop(self, rank: Rank) -> None:
+        if (connection := rank.connection) is None:
             return
-        self.attempt.ended_at = time.monotonic()
         self._loop.forget(connection.pidfd)
         os.close(connection.pidfd)
         self._server.hang_up(connection.channel)
+        rank.forget()
+        if self.connected:
+            return  # the others of its group are about to go as well
+        self.attempt.ended_at = time.monotonic()
         self._release_resume()
-        self._supply.forget()
-        self._control.forget()
+        self._ranks.reasons.clear()
         self._tell.lost()
         self._pipeline.take_left_over(self._startup.generation)
 
@@ -442,7 +431,7 @@ class Trainer:
     def note_if_gone(self) -> None:
         """No daemon is left behind by a trainer that is no child, not even by one that died before it said hello."""
         attempt = self.attempt
-        if not self._program.is_child and self.connection is None and not attempt.over:
+        if not self._program.is_child and not self.connected and not attempt.over:
             attempt.over = attempt.connected or time.monotonic() - attempt.began_at > _ALONE_S
 
     def _left(self, code: int | None) -> None:
@@ -451,9 +440,9 @@ class Trainer:
         attempt.ended_at = attempt.ended_at or time.monotonic()
         self._tell.left(code)
 
-    def _on_dead(self) -> None:
-        """The pidfd of the connected trainer says that it is dead: read what it still said first."""
-        connection = self.connection
+    def _on_dead(self, rank: Rank) -> None:
+        """The pidfd of a connected trainer says that it is dead: read what it still said first."""
+        connection = rank.connection
         if connection is None:
             return
         if self._server.has(connection.channel):
@@ -462,22 +451,25 @@ class Trainer:
                 while True:
                     message = connection.channel.receive().message
                     if isinstance(message, FromTrainer):
-                        self.on_message(message)
-        self.drop()
-        if not self._program.is_child:
+                        self._tell.last_word(rank, message)
+        self._drop(rank)
+        if not self._program.is_child and not self.connected:
             self._left(0 if connection.said_bye and not connection.exception else None)
 
     def _on_child_exit(self) -> None:
         child = self.child
         if child is None or (code := child.reap()) is None:
             return
-        self._on_dead()
+        for rank in self._ranks:
+            self._on_dead(rank)
         self._loop.forget(child.pidfd)
         child.close()
         self.child = None
         self._left(code)
 
-    def _release_resume(self) -> None:
-        point = self._startup.point
-        if point is not None and point.index is not None:
-            self._pipeline.pool.release(point.index, "resume")
+    def _release_resume(self, of: Rank | None = None) -> None:
+        """What there was to restore is restored, by one rank; or nobody is going to."""
+        point, pool = self._startup.point, self._pipeline.pool
+        for index in point.indexes if point is not None else ():
+            if index in pool and (of is None or pool.rank_of(index) == of.number):
+                pool.release(index, "resume")

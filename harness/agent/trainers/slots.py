@@ -20,29 +20,34 @@ Deliver = Callable[[Layout, list[int] | HarnessError], None]
 
 
 class SlotSupply:
-    """Of one pool."""
+    """Of one rank."""
 
-    def __init__(self, context: Context, pool: SlotPool, deliver: Deliver) -> None:
+    def __init__(self, context: Context, pool: SlotPool, rank: int) -> None:
         """Makes nothing yet.
 
         Args:
             context: of the agent.
             pool: which gets them.
-            deliver: called with the newest layout and the indexes of its slots, or with why there are none; not where
-                the layout was forgotten meanwhile.
+            rank: whose they are.
         """
-        self._context, self._pool, self._deliver = context, pool, deliver
-        self._layout: Layout | None = None
+        self._context, self._pool, self._rank = context, pool, rank
+        self._wanted: tuple[Layout, Deliver] | None = None
         self._making = False
 
-    def want(self, layout: Layout) -> None:
-        """Slots of this layout are needed, and those of no other."""
-        self._layout = layout
+    def want(self, layout: Layout, deliver: Deliver) -> None:
+        """Slots of this layout are needed, and those of no other.
+
+        Args:
+            layout: the trainer's.
+            deliver: called with the layout and the indexes of its slots, or with why there are none; not where the
+                layout was forgotten meanwhile.
+        """
+        self._wanted = layout, deliver
         self._make()
 
     def forget(self) -> None:
         """Nobody waits for any. What is being made is there for whoever comes next."""
-        self._layout = None
+        self._wanted = None
 
     def tell(self, layout: Layout, indexes: list[int]) -> None:
         """Say what the slots of a layout have come to: how many there are, and where."""
@@ -62,10 +67,10 @@ class SlotSupply:
         return self._context.settings.slots or (2 if total_bytes() >= TWO_SLOTS_FROM_BYTES else 1)
 
     def _make(self) -> None:
-        if self._making or self._layout is None:
+        if self._making or self._wanted is None:
             return
-        layout, self._making = self._layout, True
-        wanted = self._pool.begin(layout.bytes, self._count)
+        (layout, _), self._making = self._wanted, True
+        wanted = self._pool.begin(layout.bytes, self._count, self._rank)
 
         def make() -> None:
             made: list[Slot] | HarnessError
@@ -80,7 +85,7 @@ class SlotSupply:
     def _made(self, layout: Layout, wanted: Wanted, made: list[Slot] | HarnessError) -> None:
         self._making = False
         indexes = made if isinstance(made, HarnessError) else self._pool.finish(wanted, made)
-        if layout is not self._layout:  # another one has come, or the trainer has gone
+        if self._wanted is None or layout is not self._wanted[0]:  # another one has come, or the trainer has gone
             return self._make()
-        self._layout = None
-        return self._deliver(layout, indexes)
+        (_, deliver), self._wanted = self._wanted, None
+        return deliver(layout, indexes)

@@ -22,9 +22,9 @@ from harness.core.policy.end import Outcome
 from harness.core.snapshot import SnapshotId
 from harness.errors import ExitCode
 from harness.ipc.channel import Received
-from harness.ipc.slots import Slot
 from tests.support.clock import standing
-from tests.support.protocol import RUN_ID, SHARD_BYTES, SLOT_BYTES, Content
+from tests.support.protocol import RUN_ID, SHARD_BYTES, Content
+from tests.support.slots import a_slot
 
 
 @pytest.fixture
@@ -39,13 +39,16 @@ def sealed(agent: Agent, step: int) -> None:
     """A snapshot is in memory, and nowhere else."""
     generation = Generation(1, RUN_ID, "a" * 16)
     agent._startup.claims.begin(generation)
-    content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
-    content.fill(slot)
-    slot.seal(content.record(), step)
-    agent._pipeline.take(agent._pipeline.pool.add(slot), generation)
+    agent._pipeline.take(agent._pipeline.pool.add(a_slot(Content(SnapshotId(1, step)), step)), generation)
     while agent._pipeline.remote.jobs:  # its thread does not run: nothing is in flight
         agent._pipeline.remote._pending = None
     agent._pipeline._given.clear()
+
+
+def connect(agent: Agent, connection: Any, layout_bytes: int | None = None) -> None:
+    """A trainer is there, which the test plays."""
+    rank = agent._ranks.of(0)
+    rank.connection, rank.control.layout_bytes = connection, layout_bytes
 
 
 def newer() -> Claim:
@@ -59,7 +62,7 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
     """A newcomer waits for a journal that goes on. `handover_s` is about one that does not, and cost the last steps."""
     told = list[Any]()
     trainer: Any = SimpleNamespace(channel=SimpleNamespace(send=told.append))
-    agent.trainer.connection, agent._control.layout_bytes = trainer, 1000
+    connect(agent, trainer, layout_bytes=1000)
     agent._pipeline.remote._throttle._rate.add(1000, 100.0)
 
     agent._on_superseded(newer())
@@ -83,7 +86,7 @@ def test_one_that_is_superseded_has_the_time_that_its_last_snapshot_takes(agent:
 def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, has_s: float, choice: Choice) -> None:
     sealed(agent, 100)
     size = sum(SHARD_BYTES)
-    agent.trainer.connection = SimpleNamespace()  # type: ignore[assignment]
+    connect(agent, SimpleNamespace())
     agent._speeds.sealed(size, 1.0)
     agent._pipeline.remote._throttle._rate.add(size, 35.0)
     agent._begin_drain(standing(50.0), ExitCode.INTERRUPTED)
@@ -99,7 +102,7 @@ def test_a_plan_for_a_new_snapshot_stands_for_as_long_as_it_fits(agent: Agent, h
 
 def test_where_nothing_else_is_left_to_save_a_new_snapshot_is_tried_to_the_end(agent: Agent) -> None:
     """It will at least be on the local disk, and nothing is lost by trying."""
-    agent.trainer.connection, agent._control.layout_bytes = SimpleNamespace(), 1000  # type: ignore[assignment]
+    connect(agent, SimpleNamespace(), layout_bytes=1000)
     agent._pipeline.remote._throttle._rate.add(1000, 100.0)
     agent._begin_drain(standing(10.0), ExitCode.INTERRUPTED)
 

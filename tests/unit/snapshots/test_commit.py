@@ -37,6 +37,7 @@ from tests.support.protocol import (
     FastFileSystem,
     Fault,
     ProtocolStore,
+    altered,
     retrying,
 )
 from tests.support.published import (
@@ -138,7 +139,7 @@ def test_another_snapshot_under_the_same_name_is_refused(store: ProtocolStore) -
 def test_an_equal_image_with_another_small_state_is_another_snapshot(store: ProtocolStore) -> None:
     publish(store, FIRST)
 
-    staged = dataclasses.replace(Content(FIRST).staged(), state=b'{"step":10,"seed":2}')
+    staged = altered(Content(FIRST).staged(), state=b'{"step":10,"seed":2}')
 
     with pytest.raises(SnapshotCorrupt, match="was generation 1 used twice"):
         commit.publish(store, KEYS, staged, "remote", FOREVER, lambda event: None)
@@ -244,11 +245,11 @@ def test_a_next_attempt_sends_only_what_is_missing() -> None:
     attempt, staged, sent = commit.Attempt(), Content(FIRST).staged(), list[int]()
     with pytest.raises(Unavailable):
         commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
-    assert list(attempt.stored) == [staged.shards[0][0]]
+    assert list(attempt.stored) == [staged.parts[0].shards[0][0]]
 
     manifest = commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt, progress=sent.append)
 
-    assert [key.rpartition("/")[2] for key in store.keys("put")] == [name for name, _ in staged.shards]
+    assert [key.rpartition("/")[2] for key in store.keys("put")] == [name for name, _ in staged.parts[0].shards]
     assert sent == [SHARD_BYTES[1]]
     assert attempt.skipped_bytes == SHARD_BYTES[0]
     assert fetch.verify(store, KEYS, manifest, FOREVER)
@@ -257,8 +258,8 @@ def test_a_next_attempt_sends_only_what_is_missing() -> None:
 def copied(store: ObjectStore, name: SnapshotId, nonce: str) -> tuple[commit.Staged, commit.Attempt]:
     """What a local snapshot is staged as; its first shard is in `store` already, from somebody who died."""
     local = commit.publish(MemoryStore(), KEYS, Content(name).staged(), "local", FOREVER, quiet)
-    staged = dataclasses.replace(Content(name).staged(), known=local.parts[0].shards)
-    shard, data = staged.shards[0]
+    staged = altered(Content(name).staged(), known=local.parts[0].shards)
+    shard, data = staged.parts[0].shards[0]
     store.put(KEYS.payload(KEYS.directory(name, nonce), shard), data, deadline=FOREVER)
     return staged, commit.Attempt(nonce)
 
@@ -285,7 +286,7 @@ def test_a_store_that_keeps_no_sums_gets_everything_again(tmp_path: Path) -> Non
 def test_what_is_there_and_is_something_else_is_replaced() -> None:
     store = Bucket()
     staged, attempt = copied(store, FIRST, "a" * 16)
-    key = KEYS.payload(KEYS.directory(FIRST, "a" * 16), staged.shards[0][0])
+    key = KEYS.payload(KEYS.directory(FIRST, "a" * 16), staged.parts[0].shards[0][0])
     store.put(key, memoryview(bytes(SHARD_BYTES[0])), deadline=FOREVER)
 
     manifest = commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
@@ -317,6 +318,94 @@ def test_another_part_in_the_way_is_no_success() -> None:
         commit.publish(store, KEYS, other, "remote", FOREVER, quiet, attempt=commit.Attempt("a" * 16))
 
     assert keys_of(store, KEYS.commits) == []
+
+
+# ---- several ranks --------------------------------------------------------------------------------------------------
+
+RANKS = Content(FIRST, world_size=3)
+
+
+def put_part(store: ObjectStore, content: Content, rank: int, nonce: str) -> None:
+    staged = content.staged()
+    commit.put_part(
+        store, KEYS, staged, staged.parts[rank], "remote", FOREVER, quiet, attempt=commit.Attempt(nonce)
+    )  # fmt: skip
+
+
+def test_the_parts_of_all_ranks_make_one_commit() -> None:
+    store, told = RecordingStore(MemoryStore()), list[events.Event]()
+
+    manifest = commit.publish(store, KEYS, RANKS.staged(), "remote", FOREVER, told.append)
+
+    assert [part.rank for part in manifest.parts] == [0, 1, 2]
+    assert [event.rank for event in told if isinstance(event, events.PartStored)] == [0, 1, 2]
+    assert store.keys("put_if_absent")[-1] == KEYS.commit(FIRST)
+    assert fetch.verify(store, KEYS, manifest, FOREVER)
+
+
+def test_nodes_that_agree_on_the_claim_put_their_parts_into_one_directory_and_any_of_them_commits() -> None:
+    store, nonce = MemoryStore(), "a" * 16
+    for rank in (2, 0):
+        put_part(store, RANKS, rank, nonce)
+    assert list(commit.complete(store, KEYS, RUN_ID, FOREVER)) == [], "a rank is missing"
+
+    put_part(store, RANKS, 1, nonce)
+
+    assert commit.finish_complete(store, KEYS, RUN_ID, FOREVER) == [FIRST]
+    assert commit.publish(store, KEYS, RANKS.staged(), "remote", FOREVER, quiet).parts == (
+        records.read_manifest(store, KEYS, FIRST, FOREVER).parts
+    )
+
+
+def test_parts_under_another_claim_are_none_of_this_snapshot() -> None:
+    store = MemoryStore()
+    for rank, nonce in enumerate(["a" * 16, "a" * 16, "b" * 16]):
+        put_part(store, RANKS, rank, nonce)
+
+    assert commit.finish_complete(store, KEYS, RUN_ID, FOREVER) == []
+
+
+def test_what_a_rank_has_stored_is_not_sent_again_when_another_s_part_failed() -> None:
+    store = FaultyStore(RecordingStore(Bucket()), "put", fail_on=4)
+    attempt, staged, sent = commit.Attempt(), RANKS.staged(), list[int]()
+    with pytest.raises(Unavailable):
+        commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
+
+    commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt, progress=sent.append)
+
+    assert sum(sent) == 2 * sum(SHARD_BYTES) - SHARD_BYTES[0]
+    assert attempt.skipped_bytes == sum(SHARD_BYTES) + SHARD_BYTES[0]
+
+
+# ---- an agent that replaces a dead one ------------------------------------------------------------------------------
+
+
+def republished(store: ObjectStore) -> list[events.Event]:
+    """`FIRST` is committed, and published again into the same directory by an agent that knows nothing of it."""
+    unchanged, told = Deduplicator(), list[events.Event]()
+    commit.publish(store, KEYS, frozen(FIRST).staged(), "remote", FOREVER, quiet, attempt=commit.Attempt("a" * 16))
+    unchanged.committed(records.read_manifest(store, KEYS, FIRST, FOREVER))
+    again = commit.Attempt("a" * 16)
+    commit.publish(
+        store, KEYS, frozen(FIRST).staged(), "remote", FOREVER, told.append, attempt=again, unchanged=unchanged
+    )
+    return told
+
+
+def test_what_the_dead_agent_had_committed_is_not_sent_again() -> None:
+    store = RecordingStore(Bucket())
+
+    told = republished(store)
+
+    assert len(store.keys("put")) == 2
+    assert [event.how for event in told if isinstance(event, events.ShardStored)] == ["copied", "copied"]
+    assert store.keys("copy") == []
+
+
+def test_a_store_without_sums_gets_the_same_bytes_again(store: ProtocolStore) -> None:
+    republished(store)
+
+    assert is_whole(store, FIRST)
 
 
 def test_quarantine_is_said_once(store: ProtocolStore) -> None:
@@ -424,7 +513,7 @@ def test_a_copy_of_a_local_snapshot_is_compared_by_its_sums(store: ProtocolStore
     unchanged, told = Deduplicator(), list[events.Event]()
     unchanged.committed(records.read_manifest(store, KEYS, FIRST, FOREVER))
     content = frozen(SECOND)
-    staged = dataclasses.replace(content.staged(), known=content.entries())
+    staged = altered(content.staged(), known=content.entries())
 
     commit.publish(store, KEYS, staged, "remote", FOREVER, told.append, unchanged=unchanged)
 

@@ -294,7 +294,7 @@ def test_a_copy_that_is_given_up_in_the_middle_says_nothing_about_the_store() ->
         tried.copy(
             Cancels(),
             KEYS,
-            "d",
+            "new",
             wanted,
             FOREVER.unless(cancelled),
             lambda _: None,

@@ -47,7 +47,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ): NOT_TOO_EARLY,
     ("unit/agent/save/test_pipeline.py", "wait"): A_POLL,
     ("unit/agent/save/test_tier.py", "wait"): A_POLL,
-    ("unit/agent/trainers/test_session.py", "wait"): A_POLL,
     ("unit/node/test_attempts.py", "wait"): A_POLL,
     ("unit/cloud/aws/test_metadata.py", "wait"): "a service that drips, for as long as a test wants",
     ("unit/inspect/doctor/test_host.py", "limit"): PRODUCT,

@@ -48,7 +48,18 @@ from tests.support.context import a_context
 from tests.support.needs import lacking
 from tests.support.open_files import open_files
 from tests.support.patience import HANG_S
-from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content, Fault, ProtocolStore
+from tests.support.protocol import (
+    FOREVER,
+    KEYS,
+    RUN_ID,
+    SHARD_BYTES,
+    SLOT_BYTES,
+    Content,
+    Fault,
+    ProtocolStore,
+    altered,
+)
+from tests.support.slots import pooled
 
 FIRST, SECOND, THIRD = SnapshotId(1, 10), SnapshotId(1, 20), SnapshotId(2, 15)
 Find = Callable[..., ResumePoint | None]
@@ -66,7 +77,7 @@ class Scene:
         for name in names:
             staged = Content(name, run_id).staged()
             if state is not None:
-                staged = dataclasses.replace(staged, state=state.encode())
+                staged = altered(staged, state=state.encode())
             commit.publish(store, KEYS, staged, "remote", FOREVER, lambda event: None)
 
     def stored(self, tier: str, *names: SnapshotId) -> list[Copy]:
@@ -74,18 +85,15 @@ class Scene:
         return [StoredCopy(name, tier, store) for name in names]
 
     def memory(self, name: SnapshotId, *, published: bool = True) -> Copy:
-        slot, content = Slot.create(SLOT_BYTES), Content(name)
-        content.fill(slot)
-        slot.seal(content.record(), 1)
         manifest = None
         if published:
             self.publish(self.local, name)
             manifest = records.read_manifest(self.local, KEYS, name, FOREVER)
-        return MemoryCopy(name, self.pool.add(slot), slot, content.record(), manifest)
+        return MemoryCopy(name, pooled(self.pool, Content(name)), manifest)
 
     def find(self, *copies: Copy, run_id: str = RUN_ID) -> ResumePoint | None:
         finder = Finder(KEYS, run_id, "here", self.events.append)
-        point = finder.find(copies, lambda copy, record: self.heads.append((copy.tier, copy.id, record.state)))
+        point = finder.find(copies, lambda copy, parts: self.heads.append((copy.tier, copy.id, parts[0].state)))
         if point is not None:
             self.found.append(point)
         return point
@@ -107,7 +115,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     scene = Scene()
     yield scene
     for point in scene.found:
-        point.slot.close()
+        point.close()
     scene.pool.close()
 
 
@@ -135,8 +143,8 @@ def test_a_newer_snapshot_far_away_beats_an_older_one_at_hand(scene: Scene) -> N
     point = scene.find(scene.memory(SECOND), *scene.stored("remote", THIRD))
 
     assert point is not None
-    assert (point.id, point.tier, point.index, point.verified) == (THIRD, "remote", None, True)
-    assert Content(THIRD).is_in(point.slot)
+    assert (point.id, point.tier, point.indexes, point.verified) == (THIRD, "remote", (), True)
+    assert Content(THIRD).is_in(point.slots[0])
 
 
 def test_small_state_is_told_before_the_tensors_are_there(scene: Scene) -> None:
@@ -171,7 +179,7 @@ def test_a_damaged_snapshot_is_quarantined_and_the_next_older_one_taken(scene: S
 
     assert point is not None
     assert point.id == FIRST
-    assert Content(FIRST).is_in(point.slot)
+    assert Content(FIRST).is_in(point.slots[0])
     assert scene.remote.keys(KEYS.quarantine) == [KEYS.quarantined(SECOND)]
     assert [(event.snapshot, event.tier) for event in scene.told(events.Rejected)] == [(str(SECOND), "remote")]
     (quarantined,) = scene.told(events.Quarantined)
@@ -351,7 +359,7 @@ def test_each_chunk_is_read_again_by_itself(scene: Scene, monkeypatch: pytest.Mo
     point = scene.find(*scene.stored("remote", FIRST))
 
     assert point is not None
-    assert Content(FIRST).is_in(point.slot)
+    assert Content(FIRST).is_in(point.slots[0])
     assert set(reads.values()) == {1 + len(finder.PAUSES_S)}
 
 
@@ -449,7 +457,7 @@ def test_a_read_that_failed_once_is_repeated_before_anybody_calls_it_damaged(
     point = scene.find(*scene.stored("remote", FIRST))
 
     assert point is not None
-    assert Content(FIRST).is_in(point.slot)
+    assert Content(FIRST).is_in(point.slots[0])
     assert scene.remote.keys(KEYS.quarantine) == []
 
 
@@ -472,9 +480,9 @@ def test_a_slot_that_was_published_is_verified_by_its_manifest(scene: Scene) -> 
     point = scene.find(copy)
 
     assert point is not None
-    assert (point.tier, point.index, point.verified) == ("memory", 0, True)
+    assert (point.tier, point.indexes, point.verified) == ("memory", (0,), True)
     assert isinstance(copy, MemoryCopy)
-    assert point.slot is copy.slot, "nothing is copied"
+    assert point.slots[0] is copy.slots[0].slot, "nothing is copied"
 
 
 def test_a_slot_that_nobody_has_digests_of_is_trusted_and_that_is_said(scene: Scene) -> None:
@@ -488,12 +496,58 @@ def test_a_slot_that_nobody_has_digests_of_is_trusted_and_that_is_said(scene: Sc
 def test_a_slot_that_differs_from_its_manifest_is_passed_over(scene: Scene) -> None:
     copy = scene.memory(SECOND)
     assert isinstance(copy, MemoryCopy)
-    copy.slot.shard(copy.record.shards[1])[17] ^= 1
+    copy.slots[0].slot.shard(copy.records[0].shards[1])[17] ^= 1
 
     point = scene.find(copy, *scene.stored("local", SECOND))
 
     assert point is not None
     assert (point.id, point.tier) == (SECOND, "local")
+
+
+# ---- several ranks --------------------------------------------------------------------------------------------------
+
+
+def test_every_rank_s_part_is_fetched_into_a_slot_of_its_own(scene: Scene) -> None:
+    content = Content(FIRST, world_size=3)
+    commit.publish(scene.remote, KEYS, content.staged(), "remote", FOREVER, lambda event: None)
+
+    point = scene.find(*scene.stored("remote", FIRST))
+
+    assert point is not None
+    assert point.records == tuple(content.record(rank) for rank in range(3))
+    assert [content.is_in(slot, rank) for rank, slot in enumerate(point.slots)] == [True] * 3
+    assert [event.bytes for event in scene.told(events.Fetched)] == [3 * sum(SHARD_BYTES)]
+
+
+def test_a_snapshot_with_one_damaged_part_is_none_and_its_good_parts_are_let_go(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Slot] = []
+    real = Slot.close
+    monkeypatch.setattr(Slot, "close", lambda slot: (closed.append(slot), real(slot)))
+    scene.publish(scene.remote, FIRST)
+    whole = Content(SECOND, world_size=2).staged()
+    manifest = commit.publish(scene.remote, KEYS, whole, "remote", FOREVER, lambda event: None)
+    scene.remote.damage(KEYS.payload(manifest.directory, manifest.parts[1].shards[1].name), "flip")
+
+    point = scene.find(*scene.stored("remote", FIRST, SECOND))
+
+    assert point is not None
+    assert point.id == FIRST
+    assert len(closed) == 2
+    assert point.slots[0] not in closed
+
+
+def test_a_memory_copy_with_one_damaged_slot_is_passed_over(scene: Scene) -> None:
+    content = Content(SECOND, world_size=2)
+    manifest = commit.publish(scene.local, KEYS, content.staged(), "local", FOREVER, lambda event: None)
+    copy = MemoryCopy(SECOND, pooled(scene.pool, content), manifest)
+    copy.slots[1].slot.shard(copy.records[1].shards[0])[3] ^= 1
+
+    point = scene.find(copy, *scene.stored("local", SECOND))
+
+    assert point is not None
+    assert point.tier == "local"
 
 
 # ---- identity and room ----------------------------------------------------------------------------------------------
@@ -536,7 +590,7 @@ def test_a_large_small_state_fits_into_the_slot_whatever_it_is_made_of(scene: Sc
     point = scene.find(*scene.stored("remote", FIRST))
 
     assert point is not None
-    assert point.record.state == state
+    assert point.records[0].state == state
 
 
 def test_the_slot_of_a_refused_copy_is_closed(scene: Scene) -> None:
@@ -716,9 +770,9 @@ def test_memory_that_runs_out_in_the_middle_sends_the_resume_to_the_disk(
     finder = Finder(KEYS, RUN_ID, "here", scene.events.append, tmp_path)
     point = finder.find(scene.stored("remote", FIRST), lambda copy, record: None)
     assert point is not None
-    with contextlib.closing(point.slot):
-        assert point.slot.on_disk
-        assert point.slot.record() == Content(FIRST).record()
+    with contextlib.closing(point.slots[0]):
+        assert point.slots[0].on_disk
+        assert point.slots[0].record() == Content(FIRST).record()
     with pytest.raises(NoSpace, match="free here"):
         scene.find(*scene.stored("remote", FIRST))
 

@@ -28,7 +28,8 @@ from harness.snapshots import commit, handover, records
 from tests.support.clock import standing
 from tests.support.context import Posts, a_context
 from tests.support.patience import HANG_S, telling
-from tests.support.protocol import FOREVER, KEYS, RUN_ID, SLOT_BYTES, Content
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
+from tests.support.slots import a_slot
 from tests.support.stores import FaultyStore
 
 
@@ -73,12 +74,8 @@ class Scene:
 
     def hand_over(self, number: int, step: int) -> None:
         """Another agent of this host has left a sealed slot."""
-        slot = Slot.create(SLOT_BYTES)
-        content = Content(SnapshotId(number, step))
-        content.fill(slot)
-        slot.seal(content.record(), 1)
-        self.pipeline.pool.put(0, slot)
-        self.pipeline.adopt(0, Generation(number, RUN_ID, "b" * 16))
+        slot = a_slot(Content(SnapshotId(number, step)))
+        self.pipeline.adopt(0, slot, Generation(number, RUN_ID, "b" * 16))
 
     def until(self, condition: Callable[[], object]) -> None:
         """Run what the threads post."""
@@ -398,11 +395,11 @@ def test_what_was_found_for_a_trainer_that_has_died_meanwhile_is_nobodys(
     may_be_found.set()
     scene.until(lambda: closed or scene.startup.point)
 
-    assert closed == [found[0].slot]
+    assert closed == list(found[0].slots)
     assert not begun
     store.goes_on.set()
     scene.until(lambda: begun and scene.startup.point)
-    assert scene.pipeline.pool.usable == [scene.startup.point.index]  # type: ignore[union-attr]
+    assert scene.pipeline.pool.usable == list(scene.startup.point.indexes)  # type: ignore[union-attr]
 
 
 def test_an_end_that_a_store_does_not_take_is_waited_for_no_longer_than_it_may(hung: tuple[Hung, Scene]) -> None:

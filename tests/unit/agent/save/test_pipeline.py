@@ -13,7 +13,7 @@ from cloud.errors import SourceUnreadable, Unavailable
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
 from harness.agent.resume_point import ResumePoint
-from harness.agent.save.jobs import LocalSnapshot, SealedSlot
+from harness.agent.save.jobs import LocalSnapshot, MemorySnapshot
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.save.slot_pool import TRAINER
 from harness.config.settings import Settings
@@ -23,7 +23,8 @@ from harness.snapshots.open import open_store
 from tests.support.clock import standing
 from tests.support.context import Posts, a_context
 from tests.support.patience import HANG_S
-from tests.support.protocol import RUN_ID, SLOT_BYTES, Content
+from tests.support.protocol import RUN_ID, SHARD_BYTES, SLOT_BYTES, Content
+from tests.support.slots import a_slot, fetched
 
 UNREADABLE = SourceUnreadable("cannot read the source: Input/output error")
 
@@ -44,10 +45,7 @@ class Scene:
 
     def seal(self, step: int, sequence: int) -> None:
         """What a trainer does, and the agent on hearing of it."""
-        content = Content(SnapshotId(1, step))
-        slot = self.pipeline.pool[self.index]
-        content.fill(slot)
-        slot.seal(content.record(), sequence)
+        Content(SnapshotId(1, step)).seal(self.pipeline.pool[self.index], sequence)
         self.pipeline.take(self.index, self.generation)
 
     def commit_locally(self, step: int) -> LocalSnapshot:
@@ -92,7 +90,7 @@ def test_a_slot_that_is_not_granted_goes_to_the_store_straight(scene: Scene) -> 
 
     scene.pipeline.save_newest_now()
 
-    assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [MemorySnapshot]
 
 
 def test_what_is_committed_is_not_sent_again_before_that_is_heard_of(scene: Scene) -> None:
@@ -130,7 +128,7 @@ def test_a_store_that_is_down_does_not_keep_the_slot_from_the_next_local_snapsho
     assert [type(job) for job in scene.pipeline.remote.jobs] == [LocalSnapshot]
     scene.seal(20, 2)
     scene.until(lambda: scene.steps.local == 20)
-    assert SealedSlot not in [type(job) for job in scene.pipeline.remote.jobs]
+    assert MemorySnapshot not in [type(job) for job in scene.pipeline.remote.jobs]
 
 
 def test_with_a_deadline_the_slot_is_sent_again_and_not_its_file(scene: Scene) -> None:
@@ -145,7 +143,7 @@ def test_with_a_deadline_the_slot_is_sent_again_and_not_its_file(scene: Scene) -
     scene.pipeline.drain(standing(60.0))
     scene.pipeline._on_failed(scene.pipeline.remote, scene.pipeline.remote.jobs[0], Unavailable("down"))
 
-    assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [MemorySnapshot]
 
 
 def test_a_file_that_cannot_be_read_back_is_sent_from_memory_instead(scene: Scene) -> None:
@@ -155,7 +153,7 @@ def test_a_file_that_cannot_be_read_back_is_sent_from_memory_instead(scene: Scen
 
     scene.pipeline._on_failed(scene.pipeline.remote, file, UNREADABLE)
 
-    assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [MemorySnapshot]
 
 
 def test_pressing_gives_what_memory_has_where_its_file_is_tried_in_vain(scene: Scene) -> None:
@@ -168,7 +166,7 @@ def test_pressing_gives_what_memory_has_where_its_file_is_tried_in_vain(scene: S
 
     scene.pipeline.save_newest_now()
 
-    assert [type(job) for job in scene.pipeline.remote.jobs] == [SealedSlot]
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [MemorySnapshot]
 
 
 def test_behind_a_file_that_could_not_be_read_snapshots_go_from_memory_in_their_turn(scene: Scene) -> None:
@@ -184,7 +182,7 @@ def test_behind_a_file_that_could_not_be_read_snapshots_go_from_memory_in_their_
     scene.pipeline._upload_started_at = float("-inf")
     scene.seal(30, 3)
 
-    assert [(type(job), job.step) for job in scene.pipeline.remote.jobs] == [(SealedSlot, 30)]
+    assert [(type(job), job.step) for job in scene.pipeline.remote.jobs] == [(MemorySnapshot, 30)]
     assert scene.pipeline._upload_started_at > 0, "and the next one has to wait"
 
 
@@ -207,16 +205,13 @@ def test_a_slot_of_an_agent_that_never_claimed_is_the_heirs_own(scene: Scene, cl
     dead, heir = Generation(1, RUN_ID, "b" * 16), Generation(2, RUN_ID, "c" * 16)
     if claimed:
         dead.claimed.set()
-    content, slot = Content(SnapshotId(1, 10)), Slot.create(SLOT_BYTES)
-    content.fill(slot)
-    slot.seal(content.record(), 1)
-    index = scene.pipeline.pool.add(slot)
-    scene.pipeline.adopt(index, Generation.of(dead.info), ends=True)
+    scene.pipeline.adopt(7, a_slot(Content(SnapshotId(1, 10))), Generation.of(dead.info), ends=True)
+    (copy,) = scene.pipeline.memory_copies(RUN_ID)
 
-    point = ResumePoint(content.id, "memory", index, slot, content.record(), verified=True)
+    point = ResumePoint(copy.id, "memory", (copy.slots[0].slot,), copy.records, (7,), verified=True)
     scene.pipeline.note_resumed(point, heir)
 
-    assert scene.pipeline._made_by[index].number == (1 if claimed else 2)
+    assert scene.pipeline._made_by[7].number == (1 if claimed else 2)
 
 
 def test_a_seal_is_taken_once(scene: Scene) -> None:
@@ -225,19 +220,15 @@ def test_a_seal_is_taken_once(scene: Scene) -> None:
     scene.pipeline.take(scene.index, scene.generation)
 
     assert not scene.pipeline.take_left_over(scene.generation)
-    assert scene.pipeline.sequence == 1
+    assert scene.pipeline.sequence(0) == 1
 
 
 @pytest.mark.parametrize(("step", "durable"), [(100, 100), (200, 200)])
 def test_what_is_durable_is_counted_from_the_resume_point_on(scene: Scene, step: int, durable: int) -> None:
     """Behind a damaged snapshot, steps that were never sent counted as durable, and the exit said 75."""
     scene.pipeline.steps = Steps(local=200, durable=200)
-    content, slot = Content(SnapshotId(1, step)), Slot.create(SLOT_BYTES)
-    content.fill(slot)
-    slot.seal(content.record(), 0)
-    point = ResumePoint(content.id, "remote", None, slot, content.record(), verified=True)
 
-    scene.pipeline.note_resumed(point, Generation(2, RUN_ID, "b" * 16))
+    scene.pipeline.note_resumed(fetched(Content(SnapshotId(1, step))), Generation(2, RUN_ID, "b" * 16))
     assert scene.pipeline.steps.durable == durable
 
     scene.seal(step + 50, 1)
@@ -247,10 +238,7 @@ def test_what_is_durable_is_counted_from_the_resume_point_on(scene: Scene, step:
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_snapshot_that_is_held_back_counts_once_it_is_known_to(scene: Scene, counts: bool) -> None:
     scene.seal(10, 1)
-    content, slot = Content(SnapshotId(1, 20)), Slot.create(SLOT_BYTES)
-    content.fill(slot)
-    slot.seal(content.record(), 2)
-    held = scene.pipeline.pool.add(slot)
+    held = scene.pipeline.pool.add(a_slot(Content(SnapshotId(1, 20)), 2))
     scene.pipeline.hold_back(held, scene.generation)
 
     assert scene.pipeline.sealed_step == 10
@@ -259,5 +247,77 @@ def test_a_snapshot_that_is_held_back_counts_once_it_is_known_to(scene: Scene, c
     scene.pipeline.settle_held(counts=counts)
 
     assert scene.pipeline.sealed_step == (20 if counts else 10)
-    assert [copy.id.step for copy in scene.pipeline.memory_copies(RUN_ID)] == ([10, 20] if counts else [10])
+    assert sorted(copy.id.step for copy in scene.pipeline.memory_copies(RUN_ID)) == ([10, 20] if counts else [10])
     scene.pipeline.settle_held(counts=counts)
+
+
+# ---- several ranks --------------------------------------------------------------------------------------------------
+
+
+class TwoRanks:
+    """A pipeline with two slots for each of two ranks, and what their trainers seal."""
+
+    def __init__(self, pipeline: SavePipeline) -> None:
+        self.pipeline = pipeline
+        self.generation = Generation(1, RUN_ID, "a" * 16)
+        self.generation.claimed.set()
+        self.slots = [[pipeline.pool.add(Slot.create(SLOT_BYTES), rank) for _ in range(2)] for rank in range(2)]
+
+    def seal(self, rank: int, which: int, step: int, sequence: int) -> int:
+        index = self.slots[rank][which]
+        Content(SnapshotId(1, step), world_size=2).seal(self.pipeline.pool[index], sequence, rank)
+        self.pipeline.take(index, self.generation)
+        return index
+
+
+@pytest.fixture
+def two(scene: Scene) -> TwoRanks:
+    scene.pipeline.pool.close([scene.index])
+    return TwoRanks(scene.pipeline)
+
+
+def test_a_snapshot_is_the_tiers_turn_once_all_ranks_have_sealed(scene: Scene, two: TwoRanks) -> None:
+    two.seal(1, 0, 10, 1)
+    assert (scene.pipeline.sealed_step, scene.pipeline.memory_copies(RUN_ID)) == (None, [])
+    two.seal(0, 0, 10, 7)
+
+    assert scene.pipeline.sealed_step == 10
+    assert [scene.pipeline.sequence(rank) for rank in range(2)] == [7, 1]
+    assert scene.pipeline.state_bytes == 2 * sum(SHARD_BYTES)
+    for tier in scene.pipeline.tiers:
+        tier.start()
+    scene.pipeline.save_newest_now()
+    scene.until(lambda: scene.steps == Steps(10, 10))
+    (copy,) = scene.pipeline.memory_copies(RUN_ID)
+    assert copy.manifest is not None
+    assert [part.rank for part in copy.manifest.parts] == [0, 1]
+
+
+def test_a_slot_that_waits_for_the_other_rank_s_is_not_granted(scene: Scene, two: TwoRanks) -> None:
+    two.seal(0, 0, 10, 1)
+    waits = two.seal(0, 1, 20, 2)
+
+    assert scene.pipeline.pool.grant(0) is None
+    two.seal(1, 0, 20, 1)
+    scene.pipeline.pool.release(waits, "local")
+
+    assert scene.pipeline.pool.grant(0) == two.slots[0][0], "step 10 never comes to be"
+
+
+def test_what_was_half_sealed_is_given_up_with_its_trainers(scene: Scene, two: TwoRanks) -> None:
+    two.seal(0, 0, 10, 1)
+
+    scene.pipeline.forget_incomplete()
+
+    assert scene.pipeline.pool.grant(0) == two.slots[0][1]
+    scene.pipeline.pool.hold(two.slots[0][1], TRAINER)
+    assert scene.pipeline.pool.grant(0) == two.slots[0][0]
+    assert scene.pipeline.memory_copies(RUN_ID) == []
+
+
+def test_what_both_ranks_sealed_and_did_not_tell_is_taken(scene: Scene, two: TwoRanks) -> None:
+    for rank in range(2):
+        Content(SnapshotId(1, 30), world_size=2).seal(scene.pipeline.pool[two.slots[rank][0]], 3, rank)
+
+    assert scene.pipeline.take_left_over(two.generation)
+    assert scene.pipeline.sealed_step == 30

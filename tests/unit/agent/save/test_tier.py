@@ -19,8 +19,9 @@ from cloud.pool import Pool
 from cloud.store import ObjectInfo, ObjectStore
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
+from harness.agent.resume_point import SealedSlot
 from harness.agent.save import throttle, tier, upkeep
-from harness.agent.save.jobs import LocalSnapshot, SealedSlot
+from harness.agent.save.jobs import LocalSnapshot, MemorySnapshot
 from harness.agent.save.tier import Tier, TierEvents
 from harness.agent.save.upkeep import Retention
 from harness.config.settings import Settings
@@ -43,6 +44,7 @@ from tests.support.protocol import (
     Content,
     FastFileSystem,
     ProtocolStore,
+    altered,
 )
 from tests.support.stores import BadBlocks, FaultyStore, RecordingStore
 
@@ -115,12 +117,12 @@ class Scene:
         self.until(lambda told: sum(isinstance(each, kind) for each in told) >= count)
         return [each for each in self.told if isinstance(each, kind)][count - 1]
 
-    def sealed(self, step: int, *, frozen: bool = False) -> SealedSlot:
+    def sealed(self, step: int, *, frozen: bool = False) -> MemorySnapshot:
         content, slot = Content(SnapshotId(1, step), frozen=frozen), Slot.create(SLOT_BYTES)
         content.fill(slot)
         slot.seal(content.record(), step)
         self.slots.append(slot)
-        return SealedSlot(0, slot, content.record(), self.generation, 0.0)
+        return MemorySnapshot((SealedSlot(0, slot, content.record()),), self.generation, 0.0)
 
     def close(self) -> None:
         self.tier.close(HANG_S)
@@ -207,6 +209,19 @@ def test_a_sealed_slot_is_published_told_verified_and_released(scenes: Callable[
     ]  # fmt: skip
     assert commits(store) == [10]
     assert scene.tier.idle
+
+
+def test_an_agent_that_replaces_a_dead_one_sends_nothing_again(scenes: Callable[..., Scene]) -> None:
+    """Both go where the claim of their generation says."""
+    store = RecordingStore(MemoryStore())
+    for scene in (scenes(store), scenes(store)):
+        scene.tier.submit(scene.sealed(10))
+        scene.until_event(events.Published)
+
+    directory = KEYS.directory(SnapshotId(1, 10), scene.generation.nonce)
+    assert store.keys("put") == [
+        KEYS.payload(directory, f"rank-00000-of-00001.0{shard}.safetensors") for shard in (0, 1)
+    ]
 
 
 def test_a_failing_store_is_tried_until_it_works(scenes: Callable[..., Scene]) -> None:
@@ -786,7 +801,7 @@ def publish(store: ObjectStore, *steps: int, run_id: str = RUN_ID, sealed_at: st
     for step in steps:
         staged = Content(SnapshotId(1, step), run_id).staged()
         if sealed_at is not None:
-            staged = dataclasses.replace(staged, sealed_at=sealed_at)
+            staged = altered(staged, sealed_at=sealed_at)
         commit.publish(store, KEYS, staged, "remote", FOREVER, lambda event: None)
 
 

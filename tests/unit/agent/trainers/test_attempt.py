@@ -8,7 +8,7 @@ from harness.agent.resume_point import ResumePoint
 from harness.agent.trainers.attempt import TrainerAttempt
 from harness.core.messages import FirstStep
 from harness.core.snapshot import SnapshotId
-from harness.ipc.slots import Slot, SlotRecord
+from harness.ipc.slots import SlotRecord
 
 RECORD = SlotRecord(
     step=12, rank=0, world_size=1, generation=2, shards=(), state="{}", environment={}, sealed_at=""
@@ -18,8 +18,7 @@ TOLD = FirstStep(13, 112.0, ((107.6, 107.6), (109.0, 110.0)), 110.0)
 
 @pytest.fixture
 def point() -> ResumePoint:
-    slot: Slot = None  # type: ignore[assignment]  # nothing of it is looked at
-    return ResumePoint(SnapshotId(2, 12), "remote", 0, slot, RECORD, True, 6.3)
+    return ResumePoint(SnapshotId(2, 12), "remote", (), (), (), True, 6.3)
 
 
 def attempt() -> TrainerAttempt:

@@ -107,12 +107,11 @@ def test_a_seal_answers_a_wish_for_a_snapshot_and_no_other(
     assert not control.may_ask  # nothing is granted
     control.grant()
     assert control.may_ask
-    control.reasons.add("save")
     control.command(Command.SNAPSHOT)
     assert not control.may_ask
 
     control.answered()
-    assert (word(page, Word.COMMAND)[0], control.reasons) == (Command.NOTHING, set())
+    assert word(page, Word.COMMAND)[0] == Command.NOTHING
 
     control.command(Command.SNAPSHOT_AND_LEAVE)
     control.answered()
@@ -124,7 +123,6 @@ def test_nothing_of_a_trainer_that_is_gone_is_left_to_the_next(
 ) -> None:
     index = lay_out(control, pool, SLOT_BYTES)
     control.grant()
-    control.reasons.add("save")
     control.command(Command.SNAPSHOT)
     page.completed(12)
 
@@ -132,7 +130,7 @@ def test_nothing_of_a_trainer_that_is_gone_is_left_to_the_next(
     control.begin_again()
 
     assert control.trainer_step is None
-    assert (control.reasons, control.layout_bytes, pool.is_granted(index)) == (set(), None, False)
+    assert (control.layout_bytes, pool.is_granted(index)) == (None, False)
     assert (word(page, Word.COMMAND)[0], word(page, Word.GRANT)[0]) == (Command.NOTHING, NO_SLOT)
 
 

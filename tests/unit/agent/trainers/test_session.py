@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,28 +13,74 @@ import pytest
 
 from cloud.testing.memory import MemoryStore
 from harness.agent.generation import Generation
-from harness.agent.main import Agent
-from harness.agent.resume_point import ResumePoint
+from harness.agent.journal import Journal
+from harness.agent.resume.search import Header
+from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.save import slot_pool
-from harness.agent.trainers.session import Trainer
+from harness.agent.save.pipeline import SavePipeline
+from harness.agent.server import Server
+from harness.agent.trainers.ranks import Ranks
+from harness.agent.trainers.session import Trainer, TrainerEvents
 from harness.config.program import Program
 from harness.config.settings import Settings
-from harness.core import messages
+from harness.core import events, messages
 from harness.core.snapshot import SnapshotId
 from harness.errors import NoSpace
-from harness.ipc.channel import Received
+from harness.ipc.control_page import Command, TrainerSide
 from harness.ipc.slots import Slot
+from harness.snapshots.candidates import StoredCopy
+from tests.support.context import Posts, a_context
 from tests.support.patience import HANG_S
-from tests.support.protocol import RUN_ID, SLOT_BYTES, Content
+from tests.support.protocol import KEYS, RUN_ID, SLOT_BYTES, Content
+from tests.support.slots import fetched
+
+
+class Scene:
+    """A trainer with all that it needs, and with nobody at the other end but the test."""
+
+    def __init__(self, directory: Path) -> None:
+        settings = Settings(store="memory", run="run", slots=2, runtime_dir=str(directory))
+        self.posts = Posts()
+        context = a_context(settings, self.posts)
+        self.pipeline = SavePipeline(context, lambda _: MemoryStore(), lambda steps: None)
+        self.ranks = Ranks(context, self.pipeline.pool)
+        journal = Journal(KEYS, "host", listeners=[], heartbeat=events.Heartbeat)
+        nobody: Any = lambda *_: None  # noqa: E731
+        self.startup = Startup(context, (), self.pipeline, journal, StartupEvents(nobody, nobody, nobody))
+        self.trainer = Trainer(
+            context,
+            Program(),
+            Server(context, self.pipeline, nobody),
+            self.ranks,
+            self.pipeline,
+            self.startup,
+            TrainerEvents(nobody, nobody, nobody, nobody, nobody),
+        )
+
+    def connect(self, rank: int = 0) -> Told:
+        told = Told()
+        self.ranks.of(rank).connection = SimpleNamespace(channel=told)  # type: ignore[assignment]
+        return told
+
+    def lay_out(self, number: int, size: int = SLOT_BYTES, rank: int = 0) -> None:
+        self.trainer.on_message(self.ranks.of(rank), messages.Layout(size, number))
+
+    def until(self, told: Told, count: int) -> None:
+        """As the main loop does, until so many messages were sent."""
+        while len(told.messages) < count:
+            self.posts.run_one(HANG_S)
+
+    def close(self) -> None:
+        self.startup.close()
+        self.pipeline.close(HANG_S)
+        self.pipeline.close_stores()
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    settings = Settings(store="memory", run="run", slots=2, runtime_dir=str(tmp_path))
-    made = Agent(settings, Program(), sources=[], stores=lambda _: MemoryStore())
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
     yield made
-    made.trainer.connection = None
-    made._shut()
+    made.close()
 
 
 class Told:
@@ -46,37 +93,17 @@ class Told:
         self.messages.append(message)
 
 
-def connect(trainer: Trainer) -> Told:
-    told = Told()
-    trainer.connection = SimpleNamespace(channel=told)  # type: ignore[assignment]
-    return told
-
-
-def test_small_state_that_is_large_is_told_with_the_tensors_only(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_state_that_is_large_is_told_with_the_tensors_only(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the slot as well: 200 MB of it, ahead of the tensors, took longer than they do."""
-    told, record = connect(agent.trainer), Content(SnapshotId(1, 10)).record()
-    agent._startup.header = (str(SnapshotId(1, 10)), "remote", record)
+    told, content = scene.connect(), Content(SnapshotId(1, 10))
+    scene.startup.header = Header(StoredCopy(content.id, "remote", MemoryStore()), (content.record(),))
 
-    agent.trainer.tell_resume()
+    scene.trainer.tell_resume()
     assert [type(message) for message in told.messages] == [messages.ResumeHeader]
-    monkeypatch.setattr("harness.agent.trainers.session.MOST_OF_HEADER", len(record.state) - 1)
-    agent.trainer.tell_resume()
+    monkeypatch.setattr("harness.agent.trainers.session.MOST_OF_HEADER", len(content.state) - 1)
+    scene.trainer.tell_resume()
 
     assert len(told.messages) == 1
-
-
-def lay_out(agent: Agent, told: Told, number: int, size: int = SLOT_BYTES) -> None:
-    agent._on_message(told, Received(messages.Layout(size, number)))  # type: ignore[arg-type]
-
-
-def until(agent: Agent, told: Told, count: int) -> None:
-    """As the main loop does, until so many messages were sent."""
-    for _ in range(100):
-        agent._loop.wait(0.1)
-        agent._loop.run_posts()
-        if len(told.messages) >= count:
-            return
-    raise TimeoutError(told.messages)
 
 
 class Memory:
@@ -97,59 +124,58 @@ class Memory:
         return self._real(size, count, disk, beside=beside)
 
 
-def making(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Told]:
+def making(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Told]:
     """A trainer has told a layout, and its slots are being made."""
-    slow, told = Memory(monkeypatch), connect(agent.trainer)
-    lay_out(agent, told, 1)
+    slow, told = Memory(monkeypatch), scene.connect()
+    scene.lay_out(1)
     assert slow.asked.wait(HANG_S)
     return slow, told
 
 
-def test_while_slots_are_made_the_agent_listens_and_grants_none(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, told = making(agent, monkeypatch)
+def test_while_slots_are_made_the_agent_listens_and_grants_none(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, told = making(scene, monkeypatch)
     heard: list[str] = []
-    agent._loop.post(lambda: heard.append("a notice"))
-    agent._loop.run_posts()
-    agent._control.grant()
+    scene.posts.post(lambda: heard.append("a notice"))
+    scene.posts.run_one(HANG_S)
+    scene.ranks.grant()
     assert heard == ["a notice"]
-    assert not agent._control.may_ask
-    assert agent._control.layout_bytes == SLOT_BYTES, "how long a snapshot takes can be told already"
+    assert not scene.ranks.may_ask
+    assert scene.ranks.layout_bytes == SLOT_BYTES, "how long a snapshot takes can be told already"
     slow.may.release()
-    until(agent, told, 1)
+    scene.until(told, 1)
 
     (slots,) = told.messages
     assert (type(slots), slots.number, len(slots.indexes)) == (messages.Slots, 1, 2)
-    agent._control.grant()
-    assert agent._control.may_ask
+    scene.ranks.grant()
+    assert scene.ranks.may_ask
 
 
 def test_a_layout_that_was_given_up_meanwhile_gets_no_slots_and_the_newest_does(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, told = making(agent, monkeypatch)
+    slow, told = making(scene, monkeypatch)
 
-    lay_out(agent, told, 2, 2 * SLOT_BYTES)
-    lay_out(agent, told, 3, 3 * SLOT_BYTES)
+    scene.lay_out(2, 2 * SLOT_BYTES)
+    scene.lay_out(3, 3 * SLOT_BYTES)
     slow.may.release(2)
-    until(agent, told, 1)
+    scene.until(told, 1)
 
     (slots,) = told.messages
     assert (type(slots), slots.number) == (messages.Slots, 3)
     assert slow.sizes == [SLOT_BYTES, 3 * SLOT_BYTES]
-    assert [agent._pipeline.pool[index].size for index in agent._pipeline.pool.usable] == [3 * SLOT_BYTES] * 2
+    assert [scene.pipeline.pool[index].size for index in scene.pipeline.pool.usable] == [3 * SLOT_BYTES] * 2
 
 
 def test_slots_that_come_after_their_trainer_has_gone_are_the_next_ones(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, told = making(agent, monkeypatch)
-    agent.trainer.connection = None  # as `drop` leaves it
-    agent.trainer._supply.forget()
+    slow, told = making(scene, monkeypatch)
+    scene.ranks.of(0).forget()
 
-    again = connect(agent.trainer)
-    lay_out(agent, again, 1)
+    again = scene.connect()
+    scene.lay_out(1)
     slow.may.release()
-    until(agent, again, 1)
+    scene.until(again, 1)
 
     assert not told.messages
     (slots,) = again.messages
@@ -157,30 +183,97 @@ def test_slots_that_come_after_their_trainer_has_gone_are_the_next_ones(
     assert slow.sizes == [SLOT_BYTES]
 
 
-def test_what_a_dead_trainer_was_to_resume_is_held_for_it_no_more(agent: Agent) -> None:
+def test_what_a_dead_trainer_was_to_resume_is_held_for_it_no_more(scene: Scene) -> None:
     """It was found after it had died, and nobody restores it."""
-    slot, content = Slot.create(SLOT_BYTES), Content(SnapshotId(1, 10))
-    content.fill(slot)
-    point = ResumePoint(SnapshotId(1, 10), "remote", None, slot, content.record(), verified=True)
-    agent._startup.point = agent._pipeline.note_resumed(point, Generation(2, RUN_ID, "b" * 16))
-    index = agent._startup.point.index
-    assert index is not None
-    pool = agent._pipeline.pool
+    point = scene.pipeline.note_resumed(fetched(Content(SnapshotId(1, 10))), Generation(2, RUN_ID, "b" * 16))
+    scene.startup.point, (index,) = point, point.indexes
+    pool = scene.pipeline.pool
     assert pool.grant() is None
 
-    agent.trainer.begin_again(lambda: None)
+    scene.trainer.begin_again(lambda: None)
 
     assert pool.grant() == index
 
 
-def test_too_little_memory_is_told_to_the_trainer(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_told_to_the_trainer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_pool, "available_bytes", lambda: 0)
-    told = connect(agent.trainer)
+    told = scene.connect()
 
-    lay_out(agent, told, 1)
-    until(agent, told, 1)
+    scene.lay_out(1)
+    scene.until(told, 1)
 
     (refusal,) = told.messages
     assert (type(refusal), refusal.error) == (messages.NoSlots, "NoSpace")
-    agent._control.grant()
-    assert not agent._control.may_ask
+    scene.ranks.grant()
+    assert not scene.ranks.may_ask
+
+
+# ---- several ranks --------------------------------------------------------------------------------------------------
+
+
+def test_each_rank_has_a_page_slots_and_a_count_of_seals_of_its_own(scene: Scene) -> None:
+    told = [scene.connect(rank) for rank in range(2)]
+    for rank, size in enumerate((SLOT_BYTES, 3 * SLOT_BYTES)):
+        scene.lay_out(1, size, rank)
+        scene.until(told[rank], 1)
+    scene.ranks.grant()
+
+    indexes = [told[rank].messages[0].indexes for rank in range(2)]
+    assert [[scene.pipeline.pool[i].size for i in its] for its in indexes] == [[SLOT_BYTES] * 2, [3 * SLOT_BYTES] * 2]
+    assert not set(indexes[0]) & set(indexes[1])
+    assert scene.ranks.layout_bytes == 4 * SLOT_BYTES
+    assert scene.ranks.of(0).control.page_fd != scene.ranks.of(1).control.page_fd
+    Content(SnapshotId(1, 10), world_size=2).seal(scene.pipeline.pool[indexes[1][0]], 5, rank=1)
+    assert [scene.pipeline.sequence(rank) for rank in range(2)] == [0, 5]
+
+
+def test_a_snapshot_is_asked_of_all_ranks_once_each_has_a_slot(scene: Scene) -> None:
+    told = [scene.connect(rank) for rank in range(2)]
+    scene.lay_out(1)
+    scene.until(told[0], 1)
+    scene.ranks.grant()
+    assert not scene.ranks.may_ask, "one has none yet"
+
+    scene.lay_out(1, rank=1)
+    scene.until(told[1], 1)
+    scene.ranks.grant()
+    assert scene.ranks.may_ask
+    scene.ranks.command(Command.SNAPSHOT)
+
+    pages = [TrainerSide(os.dup(rank.control.page_fd)) for rank in scene.ranks]
+    assert [page.command for page in pages] == [Command.SNAPSHOT] * 2
+    scene.ranks.sealed(scene.ranks.of(1))
+    assert [page.command for page in pages] == [Command.SNAPSHOT, Command.NOTHING], "the other one has yet to see it"
+    assert not scene.ranks.may_ask
+    pages[0].completed(7)
+    assert scene.ranks.trainer_step is None
+    pages[1].completed(6)
+    assert scene.ranks.trainer_step == 6
+    for page in pages:
+        page.close()
+
+
+def test_each_rank_is_told_its_own_share_of_what_it_resumes(scene: Scene) -> None:
+    content = Content(SnapshotId(1, 10), world_size=2)
+    told = [scene.connect(rank) for rank in range(2)]
+    handed: list[Any] = []
+    for end in told:
+        end.send = lambda message, fds=(): handed.append(Slot(os.dup(fds[0])))  # type: ignore[method-assign]
+    scene.startup.finding = Finding.READY
+    scene.startup.point = scene.pipeline.note_resumed(fetched(content), Generation(2, RUN_ID, "b" * 16))
+
+    scene.trainer.tell_resume()
+
+    assert [content.is_in(slot, rank) for rank, slot in enumerate(handed)] == [True, True]
+    for slot in handed:
+        slot.close()
+
+
+def test_what_one_rank_has_restored_is_granted_again_and_the_other_s_is_not(scene: Scene) -> None:
+    scene.connect(), scene.connect(1)
+    point = scene.pipeline.note_resumed(fetched(Content(SnapshotId(1, 10), world_size=2)), Generation(2, RUN_ID, "b"))
+    scene.startup.point = point
+
+    scene.trainer.on_message(scene.ranks.of(1), messages.Restored(str(point.id), 10, 0.1))
+
+    assert [scene.pipeline.pool.grant(rank) for rank in range(2)] == [None, point.indexes[1]]

@@ -1,0 +1,78 @@
+"""Sets of sealed slots: what belongs together, and what is no snapshot yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.agent.resume_point import SealedSlot
+from harness.agent.save.slot_pool import SlotPool
+from harness.agent.save.snapshot_set import Gathering, whole_sets
+from harness.core.snapshot import SnapshotId
+from tests.support.protocol import Content
+from tests.support.slots import pooled
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    pool = SlotPool()
+    yield pool
+    pool.close()
+
+
+def ranks_of(pool: SlotPool, step: int, world_size: int = 3, *, sequence: int = 1) -> tuple[SealedSlot, ...]:
+    return pooled(pool, Content(SnapshotId(1, step), world_size=world_size), sequence)
+
+
+def test_one_rank_is_a_set_by_itself(pool: SlotPool) -> None:
+    (sealed,) = ranks_of(pool, 10, 1)
+    gathering = Gathering()
+
+    assert gathering.add(sealed) == (sealed,)
+    assert gathering.indexes == set()
+
+
+def test_a_set_is_there_with_its_last_rank_and_is_in_rank_order(pool: SlotPool) -> None:
+    zero, one, two = ranks_of(pool, 10)
+    gathering = Gathering()
+
+    assert gathering.add(two) is None
+    assert gathering.add(zero) is None
+    assert gathering.indexes == {zero.index, two.index}
+    assert gathering.add(one) == (zero, one, two)
+    assert gathering.indexes == set()
+
+
+def test_a_step_that_one_rank_never_sealed_is_given_up_for_a_later_whole_one(pool: SlotPool) -> None:
+    zero, one, _two = ranks_of(pool, 10)
+    later = ranks_of(pool, 20, sequence=2)
+    gathering = Gathering()
+    gathering.add(zero)
+    gathering.add(one)
+
+    assert [gathering.add(sealed) for sealed in later] == [None, None, later]
+    assert gathering.indexes == set()
+
+
+def test_seals_of_two_generations_never_make_a_set(pool: SlotPool) -> None:
+    zero, _, _ = ranks_of(pool, 10)
+    others = pooled(pool, Content(SnapshotId(2, 10), world_size=3), 2)
+    gathering = Gathering()
+    gathering.add(zero)
+
+    assert [gathering.add(sealed) for sealed in others[1:]] == [None, None]
+
+
+def test_what_is_of_no_whole_set_is_no_snapshot(pool: SlotPool) -> None:
+    ten, twenty = ranks_of(pool, 10), ranks_of(pool, 20, sequence=2)
+
+    assert whole_sets([*ten, *twenty]) == [twenty, ten]
+    assert whole_sets([*ten, *twenty[1:]]) == [ten]
+    assert whole_sets(twenty[:2]) == []
+
+
+def test_a_step_that_was_sealed_and_fetched_is_there_twice(pool: SlotPool) -> None:
+    fetched, sealed = ranks_of(pool, 10, 2, sequence=0), ranks_of(pool, 10, 2, sequence=4)
+
+    assert whole_sets([*fetched, *sealed]) == [sealed, fetched]
