@@ -147,7 +147,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         named: whether the user named the run, as opposed to the name of the script.
         settings: the configuration that a later start is compared with, as text.
         agent: tells one agent's generations (restarts in place) from another agent's.
-        place: the lock that the agent held: whoever holds it now knows that this agent is dead.
+        lock_id: the lock that the agent held: who holds it now knows that this agent is dead. `place` in the record.
     """
 
     format: int
@@ -163,7 +163,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     named: bool
     settings: dict[str, str] = {}
     agent: str = ""
-    place: str = ""
+    lock_id: str = msgspec.field(default="", name="place")
     continues: bool = False
 
 

@@ -79,7 +79,7 @@ class RunStatus:
         if known is None or known.last_claim is None or number is None:
             return None
         newest = known.last_claim
-        if newest.generation > number and newest.place and newest.place != self._lock_id():
+        if newest.generation > number and newest.lock_id and newest.lock_id != self._lock_id():
             return int(ExitCode.SUPERSEDED)
         return code_of(known.done.outcome if known.done is not None and newest.generation >= number else None)
 

@@ -66,7 +66,7 @@ class Predecessors:
         *,
         run_id: str,
         agent: str,
-        place: str,
+        lock_id: str,
         silence_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,12 +77,12 @@ class Predecessors:
             generation: ours: what is below it is older.
             run_id: identity of the run; what was before a `--fresh` does not matter.
             agent: ours, in our claims: what an earlier life of ours made needs no waiting for.
-            place: the lock that we hold: whoever claimed with it before is dead.
+            lock_id: the lock that we hold: whoever claimed with it before is dead.
             silence_s: how long a journal must be without a new segment.
             clock: monotonic seconds.
         """
         self._keys, self.generation, self.run_id = keys, generation, run_id
-        self._agent, self._place = agent, place
+        self._agent, self._lock_id = agent, lock_id
         self._silence_s, self._clock = silence_s, clock
         self._known: dict[int, _Predecessor] = {}
         self._looked_at: float | None = None
@@ -158,8 +158,8 @@ class Predecessors:
         if claim is None:
             return False
         ours = claim.agent == self._agent != ""
-        same_place = claim.place == self._place != ""
-        return ours or same_place or claim.run_id != self.run_id
+        same_lock = claim.lock_id == self._lock_id != ""
+        return ours or same_lock or claim.run_id != self.run_id
 
     def _note_over(self, store: ObjectStore, ended: list[int], deadline: Deadline) -> None:
         for number in ended:

@@ -120,14 +120,14 @@ class Boundary:
         asked = command is Command.SNAPSHOT and news != self.seen  # what is asked still was taken up before
         return Decision(saves=asked or self.overdue, asked=asked, waits=self._waits, sealed=sealed)
 
-    def done(self, news: int, decision: Decision, *, taken: bool, unsettled: bool) -> None:
+    def done(self, news: int, decision: Decision, *, taken: bool, pending: bool) -> None:
         """The decision was carried out.
 
         Args:
             news: the word that it was made by.
             decision: what it was.
             taken: whether the snapshot was taken; false where there was no slot.
-            unsettled: whether a thread still copies it.
+            pending: whether a thread still copies it.
         """
         if taken:
             # The agent asks again only after a new seal: what this step has already is taken at the next one.
@@ -136,10 +136,10 @@ class Boundary:
         elif decision.asked:
             self.overdue = True
         self.seen = news
-        self.next_due = self._following(unsettled=unsettled)
+        self.next_due = self._following(pending=pending)
 
-    def _following(self, *, unsettled: bool) -> int:
-        if self.overdue or unsettled:
+    def _following(self, *, pending: bool) -> int:
+        if self.overdue or pending:
             return self.step + 1
         if self.every_steps is not None:
             return (self.step // self.every_steps + 1) * self.every_steps

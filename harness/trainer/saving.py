@@ -69,7 +69,7 @@ class Saving:
         if decision.waits:
             self.take_waiting()
         taken = decision.saves and self.take(overlap=overlap and not decision.waits)
-        self._boundary.done(news, decision, taken=taken, unsettled=self._stager.unsettled)
+        self._boundary.done(news, decision, taken=taken, pending=self._stager.pending)
         if taken and decision.waits:
             self.wait_durable()
 

@@ -53,18 +53,18 @@ DEFECTS = (
     one(
         "a snapshot is sealed before it is copied",
         "harness/trainer/staging/stager.py",
-        "        late = self._copy(slot, layout, captured, overlap=overlap)\n"
-        "        if (not late or self._overlap.proving) and not self._seal(grant, slot, record, started):\n",
+        "        deferred = self._copy(slot, layout, captured, overlap=overlap)\n"
+        "        if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started):\n",
         "        sealed = self._seal(grant, slot, record, started)\n"
-        "        late = self._copy(slot, layout, captured, overlap=overlap)\n"
+        "        deferred = self._copy(slot, layout, captured, overlap=overlap)\n"
         "        if not sealed:\n",
         TRAINER,
     ),
     one(
         "a slot that is being filled still counts as sealed",
         "harness/trainer/staging/stager.py",
-        "        slot.begin()\n        late",
-        "        late",
+        "        slot.begin()\n        deferred",
+        "        deferred",
         TRAINER,
     ),
     one(

@@ -421,7 +421,7 @@ class Agent:
             command=("python", "train.py"),
             named=True,
             agent=self.name,
-            place=self.place,
+            lock_id=self.place,
         )
         standing = self._insist("claim", lambda: commit.claim(self.store, KEYS, wanted, FOREVER, join=True))
         assert standing.nonce == wanted.nonce, "somebody else's claim was taken for ours"
@@ -441,7 +441,7 @@ class Agent:
             self.generation,
             run_id=self.run_id,
             agent=self.name,
-            place=self.place,
+            lock_id=self.place,
             silence_s=SILENCE_S,
             clock=lambda: self.run.time + self.life.clock_s,
         )

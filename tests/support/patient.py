@@ -36,7 +36,7 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
 
     def is_on_its_way() -> bool:
         sealed = ckpt._stager.sealed_step
-        return sealed is not None and not ckpt._stager.unsettled and (ckpt.durable_step or 0) < sealed
+        return sealed is not None and not ckpt._stager.pending and (ckpt.durable_step or 0) < sealed
 
     def waits() -> bool:
         given_up = ckpt.interrupted or ckpt._link.gone or ckpt._link.slot_error is not None

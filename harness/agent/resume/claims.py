@@ -87,7 +87,7 @@ class Claims:
             named=self._context.settings.run_named,
             settings=self._context.settings.remembered(),
             agent=self.agent,
-            place=self.lock_id,
+            lock_id=self.lock_id,
             continues=self._context.settings.continue_,
         )
         return commit.claim(self._pipeline.remote.store, self._context.keys, wanted, deadline, join=joins)

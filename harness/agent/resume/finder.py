@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +27,7 @@ from cloud.pool import Pool
 from cloud.store import ObjectStore
 from harness.agent.resume.preallocate import OutOfMemory, Preallocation
 from harness.agent.resume_point import MemoryCopy, ResumePoint
-from harness.agent.save.slot_pool import EVERYTHING, begin_slot
+from harness.agent.save.slot_pool import Medium, SlotRequest
 from harness.core import events
 from harness.core.manifest import ForeignFormat, Manifest, Part
 from harness.core.policy.copying import patience_s
@@ -190,11 +191,12 @@ class Finder:
         record = to_record(part)
         size = slot_bytes(record.shards, len(record.encode()))
         # A trainer on the CPU, or one that builds its state there, is going to need as much again.
-        beside = size if self._slot_disk is not None else 0
+        reserve = size if self._slot_disk is not None else 0
+        wanted = SlotRequest(size, self._slot_disk, reserve_bytes=reserve)
         try:
-            return self._fetch(copy, manifest, part, begin_slot(size, self._slot_disk, beside=beside))
+            return self._fetch(copy, manifest, part, wanted.begin())
         except OutOfMemory:
-            return self._fetch(copy, manifest, part, begin_slot(size, self._slot_disk, beside=EVERYTHING))
+            return self._fetch(copy, manifest, part, replace(wanted, medium=Medium.DISK).begin())
 
     def _fetch(self, copy: StoredCopy, manifest: Manifest, part: Part, begun: tuple[Slot, Generator[int]]) -> Slot:
         """Fill a slot that has been begun, and seal it."""

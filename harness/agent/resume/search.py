@@ -279,7 +279,7 @@ class ResumeSearch:
             self._generation.number,
             run_id=self._run_id,
             agent=self._start.agent,
-            place=self._start.lock_id,
+            lock_id=self._start.lock_id,
             silence_s=self._settings.handover_s,
         )
 

@@ -6,6 +6,7 @@ Owns the agent's side of every slot's life; knows neither stores nor messages. U
 from __future__ import annotations
 
 import contextlib
+import enum
 import re
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
@@ -17,8 +18,6 @@ from harness.ipc.window import Window
 
 RESERVED_BYTES = 256 * 1024 * 1024  # left to the trainer and the kernel when the budget is checked
 TWO_SLOTS_FROM_BYTES = 32 * 1024**3
-EVERYTHING = 1 << 60
-"""More bytes than any memory has: beside so many, a slot goes to the disk."""
 TRAINER = "trainer"  # who holds a slot that is granted
 _ROOT = Path("/")
 
@@ -67,61 +66,77 @@ def how_many_fit(size: int, count: int, available: int) -> int:
     return max(0, min(count, (available - RESERVED_BYTES) // max(size, 1)))
 
 
-def make_slots(size: int, count: int, disk: Path | None, *, beside: int = 0) -> list[Slot]:
-    """Make up to `count` slots of `size` bytes in memory, as many as there is room for, else one on the disk.
+class Medium(enum.Enum):
+    """Where a slot may be made."""
 
-    Blocks for half a second per GiB of memory.
+    MEMORY = "memory, and where that has no room the disk"
+    DISK = "the disk, whatever room memory has"
 
-    Args:
-        size: of each.
-        count: at most, at least 1.
-        disk: see `Settings.slot_disk`.
-        beside: bytes of memory that somebody else is going to need.
 
-    Raises:
-        NoSpace: not even one fits anywhere.
+@dataclass(frozen=True)
+class SlotRequest:
+    """Slots to be made: as many as memory has room for, else one on the disk.
+
+    Attributes:
+        bytes: of each.
+        disk: see `Settings.slot_disk`; `None` for memory alone.
+        count: at most.
+        reserve_bytes: of memory that somebody else is going to need.
+        medium: where they may be.
     """
-    available = available_bytes()
-    made: list[Slot] = []
-    refused = ""
-    try:
-        for _ in range(how_many_fit(size, count, available - beside)):
-            made.append(Slot.create(size))  # noqa: PERF401  what was made counts if the next one fails
-    except OSError as err:
-        refused = f" ({err.strerror})"
-    if made:
-        return made
-    words = f"a snapshot needs {size / 1e9:.2f} GB of memory, {available / 1e9:.2f} GB are free here{refused}"
-    if disk is None:
-        raise NoSpace(
-            f"{words}; use a host (or a cgroup limit) with more memory, or --local DIR with a fast disk, "
-            "which then takes it instead"
-        )
-    try:
-        return [Slot.create(size, disk)]
-    except OSError as err:
-        raise NoSpace(f"{words}, and the disk at {disk} has no room for it either: {err.strerror}") from err
 
+    bytes: int
+    disk: Path | None
+    count: int = 1
+    reserve_bytes: int = 0
+    medium: Medium = Medium.MEMORY
 
-def begin_slot(size: int, disk: Path | None, *, beside: int = 0) -> tuple[Slot, Generator[int]]:
-    """Make one slot, in memory or else on the disk, without waiting for memory.
+    def make(self) -> list[Slot]:
+        """Make them. Blocks for half a second per GiB of memory.
 
-    Args:
-        size: bytes.
-        disk: see `Settings.slot_disk`.
-        beside: see `make_slots`.
+        Raises:
+            NoSpace: not even one fits anywhere.
+        """
+        made: list[Slot] = []
+        refused = ""
+        try:
+            for _ in range(self._fit_in_memory()):
+                made.append(Slot.create(self.bytes))  # noqa: PERF401  what was made counts if the next one fails
+        except OSError as err:
+            refused = f" ({err.strerror})"
+        return made or [self._on_disk(refused)]
 
-    Returns:
-        The slot, and what allocates it from front to back; nothing, on a disk. See `pages.allocating`.
+    def begin(self) -> tuple[Slot, Generator[int]]:
+        """Make one, without waiting for memory.
 
-    Raises:
-        NoSpace: it fits nowhere.
-    """
-    if how_many_fit(size, 1, available_bytes() - beside):
-        with contextlib.suppress(OSError):
-            return Slot.creating(size)
-    (slot,) = make_slots(size, 1, disk, beside=EVERYTHING)
-    return slot, (_ for _ in ())
+        Returns:
+            The slot, and what allocates it from front to back; nothing, on a disk. See `pages.allocating`.
+
+        Raises:
+            NoSpace: it fits nowhere.
+        """
+        if self._fit_in_memory():
+            with contextlib.suppress(OSError):
+                return Slot.creating(self.bytes)
+        return self._on_disk(), (_ for _ in ())
+
+    def _fit_in_memory(self) -> int:
+        if self.medium is Medium.DISK:
+            return 0
+        return how_many_fit(self.bytes, self.count, available_bytes() - self.reserve_bytes)
+
+    def _on_disk(self, refused: str = "") -> Slot:
+        needs, free = f"{self.bytes / 1e9:.2f} GB", f"{available_bytes() / 1e9:.2f} GB"
+        words = f"a snapshot needs {needs} of memory, {free} are free here{refused}"
+        if self.disk is None:
+            raise NoSpace(
+                f"{words}; use a host (or a cgroup limit) with more memory, or --local DIR with a fast disk, "
+                "which then takes it instead"
+            )
+        try:
+            return Slot.create(self.bytes, self.disk)
+        except OSError as err:
+            raise NoSpace(f"{words}, and the disk at {self.disk} has no room for it either: {err.strerror}") from err
 
 
 def oom_kills() -> int:
@@ -136,21 +151,15 @@ class Wanted:
 
     Attributes:
         rank: whose they will be.
-        size: of a slot.
-        missing: how many are to be made, at most.
+        missing: those that have to be made, at most; perhaps none.
         kept: indexes of those that are there.
-        instead: of those that will do where none can be made.
-        disk: where one is made if memory has no room; `None` if that is not wanted.
-        beside: see `make_slots`.
+        substitutes: of those that will do where none can be made.
     """
 
     rank: int
-    size: int
-    missing: int
+    missing: SlotRequest
     kept: tuple[int, ...]
-    instead: tuple[int, ...]
-    disk: Path | None
-    beside: int
+    substitutes: tuple[int, ...]
 
     def make(self) -> list[Slot]:
         """Make what is missing, as far as there is room. From any thread; blocks for half a second per GiB.
@@ -158,12 +167,12 @@ class Wanted:
         Raises:
             NoSpace: there is room for none, and nothing that would do instead.
         """
-        if not self.missing:
+        if not self.missing.count:
             return []
         try:
-            return make_slots(self.size, self.missing, self.disk, beside=self.beside)
+            return self.missing.make()
         except NoSpace:
-            if not self.instead:
+            if not self.substitutes:
                 raise
             return []
 
@@ -177,7 +186,7 @@ class SlotPool:
     def __init__(self, disk: Path | None = None) -> None:
         """Empty. `disk` is a directory for a slot that memory has no room for."""
         self._disk = disk
-        self._beside = 0
+        self._medium = Medium.MEMORY
         self._slots: dict[int, Slot] = {}
         self._rank: dict[int, int] = {}
         self._busy: dict[int, set[str]] = {}
@@ -230,7 +239,7 @@ class SlotPool:
 
         Args:
             size: of each.
-            count: how many there should be. See `make_slots` for how many there will be.
+            count: how many there should be. See `SlotRequest` for how many there will be.
             rank: whose.
         """
         its = self._of(rank)
@@ -238,14 +247,15 @@ class SlotPool:
         kept = [index for index in large if not self._slots[index].on_disk][:count]
         self._retired |= its - set(large)
         self.collect()
-        instead = kept or large[:1]  # a resume may have been by way of the disk, when there was no telling
-        disk = None if instead else self._disk
-        return Wanted(rank, size, count - len(kept), tuple(kept), tuple(instead), disk, self._beside)
+        substitutes = kept or large[:1]  # a resume may have been by way of the disk, when there was no telling
+        disk = None if substitutes else self._disk
+        missing = SlotRequest(size, disk, count - len(kept), medium=self._medium)
+        return Wanted(rank, missing, tuple(kept), tuple(substitutes))
 
     def finish(self, wanted: Wanted, made: Iterable[Slot]) -> list[int]:
         """Take over what was made; the layout's indexes. What it does not need goes."""
         added = [self.add(slot, wanted.rank) for slot in made]
-        there = wanted.kept if added else wanted.kept or wanted.instead
+        there = wanted.kept if added else wanted.kept or wanted.substitutes
         indexes = [index for index in there if index in self.usable] + added
         self._retired |= self._of(wanted.rank) - set(indexes)
         self.collect()
@@ -268,7 +278,7 @@ class SlotPool:
         try:
             for index in self.newest():
                 if not (old := self._slots[index]).on_disk:
-                    (copies[index],) = make_slots(old.size, 1, self._disk, beside=EVERYTHING)
+                    (copies[index],) = SlotRequest(old.size, self._disk, medium=Medium.DISK).make()
                     Window(copies[index]).move(old)
         except (NoSpace, OSError) as err:
             for slot in copies.values():
@@ -276,7 +286,7 @@ class SlotPool:
             if isinstance(err, NoSpace):
                 raise
             raise NoSpace(f"the disk at {self._disk} has failed: {err.strerror}") from err
-        self._beside = EVERYTHING
+        self._medium = Medium.DISK
         in_memory = [index for index, slot in self._slots.items() if not slot.on_disk]
         moved = {index: self.add(slot, self._rank[index]) for index, slot in copies.items()}
         for index in in_memory:

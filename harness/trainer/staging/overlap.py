@@ -11,8 +11,8 @@ CUDA graphs, hand-written updates, foreign optimizers, weights that are swapped 
 
 - always: the version counter of each tensor, which any write by torch raises that does not go through `.data`; and the
   first and last bytes of each, live and in the slot, which have to be those of the boundary;
-- for the first `PROOFS` snapshots, which are taken at the boundary: each byte is compared, by the thread at the time
-  when it would have copied, and once more when the optimizer is about to step;
+- for the first `VALIDATIONS` snapshots, which are taken at the boundary: each byte is compared, by the thread at the
+  time when it would have copied, and once more when the optimizer is about to step;
 - where a step was counted and no hook has fired: each byte again.
 """
 
@@ -34,7 +34,7 @@ from torch.utils.hooks import RemovableHandle
 
 from harness.trainer.copy.to_slot import is_block
 
-PROOFS: Final = 2
+VALIDATIONS: Final = 2
 """Snapshots that are taken at the boundary and compared, before one is trusted to a late copy."""
 
 MIN_BYTES: Final = 64 * 1024
@@ -74,14 +74,14 @@ class Work:
     """One copy, or one comparison, in the thread.
 
     Attributes:
-        late: what it is about.
-        proving: it compares, with what was copied at the boundary.
+        deferred: what it is about.
+        validating: it compares, with what was copied at the boundary.
         ends: the first and last bytes of each tensor at the boundary.
         result: seconds that it took, and the name of a tensor that differed, or whose memory had gone.
     """
 
-    late: tuple[Deferred, ...]
-    proving: bool
+    deferred: tuple[Deferred, ...]
+    validating: bool
     ends: Mapping[torch.device, Tensor]
     result: Future[tuple[float, str | None]]
 
@@ -102,12 +102,12 @@ class Work:
         """
         if (name := self.result.result()[1]) is not None:
             return name
-        for late in self.late:
-            if late.source._version != late.version or late.moved:
-                return late.name
-        if (name := _first_other_end(self.late, self.ends)) is not None:
+        for item in self.deferred:
+            if item.source._version != item.version or item.moved:
+                return item.name
+        if (name := _first_other_end(self.deferred, self.ends)) is not None:
             return name
-        return _first_difference(self.late) if thoroughly else None
+        return _first_difference(self.deferred) if thoroughly else None
 
 
 class Overlap:
@@ -123,13 +123,13 @@ class Overlap:
         self._say = say
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="harness-overlap")
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._proved = 0
+        self._validated = 0
         self.on = True
 
     def choose(
         self, states: Mapping[str, object], tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
     ) -> tuple[Deferred, ...]:
-        """What of a captured state may be copied late: whole blocks of memory that a torch optimizer owns.
+        """What of a captured state may be copied deferred: whole blocks of memory that a torch optimizer owns.
 
         Args:
             states: the live objects.
@@ -139,7 +139,7 @@ class Overlap:
         if not self.on:
             return ()
         owned = {tensor.data_ptr(): tensor.nbytes for tensor in _owned(states)}
-        late = tuple(
+        deferred = tuple(
             Deferred(name, targets[name], tensor, tensor._version, tensor.data_ptr())
             for name, tensor in tensors.items()
             if (size := tensor.nbytes) >= MIN_BYTES
@@ -148,33 +148,33 @@ class Overlap:
             and tensor.device.type in _LATE_DEVICES
             and not tensor.is_inference()  # those count no versions
         )
-        if not late:
+        if not deferred:
             self.on = False
             self._say(f"overlap is OFF: no tensor of {MIN_BYTES} bytes or more belongs to an optimizer of torch")
-        return late
+        return deferred
 
     @property
-    def proving(self) -> bool:
+    def validating(self) -> bool:
         """Whether the next snapshot has to be copied at the boundary and compared."""
-        return self._proved < PROOFS
+        return self._validated < VALIDATIONS
 
-    def begin(self, late: tuple[Deferred, ...]) -> Work:
-        """Copy `late` in the thread; while `proving`, compare it with what was copied already. Does not wait for that.
+    def begin(self, deferred: tuple[Deferred, ...]) -> Work:
+        """Copy `deferred` in the thread; while `validating`, compare it with what was copied already. Does not wait.
 
         What the current streams were given so far comes before it.
         """
-        proving = self.proving
-        devices = {item.source.device for item in late if item.source.device.type == "cuda"}
+        validating = self.validating
+        devices = {item.source.device for item in deferred if item.source.device.type == "cuda"}
         ready = {device: torch.cuda.current_stream(device).record_event() for device in devices}
-        work = _first_difference if proving else _copy
-        ends = {device: _ends([item.source for item in there]) for device, there in _by_device(late).items()}
-        return Work(late, proving, ends, self._executor.submit(self._run, work, late, ready))
+        work = _first_difference if validating else _copy
+        ends = {device: _ends([item.source for item in there]) for device, there in _by_device(deferred).items()}
+        return Work(deferred, validating, ends, self._executor.submit(self._run, work, deferred, ready))
 
-    def note_proof(self, late: Sequence[Deferred]) -> None:
+    def note_valid(self, deferred: Sequence[Deferred]) -> None:
         """A snapshot was compared up to an optimizer's step, and nothing had changed."""
-        self._proved += 1
-        if not self.proving:
-            size = sum(item.source.nbytes for item in late)
+        self._validated += 1
+        if not self.validating:
+            size = sum(item.source.nbytes for item in deferred)
             self._say(f"overlap is on: {size / 1e9:.3g} GB are copied during the step after a snapshot's boundary")
 
     def switch_off(self, name: str, step: int) -> None:
@@ -189,13 +189,13 @@ class Overlap:
     def _run(
         self,
         work: Callable[[Sequence[Deferred]], str | None],
-        late: Sequence[Deferred],
+        deferred: Sequence[Deferred],
         ready: Mapping[torch.device, torch.cuda.Event],
     ) -> tuple[float, str | None]:
         started = time.perf_counter()
         found = None
         with contextlib.ExitStack() as ending:  # where one fails, too: once there is a result, nobody reads or writes
-            for device, there in _by_device(late).items():
+            for device, there in _by_device(deferred).items():
                 if device.type == "cpu":
                     found = found or work(there)
                     continue
@@ -240,9 +240,9 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _by_device(late: Iterable[Deferred]) -> dict[torch.device, list[Deferred]]:
+def _by_device(deferred: Iterable[Deferred]) -> dict[torch.device, list[Deferred]]:
     found: dict[torch.device, list[Deferred]] = {}
-    for item in late:
+    for item in deferred:
         found.setdefault(item.source.device, []).append(item)
     return found
 
@@ -253,9 +253,9 @@ def _ends(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([end for each in flat for end in (each[:_END], each[-_END:])]).cpu()
 
 
-def _first_other_end(late: Sequence[Deferred], ends: Mapping[torch.device, Tensor]) -> str | None:
+def _first_other_end(deferred: Sequence[Deferred], ends: Mapping[torch.device, Tensor]) -> str | None:
     """The name of the first tensor that does not begin and end as it did, or whose target does not."""
-    for device, there in _by_device(late).items():
+    for device, there in _by_device(deferred).items():
         for now in (_ends([item.source for item in there]), _ends([item.target for item in there])):
             if not torch.equal(now, ends[device]):
                 return there[int((now != ends[device]).nonzero()[0]) // (2 * _END)].name
@@ -265,23 +265,23 @@ def _first_other_end(late: Sequence[Deferred], ends: Mapping[torch.device, Tenso
 # In the thread. What takes long does not hold the GIL: memmove and memcmp through ctypes, and torch. -----------------
 
 
-def _copy(late: Sequence[Deferred]) -> str | None:
+def _copy(deferred: Sequence[Deferred]) -> str | None:
     """Copy all; the name of a tensor whose memory has gone, and then not all of it is copied."""
-    if (gone := next((item.name for item in late if item.moved), None)) is not None:
+    if (gone := next((item.name for item in deferred if item.moved), None)) is not None:
         return gone
-    if late[0].source.device.type == "cpu":
+    if deferred[0].source.device.type == "cpu":
         # Not torch's copy: from another thread it starts a second team of OpenMP threads beside that of the training.
-        for item in late:
+        for item in deferred:
             ctypes.memmove(item.target.data_ptr(), item.address, item.source.nbytes)
         return None
     with torch.no_grad():
-        torch._foreach_copy_([item.target for item in late], [item.source for item in late], non_blocking=True)
+        torch._foreach_copy_([item.target for item in deferred], [item.source for item in deferred], non_blocking=True)
     return None
 
 
-def _first_difference(late: Sequence[Deferred]) -> str | None:
+def _first_difference(deferred: Sequence[Deferred]) -> str | None:
     """The name of the first tensor whose bytes are not those of its target. Bytes: a nan is equal to itself."""
-    return next((item.name for item in late if item.moved or not _same_bytes(item.target, item.source)), None)
+    return next((item.name for item in deferred if item.moved or not _same_bytes(item.target, item.source)), None)
 
 
 def _same_bytes(target: Tensor, source: Tensor) -> bool:

@@ -90,7 +90,7 @@ class Stager:
             overlap: makes late copies, where they are asked for.
         """
         self._link, self._states, self._small_state, self._overlap = link, states, small_state, overlap
-        self._unsettled: _Pending | None = None
+        self._pending: _Pending | None = None
         self._settling = threading.Lock()
         self._layout: _Layout | None = None
         self._views: weakref.WeakKeyDictionary[Slot, tuple[_Layout, dict[str, Tensor]]] = weakref.WeakKeyDictionary()
@@ -153,13 +153,13 @@ class Stager:
             return False
         record = self._record(step, captured, layout)
         slot.begin()
-        late = self._copy(slot, layout, captured, overlap=overlap)
-        if (not late or self._overlap.proving) and not self._seal(grant, slot, record, started):
+        deferred = self._copy(slot, layout, captured, overlap=overlap)
+        if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started):
             self._plan(step, captured)
             return False
-        if late:
-            work = self._overlap.begin(late)
-            self._unsettled = _Pending(step, grant, slot, record, work, time.perf_counter() - started)
+        if deferred:
+            work = self._overlap.begin(deferred)
+            self._pending = _Pending(step, grant, slot, record, work, time.perf_counter() - started)
         return True
 
     def _copy(self, slot: Slot, layout: _Layout, captured: capture.Captured, *, overlap: bool) -> tuple[Deferred, ...]:
@@ -168,16 +168,16 @@ class Stager:
             self._pass_through(slot, layout, captured)
             return ()
         views = self._views_of(slot, layout)
-        late = self._overlap.choose(self._states, captured.tensors, views) if overlap else ()
-        left = set() if self._overlap.proving else {item.name for item in late}
+        deferred = self._overlap.choose(self._states, captured.tensors, views) if overlap else ()
+        left = set() if self._overlap.validating else {item.name for item in deferred}
         now = {name: tensor for name, tensor in captured.tensors.items() if name not in left}
         to_slot.copy_into({name: views[name] for name in now}, now)
-        return late
+        return deferred
 
     @property
-    def unsettled(self) -> bool:
+    def pending(self) -> bool:
         """Whether `settle` has something to do."""
-        return self._unsettled is not None
+        return self._pending is not None
 
     def settle(self, step: int, *, updating: bool = False) -> bool:
         """Wait until what `stage` has left to the thread is done, and seal it if nothing has changed meanwhile.
@@ -191,32 +191,32 @@ class Stager:
         Returns:
             False where the snapshot that was begun is void: `stage` can be called again, and will not overlap.
         """
-        if self._unsettled is None:
+        if self._pending is None:
             return True
         with self._settling:  # a backward pass that steps optimizers calls from several threads at once
-            unsettled: _Pending | None = self._unsettled
-            if unsettled is None:  # another one has settled it
+            pending: _Pending | None = self._pending
+            if pending is None:  # another one has settled it
                 return True
             try:
-                return self._settle(unsettled, step, updating=updating)
+                return self._settle(pending, step, updating=updating)
             finally:
-                if unsettled.work.done:  # not where Ctrl-C came while the thread was still writing into the slot
-                    self._unsettled = None
+                if pending.work.done:  # not where Ctrl-C came while the thread was still writing into the slot
+                    self._pending = None
 
-    def _settle(self, unsettled: _Pending, step: int, *, updating: bool) -> bool:
-        started, work = time.perf_counter(), unsettled.work
+    def _settle(self, pending: _Pending, step: int, *, updating: bool) -> bool:
+        started, work = time.perf_counter(), pending.work
         copied_s = work.wait()
-        stepped = step != unsettled.step  # and no hook has fired: a skipped step, or one that went past the hook
-        changed = work.changed(thoroughly=stepped or (work.proving and updating))
+        stepped = step != pending.step  # and no hook has fired: a skipped step, or one that went past the hook
+        changed = work.changed(thoroughly=stepped or (work.validating and updating))
         if changed is not None:
-            self._overlap.switch_off(changed, unsettled.step)
-            return work.proving  # what was copied at the boundary is sealed, and right
-        if work.proving:
+            self._overlap.switch_off(changed, pending.step)
+            return work.validating  # what was copied at the boundary is sealed, and right
+        if work.validating:
             if updating:
-                self._overlap.note_proof(work.late)
+                self._overlap.note_valid(work.deferred)
             return True
         return self._seal(
-            unsettled.grant, unsettled.slot, unsettled.record, started - unsettled.stall_s, unsettled.stall_s + copied_s
+            pending.grant, pending.slot, pending.record, started - pending.stall_s, pending.stall_s + copied_s
         )
 
     def _seal(self, grant: int, slot: Slot, record: SlotRecord, started: float, copy_s: float | None = None) -> bool:

@@ -18,7 +18,7 @@ from tests.support.world import World, steps_said
 pytestmark = pytest.mark.long("several lives of a training with torch")
 
 OFTEN = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "2")
-PROOFS = 2  # of a start's first snapshots, which are copied at their boundary
+VALIDATIONS = 2  # of a start's first snapshots, which are copied at their boundary
 
 
 def command(world: World, optimizer: str, *options: str) -> list[str | Path]:
@@ -59,7 +59,7 @@ def test_what_was_copied_late_is_resumed_bit_identical(at: str, world: World, un
 
     second = train(world, "adamw")
 
-    assert steps_said(second.stderr, "Restored")[0] in steps_said(first.stderr, "Sealed")[PROOFS:]
+    assert steps_said(second.stderr, "Restored")[0] in steps_said(first.stderr, "Sealed")[VALIDATIONS:]
     assert world.survey().finished_at == STEPS
     check_identical(world, expected)
 
@@ -73,5 +73,5 @@ def test_a_process_that_dies_when_a_late_copy_is_sealed_costs_nothing(
     assert f"test: kill-{victim} at Sealed 3" in process.stderr
     assert "overlap is on" in process.stderr
     if victim == "trainer":
-        assert steps_said(process.stderr, "Restored")[0] in steps_said(process.stderr, "Sealed")[PROOFS:]
+        assert steps_said(process.stderr, "Restored")[0] in steps_said(process.stderr, "Sealed")[VALIDATIONS:]
     check_identical(world, unbroken("sgd"))

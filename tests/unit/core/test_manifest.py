@@ -103,7 +103,7 @@ CLAIM = Claim(
     named=True,
     settings={"every_s": "60.0"},
     agent="0011223344556677",
-    place="boot-1-2",
+    lock_id="boot-1-2",
     continues=True,
 )
 DONE = Done(
@@ -215,7 +215,7 @@ def test_another_format_number_is_refused_as_another_versions(kind: str, number:
 
 def test_a_missing_field_is_refused_by_name(kind: str) -> None:
     record, text, parse = RECORDS[kind]
-    for name in set(record.__struct_fields__) - {"environment", "settings", "agent", "place", "continues"}:
+    for name in set(record.__struct_encode_fields__) - {"environment", "settings", "agent", "place", "continues"}:
         whole = json.loads(text)
         del whole[name]
 
@@ -227,7 +227,7 @@ def test_a_missing_field_is_refused_by_name(kind: str) -> None:
 
 def test_a_field_of_another_type_is_refused(kind: str) -> None:
     record, text, parse = RECORDS[kind]
-    for name in set(record.__struct_fields__) - {"state"}:
+    for name in set(record.__struct_encode_fields__) - {"state"}:
         with pytest.raises(SnapshotCorrupt, match=KEY):
             parse(changed(text, name, value={"unexpected": []}))
 

@@ -38,7 +38,7 @@ def store(job: Job) -> ObjectStore:
 
 def claim(store: ObjectStore, generation: int, outcome: str | None, lock_id: str = "") -> None:
     made = Claim(format=FORMAT, run_id=RUN_ID, generation=generation, nonce="a" * 16, claimed_at="", host="h",
-                 pid=1, fresh=False, parent=None, command=(), named=True, place=lock_id)  # fmt: skip
+                 pid=1, fresh=False, parent=None, command=(), named=True, lock_id=lock_id)  # fmt: skip
     commit.claim(store, KEYS, made, FOREVER)
     if outcome is not None:
         commit.end(store, KEYS, generation, "a" * 16, outcome, 20, FOREVER)

@@ -33,12 +33,18 @@ def clock() -> FakeClock:
 
 
 def claimed(
-    store: ObjectStore, number: int, agent: str = "", place: str = "", run_id: str = RUN_ID, *, continues: bool = False
+    store: ObjectStore,
+    number: int,
+    agent: str = "",
+    lock_id: str = "",
+    run_id: str = RUN_ID,
+    *,
+    continues: bool = False,
 ) -> None:
     claim = Claim(
         format=FORMAT, run_id=run_id, generation=number, nonce=f"{number:016x}", claimed_at="",
         host=f"host-{number}", pid=1, fresh=False, parent=None, command=("python", "train.py"), named=True,
-        agent=agent or f"agent-{number}", place=place or f"place-{number}", continues=continues,
+        agent=agent or f"agent-{number}", lock_id=lock_id or f"place-{number}", continues=continues,
     )  # fmt: skip
     assert commit.claim(store, KEYS, claim, FOREVER).generation == number
 
@@ -51,8 +57,8 @@ def heard(store: ObjectStore, number: int, segment: int) -> None:
     store.put_if_absent(KEYS.journal(number, "host", segment), b"{}\n", deadline=FOREVER)
 
 
-def predecessors(clock: FakeClock, number: int, agent: str = "ours", place: str = "here") -> Predecessors:
-    return Predecessors(KEYS, number, run_id=RUN_ID, agent=agent, place=place, silence_s=SILENCE_S, clock=clock)
+def predecessors(clock: FakeClock, number: int, agent: str = "ours", lock_id: str = "here") -> Predecessors:
+    return Predecessors(KEYS, number, run_id=RUN_ID, agent=agent, lock_id=lock_id, silence_s=SILENCE_S, clock=clock)
 
 
 def looks(watch: Predecessors, store: ObjectStore, clock: FakeClock, seconds: float, every_s: float = 2.0) -> list[int]:
@@ -127,7 +133,7 @@ def test_an_earlier_life_of_this_agent_is_not_awaited(store: MemoryStore, clock:
 
 
 def test_who_held_the_lock_that_we_hold_is_dead(store: MemoryStore, clock: FakeClock) -> None:
-    claimed(store, 1, place="here")
+    claimed(store, 1, lock_id="here")
 
     assert predecessors(clock, 2).look(store, FOREVER) == []
 
@@ -139,7 +145,7 @@ def test_claims_without_agent_and_place_are_nobody_s(store: MemoryStore, clock: 
     )  # fmt: skip
     commit.claim(store, KEYS, claim, FOREVER)
 
-    assert predecessors(clock, 2, agent="", place="").look(store, FOREVER) == [1]
+    assert predecessors(clock, 2, agent="", lock_id="").look(store, FOREVER) == [1]
 
 
 def test_what_was_before_fresh_is_not_awaited(store: MemoryStore, clock: FakeClock) -> None:

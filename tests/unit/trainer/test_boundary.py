@@ -32,13 +32,13 @@ class Loop:
     def decide(self) -> Decision:
         return self.boundary.decide(self.page.news, self.sealed)
 
-    def carry_out(self, *, slot: bool = True, unsettled: bool = False) -> Decision:
+    def carry_out(self, *, slot: bool = True, pending: bool = False) -> Decision:
         """Decide, and do it; without a slot, no snapshot can be taken."""
         decision = self.decide()
         taken = decision.saves and slot
-        if taken and not unsettled:
+        if taken and not pending:
             self.sealed = self.boundary.step
-        self.boundary.done(self.page.news, decision, taken=taken, unsettled=unsettled)
+        self.boundary.done(self.page.news, decision, taken=taken, pending=pending)
         return decision
 
 
@@ -141,7 +141,7 @@ def test_every_so_many_steps_a_snapshot_is_due_without_a_word(loop: Loop) -> Non
 def test_while_a_thread_copies_the_next_step_is_looked_at(loop: Loop) -> None:
     loop.agent.command(Command.SNAPSHOT)
     loop.batch()
-    loop.carry_out(unsettled=True)
+    loop.carry_out(pending=True)
     loop.batch()
 
     assert loop.looks()

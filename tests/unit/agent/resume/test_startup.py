@@ -122,7 +122,7 @@ def claim_of(number: int, run_id: str = RUN_ID) -> Claim:
     return Claim(
         format=FORMAT, run_id=run_id, generation=number, nonce=f"{number:016x}", claimed_at="", host=f"host-{number}",
         pid=1, fresh=False, parent=None, command=("python", "train.py"), named=True, agent=f"agent-{number}",
-        place=f"{number}",
+        lock_id=f"{number}",
     )  # fmt: skip
 
 

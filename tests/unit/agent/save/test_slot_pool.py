@@ -10,9 +10,9 @@ from harness.agent.save import slot_pool
 from harness.agent.save.slot_pool import (
     RESERVED_BYTES,
     SlotPool,
+    SlotRequest,
     available_bytes,
     how_many_fit,
-    make_slots,
     oom_kills,
     total_bytes,
 )
@@ -166,8 +166,8 @@ def test_a_resume_by_way_of_the_disk_does_not_keep_the_snapshots_there(host: Pat
 def test_room_that_somebody_else_will_need_is_left(host: Path, tmp_path: Path) -> None:
     (host / "proc/meminfo").write_text(f"MemAvailable: {(RESERVED_BYTES + 2 * SLOT_BYTES) // 1024} kB\n")
 
-    for beside, on_disk in ((SLOT_BYTES, False), (SLOT_BYTES + 1024, True)):
-        (slot,) = make_slots(SLOT_BYTES, 1, tmp_path, beside=beside)
+    for reserve, on_disk in ((SLOT_BYTES, False), (SLOT_BYTES + 1024, True)):
+        (slot,) = SlotRequest(SLOT_BYTES, tmp_path, reserve_bytes=reserve).make()
         assert slot.on_disk == on_disk
         slot.close()
 

@@ -18,6 +18,7 @@ from harness.agent.resume.search import Header
 from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.save import slot_pool
 from harness.agent.save.pipeline import SavePipeline
+from harness.agent.save.slot_pool import SlotRequest
 from harness.agent.server import Server
 from harness.agent.trainers.ranks import Ranks
 from harness.agent.trainers.session import Trainer, TrainerEvents
@@ -113,15 +114,15 @@ class Memory:
         self.asked = threading.Event()
         self.may = threading.Semaphore(0)
         self.sizes: list[int] = []
-        self._real = slot_pool.make_slots
-        monkeypatch.setattr(slot_pool, "make_slots", self._make)
+        self._real = SlotRequest.make
+        monkeypatch.setattr(SlotRequest, "make", lambda request: self._make(request))
 
-    def _make(self, size: int, count: int, disk: Path | None, *, beside: int = 0) -> list[Slot]:
-        self.sizes.append(size)
+    def _make(self, request: SlotRequest) -> list[Slot]:
+        self.sizes.append(request.bytes)
         self.asked.set()
         if not self.may.acquire(timeout=HANG_S):
             raise NoSpace("nobody let it")
-        return self._real(size, count, disk, beside=beside)
+        return self._real(request)
 
 
 def making(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple[Memory, Told]:

@@ -20,7 +20,7 @@ from harness.core.messages import GenerationInfo, Sealed
 from harness.ipc.slots import Slot, SlotState
 from harness.trainer.boundary import Boundary
 from harness.trainer.saving import Saving
-from harness.trainer.staging.overlap import PROOFS, Overlap, before_updates
+from harness.trainer.staging.overlap import VALIDATIONS, Overlap, before_updates
 from harness.trainer.staging.stager import Stager, read_tensors
 from harness.trainer.state import capture
 
@@ -100,7 +100,7 @@ class Training:
 
     def prove(self) -> None:
         """Up to where the next snapshot is copied late."""
-        for _ in range(PROOFS):
+        for _ in range(VALIDATIONS):
             assert self.stager.stage(self.step, overlap=True)
             self.run()
 
@@ -205,7 +205,7 @@ def test_every_optimizer_of_torch_announces_its_step(optimizer: Callable[[Any], 
 def test_a_compiled_optimizer_announces_its_step(late_training: Training) -> None:
     training = late_training
     compiled = torch.compile(lambda: training.optimizer.step(), backend="eager")
-    for _ in range(PROOFS):
+    for _ in range(VALIDATIONS):
         training.stager.stage(training.step, overlap=True)
         training.run(compiled)
     at_boundary = training.live()
@@ -237,8 +237,8 @@ def test_a_step_that_a_cuda_graph_records_is_none(training: Training, monkeypatc
 
 
 def test_the_first_snapshots_are_copied_at_the_boundary_and_compared(training: Training) -> None:
-    for nth in range(PROOFS):
-        assert training.overlap.proving
+    for nth in range(VALIDATIONS):
+        assert training.overlap.validating
         at_boundary = training.live()
 
         assert training.stager.stage(training.step, overlap=True)
@@ -247,16 +247,16 @@ def test_the_first_snapshots_are_copied_at_the_boundary_and_compared(training: T
         assert same(training.stored(), at_boundary)
         training.run()
         assert len(training.link.sealed) == nth + 1  # and not once more
-    assert not training.overlap.proving
+    assert not training.overlap.validating
 
 
 def test_a_snapshot_that_no_optimizer_s_step_followed_proves_nothing(training: Training) -> None:
-    for _ in range(PROOFS):
+    for _ in range(VALIDATIONS):
         training.stager.stage(training.step, overlap=True)
         training.stager.settle(training.step)
         training.step += 1  # a step that a GradScaler skipped
 
-    assert training.overlap.proving
+    assert training.overlap.validating
     assert training.overlap.on
 
 
@@ -334,7 +334,7 @@ def test_a_write_under_a_late_copy_voids_the_snapshot(
 
     assert training.settled[-1] is False
     assert training.stager.sealed_step == sealed
-    assert len(training.link.sealed) == PROOFS
+    assert len(training.link.sealed) == VALIDATIONS
     assert training.link.slot is not None
     assert training.link.slot.state is SlotState.FILLING
     assert not training.overlap.on
@@ -351,12 +351,12 @@ def test_a_step_that_was_counted_without_a_hook_has_every_byte_compared(late_tra
     training = late_training
     training.prove()
     training.stager.stage(training.step, overlap=True)
-    training.stager._unsettled.work.wait()  # type: ignore[union-attr]
+    training.stager._pending.work.wait()  # type: ignore[union-attr]
 
     training.run(lambda: Foreign(training.optimizer).step())
 
     assert training.stager.settle(training.step) is False
-    assert len(training.link.sealed) == PROOFS
+    assert len(training.link.sealed) == VALIDATIONS
     assert not training.overlap.on
 
 
@@ -369,7 +369,7 @@ def test_a_step_past_the_hook_that_the_whole_copy_came_after_is_found(late_train
     training.run(lambda: Foreign(training.optimizer).step())  # and only then the thread has its turn
 
     assert training.stager.settle(training.step) is False
-    assert len(training.link.sealed) == PROOFS
+    assert len(training.link.sealed) == VALIDATIONS
     assert not training.overlap.on
 
 
@@ -381,13 +381,13 @@ def test_weights_that_are_swapped_while_they_are_copied_and_swapped_back_are_fou
 
     kept = [param.detach().clone() for param in training.model.parameters()]
     through_data(training.model)
-    training.stager._unsettled.work.wait()  # type: ignore[union-attr]
+    training.stager._pending.work.wait()  # type: ignore[union-attr]
     for param, before in zip(training.model.parameters(), kept, strict=True):
         param.data.copy_(before)
     training.run()
 
     assert training.settled[-1] is False
-    assert len(training.link.sealed) == PROOFS
+    assert len(training.link.sealed) == VALIDATIONS
     assert not training.overlap.on
     assert "model/0.weight changed" in training.said[-1]
 
@@ -399,7 +399,7 @@ def test_memory_that_is_taken_from_a_tensor_is_not_read(proved: bool, training: 
         training.prove()
     at_boundary = training.live()
     training.stager.stage(training.step, overlap=True)
-    if training.stager._unsettled is not None:
+    if training.stager._pending is not None:
         weight = training.model[0].weight
         assert isinstance(weight, Tensor)
         weight.untyped_storage().resize_(0)
@@ -431,7 +431,7 @@ def test_a_nan_is_equal_to_itself(late_training: Training) -> None:
     training.prove()
 
     assert training.overlap.on
-    assert not training.overlap.proving
+    assert not training.overlap.validating
 
 
 # In between ----------------------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def test_the_next_snapshot_waits_for_the_one_before(training: Training) -> None:
     assert training.stager.stage(training.step)  # the end of the loop, at the same step
 
     assert training.stager.sealed_step == training.step
-    assert len(training.link.sealed) == PROOFS + 1
+    assert len(training.link.sealed) == VALIDATIONS + 1
 
 
 def test_what_the_copy_took_is_told_apart_from_what_the_loop_waited(late_training: Training) -> None:
@@ -476,18 +476,18 @@ def test_ctrl_c_while_waiting_leaves_the_slot_to_the_thread(late_training: Train
     training.prove()
     at_boundary = training.live()
     training.stager.stage(training.step, overlap=True)
-    unsettled = training.stager._unsettled
-    assert unsettled is not None
+    pending = training.stager._pending
+    assert pending is not None
 
     def interrupted(timeout: float | None = None) -> Any:
         raise KeyboardInterrupt
 
-    result, unsettled.work.result.result = unsettled.work.result.result, interrupted  # type: ignore[method-assign]
+    result, pending.work.result.result = pending.work.result.result, interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         training.stager.settle(training.step)
-    unsettled.work.result.result = result  # type: ignore[method-assign]
+    pending.work.result.result = result  # type: ignore[method-assign]
 
-    assert training.stager.unsettled  # nobody fills the slot as long as the thread may write to it
+    assert training.stager.pending  # nobody fills the slot as long as the thread may write to it
     assert training.stager.settle(training.step)
     assert same(training.stored(), at_boundary)
 
@@ -504,8 +504,8 @@ def test_a_failed_copy_is_raised_and_seals_nothing(late_training: Training, monk
     with pytest.raises(OSError, match="the device is gone"):
         training.run()
 
-    assert len(training.link.sealed) == PROOFS
-    assert not training.stager.unsettled
+    assert len(training.link.sealed) == VALIDATIONS
+    assert not training.stager.pending
     monkeypatch.undo()
     assert training.stager.stage(training.step)
 
