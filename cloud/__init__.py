@@ -1,5 +1,5 @@
-"""Bytes, keys and notices: what the harness needs of a cloud, and nothing of the harness.
+"""Bytes, keys and notices: the parts of a cloud that the harness needs. Knows nothing of the harness.
 
-Import the module that owns the thing (`cloud.store`, `cloud.notice`, ...): this package re-exports nothing, so that a
-poller never pays for a store's client.
+Import the module that owns a name (`cloud.store`, `cloud.notice`, ...): this package re-exports nothing, so that a
+poller never imports a store's client.
 """

@@ -1,7 +1,7 @@
-"""CRC-64/NVME: of chunks, and of the whole by combining them (the only importer of awscrt).
+"""CRC-64/NVME of chunks, and of whole objects by combining the chunks' sums (the only importer of awscrt).
 
-The sum that S3 computes by itself and refuses an upload by; over 30 GB/s a core, and the GIL is released meanwhile.
-It proves that bytes are those that were written; it does not defend against someone who wants to deceive.
+S3 computes this sum by itself and refuses an upload whose sum differs. A core sums over 30 GB/s, and the GIL is
+released meanwhile. It proves that bytes are those that were written; it does not defend against deliberate forgery.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ _DIGITS = re.compile(r"[0-9a-f]{16}")
 
 
 def crc64nvme(data: bytes | bytearray | memoryview, previous: int = 0) -> int:
-    """The sum of `data` (contiguous bytes) behind bytes whose sum is `previous`."""
+    """Return the sum of `data` (contiguous bytes) appended to bytes whose sum is `previous`."""
     return int(checksums.crc64nvme(data, previous))
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """The sum of two pieces in a row, from their sums and the second piece's length, without the bytes."""
+    """Return the sum of two adjacent pieces, from their sums and the second piece's length, without the bytes."""
     return int(checksums.combine_crc64nvme(first, second, second_bytes))
 
 
 def format_crc(crc: int) -> str:
-    """Sixteen lower-case hexadecimal digits, as a part or a manifest holds them."""
+    """Return sixteen lower-case hexadecimal digits, as a part or a manifest holds them."""
     return f"{crc:016x}"
 
 
 def parse_crc(text: str) -> int:
-    """The inverse of `format_crc`. Raises ValueError."""
+    """Return the sum that `format_crc` formatted. Raises ValueError."""
     if not _DIGITS.fullmatch(text):
         raise ValueError(f"not a CRC-64: {text[:40]!r}")
     return int(text, 16)
 
 
 class Digester:
-    """Sums bytes as they pass, in pieces of any size: each chunk of `CHUNK_BYTES`, and the whole. For one thread."""
+    """Sums of a stream of bytes: of each chunk of `CHUNK_BYTES`, and of the whole. For one thread."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -48,7 +48,7 @@ class Digester:
         self._open_bytes = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Add the next bytes; the buffer is contiguous, and not kept."""
+        """Add the next bytes, in a piece of any size; the buffer is contiguous, and is not kept."""
         view = memoryview(data).cast("B")
         self._size += len(view)
         while view:
@@ -62,7 +62,7 @@ class Digester:
             view = view[len(piece) :]
 
     def receipt(self) -> Receipt:
-        """What has passed so far; more may follow."""
+        """Return size and sums of the bytes that were added so far; more may follow."""
         if not self._open_bytes:
             return Receipt(self._size, self._whole, tuple(self._chunks))
         whole = combine(self._whole, self._open_crc, self._open_bytes)

@@ -1,7 +1,8 @@
 """CloudError and its kinds, and retry with a deadline (the only importer of tenacity).
 
-A kind says what is known about the outcome, and `retryable` whether the same call may succeed later. Classified where
-it is understood (in a store or a source), decided where there is context (a tier, the poller).
+A kind says what is known about the outcome, and `retryable` whether the same call may succeed later. A store or a
+source classifies an error, because it understands it; a tier or the poller decides what to do, because it has the
+context.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cloud.notice import Deadline
 
 
 class CloudError(Exception):
-    """The world failed; nobody called anything wrong."""
+    """A failure outside of this program: no caller made a mistake."""
 
     retryable = False
 
@@ -24,17 +25,17 @@ class NotFound(CloudError):
 
 
 class AlreadyExists(CloudError):
-    """put_if_absent found the key taken."""
+    """`put_if_absent` found an object under the key."""
 
 
 class Unavailable(CloudError):
-    """The service did not answer, or not usefully: time-out, connection refused, 5xx, throttling, an I/O error."""
+    """The service gave no answer, or no useful one: time-out, connection refused, 5xx, throttling, an I/O error."""
 
     retryable = True
 
 
 class Unreadable(Unavailable):
-    """The disk cannot read this one object (EIO: a bad block). The rest of the store may be as good as ever."""
+    """The disk cannot read this one object (EIO: a bad block). The rest of the store may be undamaged."""
 
 
 class Denied(CloudError):
@@ -42,31 +43,31 @@ class Denied(CloudError):
 
 
 class Full(CloudError):
-    """No room left. Says how much was needed, how much there is, and where."""
+    """No room left. The message says how many bytes were needed, how many are free, and where."""
 
 
 class Truncated(CloudError):
-    """An object is shorter than what was asked of it."""
+    """An object ends before the requested range does."""
 
 
 class TooLarge(CloudError):
-    """An object is larger than anything that should stand there."""
+    """An object is larger than any object that is expected under its key."""
 
 
 class SourceUnreadable(CloudError):
-    """What was to be put cannot be read here, or is not there any more. Says nothing about the store."""
+    """The source of a put cannot be read on this host, or is gone. Says nothing about the store."""
 
 
 class CannotCopy(CloudError):
-    """The store makes no copy of its own objects, or none that can be trusted: whoever wants one sends the bytes."""
+    """The store cannot copy its own objects, or not in a way that can be trusted: the caller sends the bytes."""
 
 
 class CopyDiffers(CloudError):
-    """What was to be copied, or the copy, is not what the caller expected: damage. Nothing of it is left."""
+    """The source or its copy does not hold the bytes that the caller expected: damage. No copy is left behind."""
 
 
 class OutcomeUnknown(CloudError):
-    """The call may or may not have taken effect: the reply was lost. Read back, never guess."""
+    """The reply was lost: the call may or may not have taken effect. The caller reads back and never guesses."""
 
     retryable = True
 
@@ -84,10 +85,10 @@ def call_with_retry(
     base_s: float = 0.1,
     cap_s: float = 5.0,
 ) -> _T:
-    """Call until it succeeds, fails for good, or the next attempt would begin after the deadline. Blocks.
+    """Call until it succeeds, fails permanently, or the next attempt would begin after the deadline. Blocks.
 
     Pauses are random, up to `base_s` doubled per attempt and never above `cap_s`: many nodes that lost one store
-    together do not come back to it together.
+    at the same moment do not return to it at the same moment.
 
     Args:
         call: safe to repeat; knows the same deadline.
@@ -98,9 +99,9 @@ def call_with_retry(
         cap_s: the longest pause.
 
     Raises:
-        CloudError: the last attempt's own error, as it was.
+        CloudError: the last attempt's own error, unchanged.
     """
-    # Imported here: it costs 30 ms, and a poller that never retries should have asked for a notice by then.
+    # Imported here: it costs 30 ms, in which a poller, which never retries, should already have asked for a notice.
     from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
     def enough(state: RetryCallState) -> bool:

@@ -1,7 +1,7 @@
-"""Notice, NoticeSource, Deadline: how the end of an instance is announced, and how long is left.
+"""Notice, NoticeSource, Deadline: the announcement of an instance's end, and the time that is left.
 
 Owns the values; knows no HTTP and no signals. Instants that are compared or waited for are monotonic seconds
-(`time.monotonic`, one clock per host, shared by its processes); wall-clock time is never used to decide.
+(`time.monotonic`, one clock per host, shared by its processes). No decision uses wall-clock time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SPOT_NOTICE_S = 120.0
-"""What an EC2 spot interruption notice leaves, at best; what is taken where a notice does not say."""
+"""Seconds that an EC2 spot interruption notice leaves at best; also assumed if a notice does not say."""
 
 Clock = Callable[[], float]
 """Returns monotonic seconds. Injected, so that tests own the time."""
@@ -23,12 +23,12 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Deadline:
-    """A monotonic instant after which work is worth nothing. Passed down to everything that waits.
+    """A monotonic instant after which work has no value. Every function that waits takes one.
 
     Attributes:
-        at: monotonic seconds; `math.inf` for "whenever it is done".
+        at: monotonic seconds; `math.inf` for no limit.
         clock: the clock that `at` is read on.
-        cancelled: once it is set, the work is worth nothing either, whatever the time.
+        cancelled: once it is set, the work has no value either, at whatever time.
     """
 
     at: float
@@ -37,12 +37,12 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float, clock: Clock = time.monotonic) -> Deadline:
-        """The instant `seconds` from now."""
+        """Return the deadline `seconds` from now."""
         return cls(clock() + seconds, clock)
 
     @classmethod
     def never(cls, clock: Clock = time.monotonic) -> Deadline:
-        """No limit: `remaining_s` is infinite."""
+        """Return a deadline without a limit: `remaining_s` is infinite."""
         return cls(math.inf, clock)
 
     @property
@@ -56,11 +56,11 @@ class Deadline:
         return self._is_cancelled or self.clock() >= self.at
 
     def sooner(self, seconds: float) -> Deadline:
-        """The earlier of this deadline and `seconds` from now: a bound for one attempt inside the whole."""
+        """Return the earlier of this deadline and `seconds` from now, to bound one attempt inside the whole."""
         return Deadline(min(self.at, self.clock() + seconds), self.clock, self.cancelled)
 
     def unless(self, cancelled: threading.Event) -> Deadline:
-        """The same, for work that is over as soon as `cancelled` is set: at its next step, not in the middle of one."""
+        """Return the same deadline for work that ends at its next step (not in the middle) once `cancelled` is set."""
         return Deadline(self.at, self.clock, cancelled)
 
     @property
@@ -69,12 +69,12 @@ class Deadline:
 
 
 class NoticeKind(enum.Enum):
-    """What is announced, mildest first."""
+    """Kinds of announcement, the mildest first."""
 
     REBALANCE = "rebalance"
-    """The instance is at risk. Cheap action: make a snapshot durable now and go on training."""
+    """The instance is at risk. Cheap action: make a snapshot durable now and continue training."""
     INTERRUPT = "interrupt"
-    """The instance is going away: leave with a durable snapshot before the deadline."""
+    """The instance will end: make a snapshot durable and exit before the deadline."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Notice:
 
     Attributes:
         id: stable for one announcement (source, action and time), so that polling it again is not news.
-        kind: what is announced.
-        source: who said so, for people: "ec2 spot", "signal SIGTERM", "drain file".
+        kind: the kind of announcement.
+        source: the source's name, for people: "ec2 spot", "signal SIGTERM", "drain file".
         deadline: when the instance ends, on the monotonic clock; `None` for a rebalance recommendation.
         detail: the source's own words, for the journal.
-        by_group: whether it is the Auto Scaling group that ends the instance: it waits for us if it has a hook.
-        while_it_stands: whether it is in force for as long as it is announced, whatever its deadline: a drain file.
+        by_group: whether the Auto Scaling group ends the instance: if the group has a hook, it waits for us.
+        while_it_stands: whether it is in force for as long as it is announced, whatever its deadline (a drain file is).
     """
 
     id: str
@@ -101,12 +101,13 @@ class Notice:
 
 
 class NoticeSource(Protocol):
-    """Something that may announce the end of this instance. Polled by one thread, about once a second.
+    """A source that may announce the end of this instance. One thread polls it, about once a second.
 
     Attributes:
         name: for people.
-        lead_s: what its notices leave at best, in seconds; `None` where it has no say in that.
-        expected: whether it should answer on this machine. One that should not, and never has, is not missed.
+        lead_s: seconds that its notices leave at best; `None` if the source does not decide that.
+        expected: whether it should answer on this machine. The poller does not report the silence of a source that
+            is not expected and has never answered.
     """
 
     name: str
@@ -114,15 +115,15 @@ class NoticeSource(Protocol):
     expected: bool
 
     def poll(self) -> Sequence[Notice]:
-        """Every announcement in force now; an empty sequence when there is none.
+        """Return every announcement in force now; an empty sequence if there is none.
 
         May block for about a second, never longer. A withdrawn announcement is simply no longer returned.
 
         Raises:
-            CloudError: the source could not be asked just now (the poller says that it is blind, and goes on asking).
+            CloudError: the source did not answer just now (the poller reports that it is blind, and continues to ask).
         """
         ...
 
     def close(self) -> None:
-        """Give up sockets and handlers. Idempotent."""
+        """Close sockets and remove handlers. Idempotent."""
         ...

@@ -1,8 +1,8 @@
-"""Pool: threads that wait for a network or a disk, and that nobody waits for when the process ends.
+"""Pool: threads that wait for a network or a disk; the end of the process does not wait for them.
 
-Owns how they are started, at which priority, and how they end. They are daemons: `concurrent.futures` joins its own
-when the interpreter ends, and one that hangs in the network would hold the process, and its exit code, until the last
-time-out is over.
+Owns how the threads are started, at which priority, and how they end. They are daemon threads: `concurrent.futures`
+joins its own threads when the interpreter ends, and a thread that hangs in the network would delay the exit of the
+process until the last time-out is over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class _Team:
-    """Threads of one priority, and what they have to do."""
+    """Threads of one priority, and the queue of their jobs."""
 
     def __init__(self, *, low: bool) -> None:
         self.low = low
@@ -31,14 +31,15 @@ class _Team:
 
 
 class Pool:
-    """At most `size` calls at once, each in a thread. For one owner, who submits and in the end shuts down.
+    """Threads that run at most `size` calls at once. For one owner, which submits calls and finally shuts down.
 
-    Made by a thread that works in the background (`priority.py`), its threads do too. When that becomes urgent, calls
-    submitted from then on have new threads; what runs already is finished as it was begun.
+    If a thread that works in the background (`priority.py`) makes the pool, the pool's threads work in the background
+    too. When that work becomes urgent, new threads run the calls that are submitted from then on; calls that run
+    already finish at their old priority.
 
     Args:
-        size: threads; each is started when there is something for it to do.
-        name: what the threads' names begin with.
+        size: number of threads; each is started when there is a call for it.
+        name: prefix of the threads' names.
     """
 
     def __init__(self, size: int, name: str) -> None:
@@ -48,14 +49,14 @@ class Pool:
         self._dismissed: list[_Team] = []
 
     def submit(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Have it called soon."""
+        """Queue a call for one of the threads; return the future of its result."""
         if self._team.low is not self._is_low():
             self._dismiss()
         future: Future[_T] = Future()
         team = self._team
         if team.threads < self._size:
-            # IMPORTANT: before the call is in the queue. Where no thread can be had (pids.max), this raises, and nobody
-            # makes a call later that its owner does not know of: into a file, say, that has been closed by then.
+            # IMPORTANT: start the thread before the call is in the queue. If no thread can be started (pids.max), this
+            # raises, and no thread later makes a call that its owner does not know of: on a closed file, for example.
             name = f"{self._name}_{team.threads}"
             threading.Thread(target=_work, args=(team,), name=name, daemon=True).start()
             team.threads += 1
@@ -63,7 +64,7 @@ class Pool:
         return future
 
     def shutdown(self) -> None:
-        """What has not begun is cancelled; nobody waits for what runs. A thread ends with its call."""
+        """Cancel the calls that have not begun, without waiting for those that run. A thread ends after its call."""
         self._dismiss()
         for team in self._dismissed:
             _cancel(team)
@@ -73,7 +74,7 @@ class Pool:
         return self._background is not None and not self._background.urgent
 
     def _dismiss(self) -> None:
-        """Let the threads go when they have done what they were given."""
+        """Have the threads end after the calls that are queued for them."""
         for _ in range(self._team.threads):
             self._team.jobs.put(None)
         self._dismissed.append(self._team)
@@ -85,13 +86,13 @@ def _cancel(team: _Team) -> None:
     while not team.jobs.empty():
         try:
             job = team.jobs.get_nowait()
-        except queue.Empty:  # a thread was quicker
+        except queue.Empty:  # a thread took the last job first
             break
         if job is None:
             kept += 1
             continue
         job[0].cancel()
-        job[0].set_running_or_notify_cancel()  # tells whoever waits for it
+        job[0].set_running_or_notify_cancel()  # wakes threads that wait for it
     for _ in range(kept):
         team.jobs.put(None)
 
@@ -105,6 +106,6 @@ def _work(team: _Team) -> None:
             continue
         try:
             future.set_result(call())
-        except Exception as err:  # noqa: BLE001  the thread's root: whoever asks for the result hears of it
+        except Exception as err:  # noqa: BLE001  the thread's root: `result` raises it again
             future.set_exception(err)
-        del job, future, call  # nothing is kept while this waits
+        del job, future, call  # keep no reference while this waits

@@ -1,13 +1,14 @@
-"""Background: work that leaves the CPU and the disk to others, until it is urgent.
+"""Background: work that yields the CPU and the disk to other work, until it becomes urgent.
 
-Owns what "leaves to others" means, and how threads come to know. Whoever does the work says so once, in its own thread
-(`Background.begin`); every `Pool` that is made there from then on starts its threads accordingly. Knows neither tiers
-nor notices.
+Owns the priority of background work, and how a thread learns of it. The thread that does such work calls
+`Background.begin` once; every `Pool` that it makes from then on starts its threads at that priority. Knows neither
+tiers nor notices.
 
-Linux keeps both values for each thread, and a new thread begins with its maker's. An unprivileged process can lower its
-nice value and never raise it again (setpriority(2), RLIMIT_NICE); the I/O value it can. So a thread that was lowered
-stays so, and what has become urgent is done by threads that are made anew. Hence whoever makes them is never lowered
-itself: it decides and waits, and leaves bytes to its pools.
+Linux keeps a nice value and an I/O priority for each thread, and a new thread inherits both from the thread that made
+it. An unprivileged process can give itself less CPU (nice) and never take it back (setpriority(2), RLIMIT_NICE); the
+I/O priority it can change in both directions. So a thread that was lowered stays low, and new threads do the work that
+has become urgent. Hence the thread that makes those threads is never lowered itself: it decides and waits,
+and its pools move the bytes.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ import platform
 import threading
 from contextvars import ContextVar
 
-NICE = 10  # below this process, and so below its trainer: who wants the same core gets nine tenths of it
+NICE = 10  # below this process, and so below its trainer: a rival for the same core gets nine tenths of it
 LAST_NICE = 19
 _IOPRIO = {"x86_64": (252, 251), "aarch64": (31, 30)}  # ioprio_get(2), ioprio_set(2): no wrapper, in Python or in C
 _WHO_THREAD = 1
 _CLASS_SHIFT, _IDLE = 13, 3
-_BEST_EFFORT_LAST = 2 << _CLASS_SHIFT | 7  # not "idle": a data loader that never pauses would starve that for ever
+_BEST_EFFORT_LAST = 2 << _CLASS_SHIFT | 7  # not "idle": a data loader that never pauses would starve it forever
 
 
 class Background:
-    """Whether one kind of work is done in the background now. Set by any thread, asked by pools.
+    """Whether one kind of work runs in the background now. Any thread sets it, pools read it.
 
     Attributes:
-        urgent: no longer: what is begun from now on is done as fast as it goes.
+        urgent: whether work that begins from now on runs at full speed instead of in the background.
     """
 
     def __init__(self) -> None:
         self.urgent = False
 
     def begin(self) -> None:
-        """From now on what this thread does, and has done by pools, is of this kind."""
+        """Declare that this thread, and the pools that it makes from now on, do this kind of work."""
         _current.set(self)
 
 
@@ -45,17 +46,18 @@ _current: ContextVar[Background | None] = ContextVar("background", default=None)
 
 
 def current() -> Background | None:
-    """What kind of work this thread does; `None` for the ordinary."""
+    """Return the kind of background work that this thread does; `None` for ordinary work."""
     return _current.get()
 
 
 def lower() -> None:
-    """Give this thread, and those that it makes, the last turn at CPU and disk. For good.
+    """Lower this thread, and the threads that it makes, to background priority for CPU and disk. Cannot be undone.
 
-    Relative to the process, whose main thread nobody lowers: a run that was started under `nice` has a trainer that is
-    nice as well, and root may set a value that is *less* nice than that. A thread that is the idle disk's stays so.
+    The new nice value is relative to the process, whose main thread is never lowered: a run that was started under
+    `nice` has a trainer that is nice as well, and root may set a value that is *less* nice than that. A thread whose
+    I/O class is "idle" keeps that class.
     """
-    with contextlib.suppress(OSError):  # forbidden by a sandbox: then it is done as everything else is
+    with contextlib.suppress(OSError):  # forbidden by a sandbox: the thread keeps the ordinary priority
         ordinary = os.getpriority(os.PRIO_PROCESS, os.getpid())
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(LAST_NICE, ordinary + NICE))
     if (numbers := _IOPRIO.get(platform.machine())) is not None:

@@ -1,7 +1,7 @@
-"""RetryingStore: an ObjectStore that asks again, and never guesses (invariant I9).
+"""RetryingStore: an ObjectStore that retries, and never guesses (invariant I9).
 
-Owns what a second attempt may mean: a `put_if_absent` that finds its own bytes after an attempt of unknown outcome has
-succeeded. Knows no store in particular. How often and how long is `cloud.errors.call_with_retry`.
+Owns the meaning of a second attempt: a `put_if_absent` that finds its own bytes after an attempt of unknown outcome has
+succeeded. Knows no store in particular. `cloud.errors.call_with_retry` decides how often and how long to retry.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _T = TypeVar("_T")
 
 
 class RetryingStore:
-    """`store`, with every call repeated while its error is retryable and its deadline not reached.
+    """An ObjectStore that repeats every call to `store` while the error is retryable and the deadline not reached.
 
     Args:
-        store: what is asked; closed with this one.
+        store: receives the calls; closed with this one.
         sleep: how to pause between attempts.
     """
 
@@ -35,7 +35,7 @@ class RetryingStore:
 
     def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
         """See `ObjectStore.put`. Repeating it is safe after an unknown outcome too: the same bytes, replaced whole."""
-        furthest = 0  # bytes reported so far, over all attempts: what is sent again is not new
+        furthest = 0  # bytes reported so far, over all attempts: bytes that are sent again are not new
 
         def attempt() -> Receipt:
             sent = 0
@@ -60,15 +60,15 @@ class RetryingStore:
             try:
                 self._store.put_if_absent(key, data, deadline=deadline)
             except AlreadyExists:
-                # IMPORTANT: asking again comes before reading back. A store says AlreadyExists of durable objects
-                # only; a read may show one whose directory or quorum has not been synced yet.
+                # IMPORTANT: the call is repeated before the object is read back. A store raises AlreadyExists only for
+                # durable objects; a read may show an object whose directory or quorum has not been synced yet.
                 if not earlier_failed:
                     raise
                 try:
                     ours = self._holds(key, data, deadline)
                 except CloudError as err:
                     earlier_unknown = True
-                    raise OutcomeUnknown(f"{key} exists in {self.url}; whether it is ours: {err}") from err
+                    raise OutcomeUnknown(f"{key} exists in {self.url}; cannot tell if it is ours: {err}") from err
                 if not ours:
                     raise
             except CloudError as err:
@@ -82,11 +82,11 @@ class RetryingStore:
             raise
         except CloudError as err:
             if earlier_unknown:
-                raise OutcomeUnknown(f"{key} in {self.url}: a reply was lost, and then: {err}") from err
+                raise OutcomeUnknown(f"{key} in {self.url}: a reply was lost, and a retry failed: {err}") from err
             raise
 
     def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
-        """See `ObjectStore.copy`. Tried less often than other calls: who cannot copy sends."""
+        """See `ObjectStore.copy`. Retried less often than other calls: a caller that cannot copy sends."""
         call_with_retry(
             lambda: self._store.copy(source, key, expected, deadline=deadline),
             deadline,
@@ -107,7 +107,7 @@ class RetryingStore:
         return self._retry(lambda: self._store.stat(key, deadline=deadline), deadline)
 
     def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`. A listing that breaks off goes on behind the last key that it gave."""
+        """See `ObjectStore.list`. A retry of a listing continues after the last key that was given."""
         check_prefix(prefix)
         return self._list(prefix, after, deadline)
 
@@ -143,7 +143,7 @@ class RetryingStore:
         return call_with_retry(call, deadline, sleep=self._sleep)
 
     def _holds(self, key: str, data: bytes, deadline: Deadline) -> bool:
-        """Whether `key` holds exactly `data`; `NotFound` where it has just gone is an unknown outcome to the caller."""
+        """Whether `key` holds exactly `data`. Raises `NotFound` if it has just gone; to callers, an unknown outcome."""
         try:
             return self._store.read(key, limit_bytes=len(data), deadline=deadline) == data
         except TooLarge:

@@ -1,7 +1,7 @@
-"""What `put` is given, in chunks: a buffer as it lies there, a file by way of aligned memory.
+"""The source of a `put`, in chunks: slices of a buffer, or pieces of a file that are read into aligned memory.
 
-Owns how a source file is opened and read, and what is said of one that is gone or has become shorter. Chunks may be
-taken by several threads at once, each valid until it is given back.
+Owns how a source file is opened and read, and the error for a file that is gone or has become shorter. Several threads
+may take chunks at once; each chunk is valid until it is given back.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cloud.store import CHUNK_BYTES, Source
 
 
 class Chunks(direct.Chunks, Protocol):
-    """A source, open.
+    """An open source.
 
     Attributes:
-        aligned: whether it is large, and each chunk lies as direct I/O needs it.
+        aligned: whether the source is large, and each chunk is aligned for direct I/O.
     """
 
     aligned: bool
@@ -31,7 +31,7 @@ class Chunks(direct.Chunks, Protocol):
 
 @contextlib.contextmanager
 def opened(fs: FileSystem, source: Source) -> Generator[Chunks]:
-    """The source, open for as long as that lasts. Raises SourceUnreadable."""
+    """Open the source for the duration of the `with` block. Raises SourceUnreadable."""
     if not isinstance(source, Path):
         yield _Buffer(source.cast("B"))
         return
@@ -62,7 +62,7 @@ class _Buffer:
 
 
 class _File:
-    """Read past the page cache where that is let: nobody reads these bytes a second time."""
+    """A source file, read past the page cache if the file system allows it: these bytes are read only once."""
 
     def __init__(self, fs: FileSystem, path: Path, fd: int, stack: contextlib.ExitStack) -> None:
         self._fs, self._path, self._fd = fs, path, fd

@@ -12,12 +12,13 @@ Obligations of every implementation:
 - When `put` or `put_if_absent` returns, the whole object is durable against process death and power loss. Before that,
   no reader sees any of it: not in `get`, not in `stat`, not in `list`.
 - `put_if_absent` succeeds for exactly one of any number of concurrent callers.
-- Read-after-write and list-after-write: what has returned is seen by every later call, from every process.
-- `copy` promises what `put` does, of an object that is there already. Size, and where the store keeps one its sum, are
-  compared with what the caller expects; where it keeps none, what the medium holds is as unread as after a `put`.
-  The copy is an object of its own: deleting either leaves the other. A store may refuse; then the caller sends.
+- Read-after-write and list-after-write: once a call has returned, every later call of every process sees its effect.
+- `copy` makes the same promises as `put`, for an object that the store holds already. It compares the size, and the sum
+  where the store keeps one, with what the caller expects. Where the store keeps no sum, the bytes on the medium are as
+  unread as after a `put`. The copy is an object of its own: deleting either leaves the other. A store may refuse to
+  copy; then the caller sends the bytes.
 - `delete` of an absent key succeeds. Deleting is durable when it returns.
-- Keys come from `list` in ascending code-point order, and only such as `check_key` takes: the rest is not ours.
+- `list` gives keys in ascending code-point order, and only keys that `check_key` accepts: all others are not ours.
 - Every call blocks, may be made from several threads at once, and ends soon after its deadline.
 """
 
@@ -35,7 +36,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 """Bytes per chunk digest in a `Receipt`; a multiple of 8 MiB, so that a chunk can be one part of an S3 upload."""
 
 Source = memoryview | Path
-"""What `put` can send: a contiguous byte buffer, or a file that does not change meanwhile."""
+"""A source of `put`: a contiguous byte buffer, or a file that does not change during the call."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes newly sent, from the thread that called `put`."""
@@ -43,12 +44,12 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a store knows of an object without reading it.
+    """An object's key, size and sum, known to the store without reading the object.
 
     Attributes:
         key: its key.
         size: bytes.
-        crc64nvme: the store's own sum of the whole object, or `None` where it keeps none.
+        crc64nvme: the store's own sum of the whole object, or `None` if the store keeps none.
     """
 
     key: str
@@ -58,12 +59,12 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was written, computed from the very bytes as they passed.
+    """Size and sums of the written bytes, computed while the bytes were written.
 
     Attributes:
         size: bytes.
         crc64nvme: CRC-64/NVME of all bytes.
-        chunk_crcs: CRC-64/NVME of each `CHUNK_BYTES` chunk, in order; the last may be shorter. None for an
+        chunk_crcs: CRC-64/NVME of each `CHUNK_BYTES` chunk, in order; the last may be shorter. Empty for an
             empty object.
     """
 
@@ -73,16 +74,16 @@ class Receipt:
 
 
 class ObjectStore(Protocol):
-    """Durable bytes under keys. See the module's docstring for what every implementation owes."""
+    """Durable bytes under keys. The module's docstring lists the obligations of every implementation."""
 
     url: str
-    """How a user names this store: "s3://bucket/prefix", or a directory's absolute path."""
+    """The user's name for this store: "s3://bucket/prefix", or a directory's absolute path."""
 
     def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
         """Make an object of `source` durable under `key`.
 
         Raises:
-            SourceUnreadable: a file that is to be sent is gone, cut short or cannot be read.
+            SourceUnreadable: the source file is gone, cut short or cannot be read.
             Full: no room; nothing is left behind.
             OutcomeUnknown: the reply was lost; the caller reads back.
             CloudError: any other kind; nothing is visible under `key`.
@@ -90,28 +91,28 @@ class ObjectStore(Protocol):
         ...
 
     def put_if_absent(self, key: str, data: bytes, *, deadline: Deadline) -> None:
-        """Make a small object durable unless `key` exists: the only commit there is.
+        """Make a small object durable unless `key` exists. This call is the only way to commit.
 
         Raises:
-            AlreadyExists: the key exists (a caller that had to retry compares: it may be its own).
+            AlreadyExists: the key exists (a caller that had to retry compares: the object may be its own).
             OutcomeUnknown: the reply was lost; the caller reads back.
         """
         ...
 
     def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
-        """Make an object of what the object `source` holds durable under `key`, without the bytes coming by here.
+        """Make a copy of the object `source` durable under `key`; the bytes do not pass through this process.
 
         Args:
             source: the key of an object.
-            key: the key of the copy; nothing should stand there.
-            expected: what the bytes are that the caller means.
+            key: the key of the copy; no object should exist there.
+            expected: size and sums that the caller expects of the bytes.
             deadline: for the whole.
 
         Raises:
             NotFound: no such source; perhaps it has just been deleted.
-            CopyDiffers: the source, or what was made of it, is not what was expected: damaged.
-            CannotCopy: this store does not copy, or cannot prove what a copy holds, or something else stands there.
-            CloudError: any other kind. Whatever is raised, a `put` of `key` is right afterwards.
+            CopyDiffers: the source or the copy does not hold the expected bytes: it is damaged.
+            CannotCopy: this store does not copy, or cannot prove what a copy holds, or another object exists at `key`.
+            CloudError: any other kind. Whatever is raised, the caller may `put` to `key` afterwards.
         """
         ...
 
@@ -125,43 +126,49 @@ class ObjectStore(Protocol):
         ...
 
     def read(self, key: str, *, limit_bytes: int, deadline: Deadline) -> bytes:
-        """A small object, whole.
+        """Return all bytes of a small object.
 
         Raises:
             NotFound: no such object.
-            TooLarge: it has more than `limit_bytes` bytes (a hostile or foreign object).
+            TooLarge: the object has more than `limit_bytes` bytes (a hostile or foreign object).
         """
         ...
 
     def stat(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        """Size and, where the store keeps one, sum. Raises `NotFound`."""
+        """Return the object's size and, if the store keeps one, its sum. Raises `NotFound`."""
         ...
 
     def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and is greater than `after`, ascending. An unknown prefix is empty."""
+        """Yield the objects whose keys start with `prefix` and are greater than `after`, ascending.
+
+        An unknown prefix gives no objects.
+        """
         ...
 
     def delete(self, key: str, *, deadline: Deadline) -> None:
-        """Remove an object; absent is success."""
+        """Remove an object. An absent object is a success."""
         ...
 
     def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
-        """Keys below `prefix` with uploads that were begun and neither completed nor abandoned; they may cost money.
+        """Return keys below `prefix` with uploads that were begun and neither completed nor abandoned.
 
-        A store that cleans up by itself has none to tell of.
+        Such uploads may cost money. A store that cleans up by itself returns no keys.
         """
         ...
 
     def abandon(self, key: str, *, deadline: Deadline) -> None:
-        """Give up every unfinished upload of `key`, whoever began it; none is success. An object there stays."""
+        """Abandon every unfinished upload of `key`, of any process. It is a success if there are none.
+
+        An object at `key` stays.
+        """
         ...
 
     def local_path(self, key: str) -> Path | None:
-        """The file that holds exactly this object's bytes, or `None` for a store without files."""
+        """Return the file that holds exactly this object's bytes, or `None` for a store without files."""
         ...
 
     def free_bytes(self) -> int | None:
-        """Room left for new objects, reservations of this store's own included; `None` where there is no limit."""
+        """Return the bytes left for new objects, with this store's own reservations; `None` if there is no limit."""
         ...
 
     def reserve(self, size: int) -> None:
@@ -172,7 +179,7 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up connections and reservations. Idempotent."""
+        """Close connections and release reservations. Idempotent."""
         ...
 
 
@@ -181,12 +188,12 @@ MAX_KEY_BYTES = 900  # S3 allows 1024 with the bucket's prefix
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is one that every store can hold; a key is never a way out of a store.
+    """Return `key` if every store can hold it. No such key leads out of a store.
 
-    Segments of ASCII letters, digits and `_.=+-`, joined by `/`; no segment starts with a dot or a dash.
+    A key is segments of ASCII letters, digits and `_.=+-`, joined by `/`; no segment starts with a dot or a dash.
 
     Raises:
-        ValueError: it is not; the harness built it wrong or read it from a hostile manifest unchecked.
+        ValueError: `key` is not such a key; the harness built it wrong or read it from a hostile manifest unchecked.
     """
     if not is_key(key):
         raise ValueError(f"not a store key: {key[:120]!r}")
@@ -194,15 +201,15 @@ def check_key(key: str) -> str:
 
 
 def is_key(key: str) -> bool:
-    """Whether every store can hold `key`. What others put into a bucket under other names, no call can be asked for."""
+    """Whether every store can hold `key`. No call reaches objects that others put into a bucket under other names."""
     return len(key) <= MAX_KEY_BYTES and all(_SEGMENT.fullmatch(part) for part in key.split("/"))
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix` if some key could start with it; the empty prefix is every key.
+    """Return `prefix` if some key could start with it; every key starts with the empty prefix.
 
     Raises:
-        ValueError: no key can; it was built wrong.
+        ValueError: no key can start with `prefix`; it was built wrong.
     """
     check_key(prefix + "0")
     return prefix

@@ -6,12 +6,12 @@
 `gpt.py` is trained three times under `harness run`, with the default store (./.harness) of one directory:
 
     unbroken   nothing happens to it; the others are compared with it
-    noticed    an EC2 metadata simulator announces a spot interruption; the run saves and leaves with exit code 75
-    killed     SIGKILL, trainer and agent and data workers at once, without a word before
+    noticed    an EC2 metadata simulator announces a spot interruption; the run saves and exits with code 75
+    killed     SIGKILL to trainer, agent and data workers at once, without any notice
 
-After an interruption the local tier is thrown away, as a terminated instance's would be, and the very same command is
-given again. At the end final weights, optimizer state and every step's loss have to be equal, bit by bit. All figures
-of the table are measured: they come from the runs' journals in the store.
+After an interruption the demo deletes the local tier, as if the instance had been terminated, and runs the same command
+again. At the end final weights, optimizer state and every step's loss have to be equal, bit by bit. All figures of the
+table are measured: they come from the runs' journals in the store.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from harness.snapshots.journal import read_journal
 from harness.snapshots.open import open_store
 
 LEAD_S = 120.0  # EC2 announces a spot interruption two minutes ahead
-LIFE_S = 300.0  # a life that takes longer than this hangs
+LIFE_S = 300.0  # a start of the run that takes longer than this hangs
 LOOK_S = 0.05
-ROOM_S = 5.0  # what is trained after the instance went away takes so long at least: the agent asks once a second
+ROOM_S = 5.0  # the steps after the announcement take at least this long: the agent asks once a second
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained, how often it is saved, and when the instance goes away.
+    """Size of the training, interval of its snapshots, and time of the interruption.
 
     Attributes:
-        every_s: seconds between snapshots, in the local tier and in the store alike.
-        interrupt_at: share of the steps after which the instance goes away.
+        every_s: seconds between snapshots, both in the local tier and in the store.
+        interrupt_at: share of the steps after which the instance is interrupted.
     """
 
     epochs: int
@@ -79,12 +79,12 @@ QUICK = Size(epochs=2, steps_per_epoch=100, width=64, layers=1, every_s=0.5, int
 
 
 class DemoFailed(Exception):
-    """Something did not happen as announced. The message says what."""
+    """The demo did not go as expected. The message says why."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, and the one command that starts it or resumes it, whichever it is."""
+    """A run, and the one command that both starts and resumes it."""
 
     name: str
     directory: Path
@@ -92,27 +92,27 @@ class Run:
 
     @property
     def curve(self) -> Path:
-        """A line 'step loss learning-rate' for every step; repeated steps stand there again."""
+        """File with a line 'step loss learning-rate' for every step; a repeated step has a line each time."""
         return self.directory / f"{self.name}.curve"
 
     @property
     def final(self) -> Path:
-        """Weights and optimizer state at the end."""
+        """File with the final weights and optimizer state."""
         return self.directory / f"{self.name}.safetensors"
 
     def losses(self) -> dict[int, str]:
-        """The line of each step; where a resumed run had to repeat one, the later line."""
+        """Return the line of each step; the last one if a resumed run had to repeat a step."""
         lines = self.curve.read_text().splitlines() if self.curve.exists() else []
         return {int(line.partition(" ")[0]): line for line in lines}
 
     def last_step(self) -> int:
-        """The newest step that the trainer has completed."""
+        """Return the newest step that the trainer has completed; 0 if there is none."""
         return max(self.losses(), default=0)
 
 
 @dataclass(frozen=True)
 class Life:
-    """One start of a run's command, until the last of its processes has gone."""
+    """One start of a run's command, until the last of its processes has exited."""
 
     exit_code: int
     last_step: int
@@ -120,21 +120,21 @@ class Life:
 
 @dataclass(frozen=True)
 class Survival:
-    """What an interruption cost. Durations are seconds; None where there was nothing to measure.
+    """The cost of an interruption. Durations are seconds; None if there was nothing to measure.
 
     Attributes:
-        exit_codes: of the interrupted life and of the resumed one, as a shell shows them.
-        first_difference: what differs from the unbroken run, None if nothing does.
-        steps_lost: trained before the interruption, and again after it.
-        resumed_from: the tier that the resumed life took the snapshot from.
-        stall_median_s: how long a snapshot stops the training loop.
-        notice_seen_s: from the announcement to the agent's seeing it; it asks once a second.
-        notice_to_durable_s: from the agent's seeing the notice to the commit of the last step in the store.
+        exit_codes: exit codes of the interrupted start and of the resumed one, as a shell shows them.
+        first_difference: the first difference from the unbroken run, None if there is none.
+        steps_lost: steps that were trained before the interruption, and again after it.
+        resumed_from: the tier that the resumed start took the snapshot from.
+        stall_median_s: median time for which a snapshot stops the training loop.
+        notice_seen_s: from the announcement until the agent sees it; the agent asks once a second.
+        notice_to_durable_s: from when the agent sees the notice to the commit of the last step in the store.
         first_step_s: from the agent's start to the end of the first resumed step.
-        until_connected_s: the part of it until the Checkpointer says hello: Python, torch, data, the model.
-        restore_s: the part of it until the state is back, from there.
-        sealed: snapshots taken, as far as the journal goes: what a killed agent had not yet written of it is lost.
-        durable: those that were committed in the store.
+        until_connected_s: the part of `first_step_s` until the Checkpointer connects: Python, torch, data, the model.
+        restore_s: the part of `first_step_s` from then until the state is restored.
+        sealed: snapshots taken, according to the journal, whose last lines a killed agent could not write.
+        durable: snapshots that were committed in the store.
     """
 
     exit_codes: tuple[int, ...]
@@ -165,7 +165,7 @@ class Demo:
         (directory / "tmp").mkdir()
 
     def run(self) -> dict[str, Survival]:
-        """All three. What the two interrupted ones went through, by name."""
+        """Run all three. Return the results of the two interrupted ones, by name."""
         unbroken = self.unbroken()
         return {"noticed": self.noticed(unbroken), "killed": self.killed(unbroken)}
 
@@ -179,7 +179,10 @@ class Demo:
         return run
 
     def pause_for(self, unbroken: Run) -> float:
-        """Seconds between two steps of the other runs: none, but on a machine that is through before the notice."""
+        """Return the pause between steps of the other runs, in seconds: above 0 only on a very fast machine.
+
+        On such a machine, a run would otherwise end before the agent sees the notice.
+        """
         lines = list(read_journal(self.store, RunKeys(unbroken.name)))
         (began_at, _), (ended_at, _) = told(lines, events.FirstStep)[0], told(lines, events.TrainerFinished)[0]
         step_s = (ended_at - began_at) / self.size.steps
@@ -191,7 +194,7 @@ class Demo:
             run, announced_at = self.command("noticed", metadata=simulator.url), []
 
             def announce(_pid: int) -> None:
-                announced_at.append(time.monotonic())  # the same clock as the journal's
+                announced_at.append(time.monotonic())  # the journal uses the same clock
                 self.say(
                     f"step {run.last_step()}: the metadata service announces the end of the instance in {LEAD_S:g} s"
                 )
@@ -204,7 +207,7 @@ class Demo:
         return self.survival(run, first, second, unbroken, *announced_at)
 
     def killed(self, unbroken: Run) -> Survival:
-        self.title("3/3 killed: SIGKILL in the middle, trainer and agent and data workers, without a word before")
+        self.title("3/3 killed: SIGKILL in the middle, to trainer, agent and data workers, without any notice")
         run = self.command("killed", metadata="off")
 
         def is_time() -> bool:
@@ -219,7 +222,7 @@ class Demo:
         second = self.expect(0, self.live(run))
         return self.survival(run, first, second, unbroken)
 
-    # ---- a run and its lives ----------------------------------------------------------------------------------------
+    # ---- a run and its starts ---------------------------------------------------------------------------------------
 
     def command(self, name: str, *, metadata: str) -> Run:
         size = self.size
@@ -236,7 +239,7 @@ class Demo:
     def live(
         self, run: Run, is_time: Callable[[], bool] = lambda: False, strike: Callable[[int], None] | None = None
     ) -> Life:
-        """One life: show what it prints, and `strike` once when `is_time`. Returns when its last process has gone."""
+        """Start the run and show its output. Call `strike` once when `is_time`. Return after its last process exits."""
         give_up_at = time.monotonic() + LIFE_S
         process = subprocess.Popen(
             run.command,
@@ -246,7 +249,7 @@ class Demo:
             stderr=subprocess.STDOUT,
             cwd=self.directory,
             env=self.environment(),
-            start_new_session=True,  # all of a life is one process group: it can die as an instance does, at once
+            start_new_session=True,  # one process group for all: it can die at once, as an instance does
         )
         assert process.stdout is not None
         try:
@@ -262,7 +265,7 @@ class Demo:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             for _line in follow(process.stdout.fileno()):
-                pass  # nothing may write into the directory any more when it is removed
+                pass  # wait for all writers, before the directory is removed
             raise
         finally:
             code = process.wait()
@@ -273,7 +276,7 @@ class Demo:
         return life
 
     def environment(self) -> dict[str, str]:
-        """The caller's, without what would change these runs; whatever they leave behind is left in our directory."""
+        """Return the caller's environment without settings that would change the runs; files go to our directory."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HARNESS", "AWS_"))}
         return {**kept, "TMPDIR": str(self.directory / "tmp"), "HARNESS_RUNTIME_DIR": str(self.directory / "run")}
 
@@ -281,9 +284,9 @@ class Demo:
         return any(self.store.list(RunKeys(run.name).commits, deadline=Deadline.after(10.0)))
 
     def lose_instance(self) -> None:
-        """What a terminated instance takes with it."""
+        """Delete the local tier, as the end of an instance does."""
         shutil.rmtree(self.directory / "instance-disk")
-        self.say("the instance is gone, and its disk with it: the local tier is deleted. The very same command again:")
+        self.say("the instance is gone, and its disk too: the local tier is deleted. The same command again:")
 
     def expect(self, code: int, life: Life) -> Life:
         if life.exit_code != code:
@@ -294,12 +297,12 @@ class Demo:
     def survival(
         self, run: Run, first: Life, second: Life, unbroken: Run, announced_at: float | None = None
     ) -> Survival:
-        """Fold the journals of the two lives."""
+        """Compute the figures from the journals of the two starts."""
         lines = list(read_journal(self.store, RunKeys(run.name)))
         resumed = max(index for index, line in enumerate(lines) if isinstance(line.body, events.AgentStarted))
         before, after = lines[:resumed], lines[resumed:]
         if not told(after, events.Restored):
-            raise DemoFailed("the second life resumed nothing: it started at step 0")
+            raise DemoFailed("the second start resumed nothing: it began at step 0")
         connected_at, _connected = told(after, events.TrainerConnected)[0]
         restored_at, restored = told(after, events.Restored)[0]
         stepped_at, stepped = told(after, events.FirstStep)[0]
@@ -326,7 +329,7 @@ class Demo:
             durable=len({event.snapshot for _at, event in commits}),
         )
 
-    # ---- words ------------------------------------------------------------------------------------------------------
+    # ---- output -----------------------------------------------------------------------------------------------------
 
     def title(self, text: str) -> None:
         self.console.print(Text(f"\n{text}", style="bold"), soft_wrap=True)
@@ -335,7 +338,7 @@ class Demo:
         self.console.print(Text(f"» {text}", style="cyan"), soft_wrap=True)
 
     def show(self, run: Run, line: str) -> None:
-        """A line of a run's own, as far as the terminal is wide; all of it goes to a file beside the curve."""
+        """Print a line of a run, cut to the terminal's width; a log beside the curve gets the whole line."""
         with (self.directory / f"{run.name}.log").open("a") as log:
             log.write(f"{line}\n")
         self.console.print(Text(f"{run.name:>8} │ {line}", style="dim"), no_wrap=True, overflow="ellipsis")
@@ -345,12 +348,12 @@ Kind = TypeVar("Kind", bound=events.Event)
 
 
 def told(journal: Sequence[events.Line], kind: type[Kind]) -> list[tuple[float, Kind]]:
-    """The events of one kind, each with its monotonic instant, in order."""
+    """Return the events of one kind, each with its monotonic instant, in order."""
     return [(line.mono, line.body) for line in journal if isinstance(line.body, kind)]
 
 
 def difference(run: Run, unbroken: Run) -> str | None:
-    """Where `run` differs first from the unbroken one; None where every bit is the same."""
+    """Return the first difference of `run` from the unbroken one; None if every bit is the same."""
     losses, expected = run.losses(), unbroken.losses()
     for step in sorted(losses.keys() | expected.keys()):
         if losses.get(step) != expected.get(step):
@@ -365,7 +368,7 @@ def difference(run: Run, unbroken: Run) -> str | None:
 
 
 def follow(pipe: int) -> Iterator[str | None]:
-    """Lines as they come, and None in between; ends when everybody who could write has gone."""
+    """Yield lines as they arrive, and None in between. Ends when no process can write to the pipe any more."""
     rest = b""
     while True:
         if select.select([pipe], [], [], LOOK_S)[0]:
@@ -381,7 +384,7 @@ def follow(pipe: int) -> Iterator[str | None]:
 
 
 def table(survivals: dict[str, Survival]) -> Table:
-    """The figures, a column for each run that was interrupted."""
+    """Return the table of figures, with a column for each interrupted run."""
     rows: dict[str, Callable[[Survival], str]] = {
         "compared with unbroken": lambda s: "differs" if s.first_difference else "bit-identical",
         "exit codes": lambda s: ", then ".join(map(str, s.exit_codes)),
@@ -420,29 +423,29 @@ def milliseconds(duration_s: float) -> str:
 
 @contextlib.contextmanager
 def workspace(console: Console, *, keep: bool) -> Iterator[Path]:
-    """A directory that is removed at the end, however that comes about, unless it is to be kept."""
-    # Agents listen on sockets below it, and a socket's path ends at 107 bytes.
+    """Make a directory for a `with` block, and remove it at the end, also after an error, unless `keep` is set."""
+    # Agents listen on sockets below it, and a socket's path has at most 107 bytes.
     parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"
     directory = Path(tempfile.mkdtemp(prefix="harness-demo-", dir=parent))
     try:
         yield directory
     finally:
         if keep:
-            console.print(f"\nkept: {directory}   (a look: cd {directory} && harness ls --run noticed)", soft_wrap=True)
+            console.print(f"\nkept: {directory}   (try: cd {directory} && harness ls --run noticed)", soft_wrap=True)
         else:
             shutil.rmtree(directory)
 
 
 def main() -> int:
-    """Exit code 0: bit-identical."""
+    """Run the demo. Return exit code 0 if the runs are bit-identical, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--keep", action="store_true", help="leave the directory with stores, curves and logs")
+    parser.add_argument("--keep", action="store_true", help="keep the directory with stores, curves and logs")
     parser.add_argument("--quick", action="store_true", help="a smaller model, fewer steps")
     parser.add_argument("--json", action="store_true", help="the figures on stdout as one JSON document")
     args = parser.parse_args()
 
     def stop(signum: int, _frame: object) -> NoReturn:
-        sys.exit(128 + signum)  # by way of every `finally`
+        sys.exit(128 + signum)  # runs every `finally`
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, stop)
@@ -452,7 +455,7 @@ def main() -> int:
         with workspace(console, keep=args.keep) as directory:
             survivals = Demo(directory, size, console).run()
     except DemoFailed as err:
-        console.print(f"demo: {err}. Its output is above; --keep leaves everything for a look", style="red")
+        console.print(f"demo: {err}. Its output is above; use --keep to keep the files", style="red")
         return 1
     differences = {name: found.first_difference for name, found in survivals.items() if found.first_difference}
     if args.json:

@@ -4,7 +4,7 @@
     harness run -- python examples/gpt.py     # the same, and a spot interruption costs it nothing
 
 An ordinary training script: AdamW with warm-up and cosine decay, dropout, gradient accumulation, a shuffled DataLoader
-whose workers draw random crops, tied weights, a validation pass. The harness is the five lines marked `# harness`.
+whose workers draw random crops, tied weights, a validation pass. The harness needs the five lines marked `# harness`.
 Everything runs on the CPU, so that two runs can be compared bit by bit; `--curve` and `--final` write what to compare.
 """
 
@@ -24,20 +24,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from harness import Checkpointer  # harness
 
-CONTEXT = 128  # bytes a crop, and as far back as the model looks
+CONTEXT = 128  # bytes in a crop, and the model's context length
 BATCH = 8  # crops in a micro-batch
 ACCUMULATE = 2  # micro-batches in an optimizer step
 
 
 def standard_library(limit_bytes: int = 4_000_000) -> Tensor:
-    """The sources of the standard library's top-level modules, in a fixed order, as one tensor of bytes."""
+    """Return the sources of the standard library's top-level modules, in a fixed order, as one tensor of bytes."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = b"".join(path.read_bytes() for path in files)[:limit_bytes]
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 class Crops(Dataset[tuple[Tensor, Tensor]]):
-    """`count` stretches of a text; each visit to one crops it at another random place, in the loader's worker."""
+    """`count` stretches of a text. Each access crops a stretch at a new random place, in the loader's worker."""
 
     def __init__(self, text: Tensor, count: int):
         self.text, self.count = text, count
@@ -81,14 +81,14 @@ class GPT(nn.Module):
         self.head.weight = self.token.weight  # tied: one tensor, two names
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The mean cross-entropy, in nats, of predicting `y` after `x`."""
+        """Return the mean cross-entropy, in nats, of predicting `y` after `x`."""
         hidden = self.token(x) + self.position.weight[: x.shape[1]]
         return F.cross_entropy(self.head(self.norm(self.blocks(hidden))).flatten(0, 1), y.flatten())
 
 
 @torch.no_grad()
 def evaluate(model: GPT, text: Tensor, batches: int = 16) -> float:
-    """The mean loss on the first crops of a text that is not trained on."""
+    """Return the mean loss on the first crops of a text that is not used for training."""
     model.eval()
     crops = text[: batches * BATCH * (CONTEXT + 1)].long().view(batches, BATCH, CONTEXT + 1)
     loss = sum(float(model(crop[:, :-1], crop[:, 1:])) for crop in crops) / batches
@@ -110,18 +110,18 @@ def save(path: Path, model: GPT, optimizer: torch.optim.Optimizer) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps-per-epoch", type=int, default=60, help="optimizer steps; all text is seen every epoch")
+    parser.add_argument("--steps-per-epoch", type=int, default=60, help="optimizer steps; an epoch sees all the text")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pause-s", type=float, default=0.0, help="seconds between two steps, to watch a fast machine")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="seconds between two steps, to slow the run down")
     parser.add_argument("--curve", type=Path, help="append a line 'step loss learning-rate' for every step")
     parser.add_argument("--final", type=Path, help="write the final weights and optimizer state, as safetensors")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
-    # Sums are ordered by thread: equal bits need equal counts. And one, since OpenMP's threads wait for each other
-    # spinning: with two on two busy cores, 120 steps took 82 s instead of 22 s.
+    # The order of sums depends on the number of threads: equal bits need equal numbers. One thread, because OpenMP's
+    # threads spin while they wait for each other: with two on two busy cores, 120 steps took 82 s instead of 22 s.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
 

@@ -1,4 +1,4 @@
-"""`python -m harness`: the command line, for who has an interpreter and no `harness` on its path."""
+"""`python -m harness`: the command line, for users who have an interpreter but no `harness` on their PATH."""
 
 from __future__ import annotations
 

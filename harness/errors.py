@@ -1,7 +1,7 @@
 """Every exception that a user can meet, and the exit code it becomes.
 
     HarnessError
-    ├── ConfigError        64  you asked for something that cannot be
+    ├── ConfigError        64  a mistake in usage or configuration
     ├── StateError         70  this object cannot be captured or restored, and the remedy
     ├── SnapshotCorrupt    70  bytes are not what was committed
     ├── NoSpace            70  not enough disk or memory, with the numbers
@@ -9,7 +9,7 @@
     ├── DeadlineExceeded   74  the instance's time ran out
     └── AgentGone          70  the agent died and no other could be started
 
-`cloud.errors` has its own tree; `harness.agent` turns it into this one where a user would see it.
+`cloud.errors` has its own tree; `harness.agent` converts its errors into these where a user would see them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """What `harness run` tells the shell, a unit file or a fleet; otherwise it passes the trainer's own code on."""
+    """Exit codes of `harness run`, for a shell, a unit file or a fleet; any other is the trainer's own, passed on."""
 
     FINISHED = 0
     USAGE = 64
@@ -36,7 +36,7 @@ class HarnessError(Exception):
 
 
 class ConfigError(HarnessError):
-    """Usage or configuration: nothing was started, nothing was changed."""
+    """A mistake in usage or configuration: nothing was started, nothing was changed."""
 
     exit_code = ExitCode.USAGE
 
@@ -50,7 +50,7 @@ class SnapshotCorrupt(HarnessError):
 
 
 class NoSpace(HarnessError):
-    """Not enough disk or memory: what is needed, what there is, where, and what to do."""
+    """Not enough disk or memory. Names what is needed, what is available, where, and what to do."""
 
 
 class Superseded(HarnessError):
@@ -66,4 +66,4 @@ class DeadlineExceeded(HarnessError):
 
 
 class AgentGone(HarnessError):
-    """The agent died and no other could be started: training may go on, but nothing is being saved."""
+    """The agent died and no other could be started: training may continue, but nothing is being saved."""

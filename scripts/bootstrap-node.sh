@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes an instance ready for its run: disks, source, environment, units. User data starts it at the first boot,
-# harness-node.service at every boot: it changes nothing that is as it should be, and takes up what was left half done.
-# It owns what it writes, and never a disk, an archive or an interpreter that others made. How a run is started,
-# repeated and ended is resume.sh's.
+# Prepares an instance for its run: disks, source, environment, units. User data starts it at the first boot,
+# harness-node.service at every boot: it keeps what is in order, and completes what was interrupted.
+# It owns what it writes, and never a disk, an archive or an interpreter that others made. resume.sh starts, repeats and
+# ends the run.
 set -euo pipefail
 shopt -s inherit_errexit nullglob
 
@@ -13,13 +13,13 @@ local_env="$root/etc/harness/local.env"
 mount_point="$root/mnt/harness"
 sources="$root/opt/harness/source"
 current="$sources/current"
-work="$sources/.work" # whose lock it is
+work="$sources/.work" # guarded by .lock
 venv="$root/opt/harness/venv"
 logs="$root/var/log/harness"
 label=harness # of our file system and our array
 USAGE=64      # exit code: the user has to change something
-FAULT=70      # it may go well another time
-LIMIT_S=5400  # for all attempts together; TimeoutStartSec= is longer, so that the owner is told
+FAULT=70      # another attempt may succeed
+LIMIT_S=5400  # for all attempts together; TimeoutStartSec= is longer, to notify the owner
 
 usage() {
     cat <<'HELP'
@@ -27,18 +27,18 @@ usage: bootstrap-node.sh [boot] [disks] [source] [environment] [units]
 
     boot          harness-node.service: this script, at each boot from now on
     disks         the instance store, as one file system, at /mnt/harness
-    source        the run's code in /opt/harness/source/<digest>, and the link `current` to it; an archive with a single
-                  folder at its top is entered
-    environment   an interpreter with torch, the harness and what the code needs; which, is written to local.env.
+    source        the run's code in /opt/harness/source/<digest>, and the link `current` to it; or to the archive's
+                  single folder, if there is nothing else at its top
+    environment   an interpreter with torch, the harness and the code's requirements; local.env gets its path.
                   environment/bin/python of the archive comes before the AMI's
     units         harness.service (resume.sh), which is started
 
-Each can be repeated. Without arguments all are made, in up to three attempts and 90 minutes; if that fails, the owner is
-told and the group set to zero, since an instance that waits costs as much as one that trains. The run is described by
-/etc/harness/node.env. Exit codes: 64, something has to be changed, and the message names it; 70, anything else.
+Each can be repeated. Without arguments it makes all, in up to three attempts and 90 minutes; if that fails, it notifies
+the owner and sets the group to zero, since an idle instance costs as much as one that trains. /etc/harness/node.env
+describes the run. Exit codes: 64, the user has to change what the message names; 70, anything else.
 
-    HARNESS_ROOT         put before every path that is written; systemd is then left alone
-    HARNESS_DISK_LINKS   where the links are that name disks (default: /dev/disk/by-id)
+    HARNESS_ROOT         prefix of every path that is written; systemd is then not used
+    HARNESS_DISK_LINKS   folder of the links that name disks (default: /dev/disk/by-id)
 HELP
 }
 
@@ -62,7 +62,7 @@ prepare() {
     local part
     mkdir -p "$sources" "$logs"
     exec 9>"$sources/.lock"
-    flock 9 # user data and harness-node.service may come at once
+    flock 9 # user data and harness-node.service may run at once
     rm -rf "$work"
     mkdir "$work"
     read_settings
@@ -79,17 +79,17 @@ prepare_all() {
             "$BASH" "${BASH_SOURCE[0]}" boot disks source environment units || code=$?
         ((code != 0)) || return 0
         ((code != 124 && SECONDS < LIMIT_S)) || { say "given up after $((SECONDS / 60)) minutes: something hangs"; break; }
-        ((code != USAGE && attempt < 3 && SECONDS + 60 < LIMIT_S)) || break # the 30 below, and some
+        ((code != USAGE && attempt < 3 && SECONDS + 60 < LIMIT_S)) || break # the sleep, and more
         sleep 30
     done
     (read_settings; stop_the_fleet "$(end_of_log)") || warn "the group could not be set to zero"
     exit "$code"
 }
 
-# What SNS takes, and a command line: progress bars can make megabytes of one line.
+# The limits of SNS and of a command line: a progress bar can be a line of megabytes.
 end_of_log() { tail -n 15 "$logs/bootstrap.log" | tail -c 4000 | tr -cd '\11\12\40-\176'; }
 
-# Only what bash and systemd read alike, and nothing that bash would run.
+# Accepts what bash and systemd read alike, and nothing that bash would run.
 read_settings() {
     local line number=0
     # shellcheck disable=SC2016
@@ -119,24 +119,24 @@ prepare_disks() {
         if [[ -z "$holds" ]] || has_our_file_system "$disk" || is_of_our_array "$disk"; then
             usable+=("$disk")
         else
-            warn "$disk holds $holds, not ours: left alone. To give it away: wipefs --all $disk"
+            warn "$disk holds $holds, not ours: left alone. To use it: wipefs --all $disk"
         fi
     done
     if ((${#usable[@]} == 0)); then
-        warn "NO INSTANCE STORE to use (${#all[@]} disks). Local snapshots go to the root volume: as slow as that is," \
-            "125 MB/s for gp3 unless more is paid for, and gone with the instance all the same. Choose types with NVMe."
+        warn "NO INSTANCE STORE to use (${#all[@]} disks). Local snapshots go to the slow root volume" \
+            "(125 MB/s for gp3 unless more is paid for), and end with the instance too. Choose types with NVMe."
         return
     fi
     device="$(one_device "${usable[@]}")"
     holds="$(signatures "$device")"
     [[ -z "$holds" ]] || try_mount "$device" ||
-        warn "the file system of $device cannot be mounted ($(<"$work/error")): made anew, what was on it is gone"
+        warn "the file system of $device cannot be mounted ($(<"$work/error")): made again, its content is lost"
     mountpoint -q "$mount_point" || { make_file_system "$device" && try_mount "$device"; } ||
         fail "$device cannot be made a file system and mounted: $(cat "$work/error")"
     say "$mount_point is $device, $(property TYPE "$device")"
 }
 
-# By name and not by number: /dev/nvme1n1 may be an EBS volume. Each disk has several links, and each partition.
+# By name and not by number: /dev/nvme1n1 may be an EBS volume. Disks and partitions have several links each.
 instance_disks() {
     local link
     for link in "$disk_links"/*NVMe_Instance_Storage_*; do
@@ -161,7 +161,7 @@ one_device() {
     local disk
     for disk in "$@"; do
         has_our_file_system "$disk" || continue # from a boot at which no array could be made
-        (($# == 1)) || warn "$disk has been used alone, and is again: the other disks lie idle"
+        (($# == 1)) || warn "$disk was used alone before, and is again: the other disks lie idle"
         echo "$disk"
         return
     done
@@ -172,14 +172,14 @@ one_device() {
     echo "$1"
 }
 
-# array_of DISK… — the RAID0 of exactly these: the one that runs, else assembled, else made anew.
+# array_of DISK… — the RAID0 of exactly these: the running one, else assembled, else a new one.
 array_of() {
     ! running_array "$@" || return 0
     stop_arrays "$@"
     if is_of_our_array "$1"; then
         mdadm --quiet --assemble --run "/dev/md/$label" "$@" >&2 || true
         ! running_array "$@" || return 0
-        warn "the array of $* is not whole: made anew, what was on it is gone"
+        warn "the array of $* is not whole: made again, its content is lost"
         stop_arrays "$@"
     fi
     wipefs --quiet --all "$@" >&2
@@ -188,7 +188,7 @@ array_of() {
     running_array "$@"
 }
 
-# By the kernel's account: after a reboot its number is another, and its name may have gained the host's.
+# As the kernel reports it: a reboot changes its number, and may add the host's name to its own.
 running_array() {
     local found
     found="$(arrays_above "$@")"
@@ -219,7 +219,7 @@ make_file_system() {
     fi
 }
 
-# The unit is started here and enabled nowhere: no boot waits for a disk that has become another instance's.
+# The unit is started here and never enabled: no boot waits for a disk that was another instance's.
 try_mount() {
     mkdir -p "$mount_point"
     write_unit mnt-harness.mount <<UNIT
@@ -232,7 +232,7 @@ Type=$(property TYPE "$1")
 Options=noatime
 UNIT
     if systemd_runs; then
-        udevadm trigger --settle --action=change "$1" # else the link by UUID may never come: udev looked before mkfs
+        udevadm trigger --settle --action=change "$1" # else the link by UUID may be missing: udev looked before mkfs
         systemctl daemon-reload
         systemctl start mnt-harness.mount 2>"$work/error"
     else
@@ -242,8 +242,8 @@ UNIT
 
 # -------------------------------------------------------------------------------------------------------------- source
 
-# Asked for again at each boot, so that a new archive at the same address is taken; but a store that cannot be reached
-# does not stop an instance that has the code.
+# Checked again at each boot, so that a new archive at the same address is used; but an unreachable store does not stop
+# an instance that has the code.
 prepare_source() {
     local kind mark="" digest="" address=""
     mkdir -p "$sources/none"
@@ -257,7 +257,7 @@ prepare_source() {
     esac
     if ! "fetch_$kind" "$mark"; then
         [[ -n "$digest" ]] || exit "$(<"$work/code")"
-        warn "source_archive: used as it was fetched before ($digest)"
+        warn "source_archive: the earlier copy is used ($digest)"
     elif [[ "$(<"$work/mark")" != "$mark" ]]; then
         "unpack_$kind"
         [[ -d "$sources/$digest" ]] || { sync --file-system "$work/tree"; mv -T "$work/tree" "$sources/$digest"; }
@@ -268,7 +268,7 @@ prepare_source() {
 }
 
 switch_to() {
-    local target="$1" top # of none, the folders are the program's own
+    local target="$1" top # in `none`, folders are the program's own
     mapfile -t top < <(ls -A "$sources/$1")
     if [[ "$1" != none ]] && ((${#top[@]} == 1)) && [[ -d "$sources/$1/${top[0]}" ]]; then target="$1/${top[0]}"; fi
     ln -sfn "$target" "$work/current"
@@ -283,7 +283,7 @@ unpack_archive() {
     digest="$(sha256sum "$work/archive" | cut -c -16)"
     [[ ! -d "$sources/$digest" ]] || return 0
     python="$(python_that 'import tarfile; tarfile.data_filter')" ||
-        refuse "python: none that unpacks safely (3.11.4 or newer): choose another AMI, or name an interpreter"
+        refuse "python: none here unpacks safely (3.11.4 or newer): use another AMI, or name an interpreter"
     "$python" -c "$UNPACK" "$work/archive" "$work/tree" 2>"$work/error" ||
         refuse "source_archive: $HARNESS_SOURCE is refused: $(<"$work/error")"
 }
@@ -294,7 +294,7 @@ fetch_git() {
     path="${url#*://*/}"
     if [[ "$path" == *@* ]]; then ref="${path#*@}" url="${url%"@${path#*@}"}"; fi
     git init --quiet "$work/tree"
-    git -C "$work/tree" remote add origin "$url" # relative addresses of submodules start there
+    git -C "$work/tree" remote add origin "$url" # base of relative addresses of submodules
     if ! GIT_TERMINAL_PROMPT=0 git -C "$work/tree" fetch --quiet --depth 1 -- "$url" "$ref" ||
         ! git -C "$work/tree" rev-parse --quiet --verify 'FETCH_HEAD^{commit}' >"$work/mark"; then
         say "source_archive: $url has no $ref, or cannot be reached or read from here"
@@ -310,8 +310,8 @@ unpack_git() {
         fail "source_archive: a submodule cannot be fetched. Archives of scripts/pack hold them"
 }
 
-# fetch VARIABLE URL FILE MARK — the object, unless its ETag is MARK; its ETag is then in $work/mark. A failure is
-# explained, and its exit code is in $work/code.
+# fetch VARIABLE URL FILE MARK — get the object, unless its ETag is MARK; write its ETag to $work/mark. If it fails, say
+# why, and write the exit code to $work/code.
 fetch() {
     local variable="$1" bucket="${2#s3://}" key answer code="$USAGE" get
     key="${bucket#*/}"
@@ -346,7 +346,7 @@ get_by_cli() {
     aws s3api get-object --bucket "$1" --key "$2" ${4:+--if-none-match "$4"} --query ETag --output text "$3"
 }
 
-# The first interpreter here that runs a line. An earlier boot's environment has what the harness needs, boto3 too.
+# The first interpreter that can run a line. An earlier boot's environment has the harness's needs, boto3 too.
 python_that() {
     local python
     for python in ${HARNESS_PYTHON:+"$HARNESS_PYTHON"} /opt/pytorch/bin/python python3 "$venv/bin/python"; do
@@ -412,8 +412,8 @@ prepare_environment() {
 
 quoted() { sed 's/[\\"$`]/\\&/g; s/.*/"&"/' <<<"$1"; }
 
-# What is there is used as it is where nothing has to be added. Else an environment on top of it, in which the AMI's
-# torch, the one that fits its driver, is seen and never replaced. Sets `python`.
+# Uses the base interpreter unchanged if nothing has to be added. Else makes an environment on top of it, which sees the
+# AMI's torch, the one that fits its driver, and never replaces it. Sets `python`.
 prepare_interpreter() {
     local base made_of package wheels=("$current"/{,wheels/}harness*.whl)
     base="$(base_interpreter)"
@@ -429,7 +429,7 @@ prepare_interpreter() {
     make_environment "$base"
     fill_environment "$package"
     has_harness "$python" || refuse_without_harness
-    printf '%s' "$made_of" >"$venv/.made-of" # last: one that failed, or was cut short, is made anew
+    printf '%s' "$made_of" >"$venv/.made-of" # last: a failed or interrupted one is made again
 }
 
 base_interpreter() {
@@ -452,8 +452,8 @@ refuse_without_harness() {
         "archive, as scripts/pack does, or say what pip is to install"
 }
 
-# The base may be a virtual environment itself, as on the Deep Learning AMIs. --system-site-packages would then show
-# what the interpreter behind it has, and not its torch: hence the .pth. pip is the base's, working in here.
+# The base may be a virtual environment itself, as on the Deep Learning AMIs. --system-site-packages would then show the
+# packages of the interpreter behind it, and not its torch: hence the .pth. pip is the base's, and installs here.
 make_environment() {
     local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
     say "making $venv on $1"
@@ -476,7 +476,7 @@ fill_environment() {
         package="$work/${1##*/}"
         fetch harness_package "$1" "$package" "" || exit "$(<"$work/code")"
     fi
-    # A version that the base has already would be left out, whatever this wheel holds.
+    # pip would skip a version that the base has already, whatever this wheel holds.
     [[ "$package" != *.whl ]] || pip install --quiet --force-reinstall --no-deps -- "$package" ||
         fail "harness_package: pip cannot install $1"
     [[ -z "$package" ]] || pip install --quiet --constraint "$venv/constraints.txt" -- "$package" ||
@@ -514,7 +514,7 @@ prepare_image() {
 # --------------------------------------------------------------------------------------------------------------- units
 
 # Units name the paths of the machine that runs them, without HARNESS_ROOT.
-# The first of all: a reboot in the middle of the first boot would otherwise be its end, since user data is run once.
+# Made first: otherwise a reboot during the first boot would end all preparation, since user data runs once.
 prepare_boot() {
     write_unit harness-node.service <<'UNIT'
 [Unit]
@@ -540,8 +540,8 @@ prepare_units() {
         cleanup="-$(type -P docker) rm --force harness"
         start="$(container_command "$start")"
     fi
-    # 180 s: a spot instance's 120, and the time to tell of it. What resume.sh exits with is meant, the program's own code
-    # too, and is not repeated: it is started again only where it died. The list says so to whoever changes Restart=.
+    # 180 s: a spot instance's 120, and time to report it. Every exit code of resume.sh is final, the program's own too:
+    # systemd starts it again only if it died. The list keeps that true if Restart= is changed.
     write_unit harness.service <<UNIT
 [Unit]
 Description=The harness's run
@@ -597,7 +597,7 @@ container_command() {
     echo "$(type -P docker) run ${flags[*]} ${names[*]/#/--env } $HARNESS_IMAGE"
 }
 
-# Rotated by copying, since systemd keeps the file open; and shipped where the AMI has an agent for that.
+# Rotated by copying, since systemd keeps the file open; and shipped if the AMI has an agent for that.
 keep_logs() {
     local agent="$root/opt/aws/amazon-cloudwatch-agent" file list
     mkdir -p "$root/etc/logrotate.d"
@@ -616,7 +616,7 @@ keep_logs() {
         warn "the CloudWatch agent refuses $file: logs stay in $logs"
 }
 
-# stop_the_fleet TEXT — tells the owner first, since the rest ends this instance; but ends it also where that fails.
+# stop_the_fleet TEXT — notifies the owner first, since the rest ends this instance; and ends it even if that fails.
 stop_the_fleet() {
     local python subject="$HARNESS_RUN: no instance can be prepared"
     [[ -n "${HARNESS_GROUP:-}" ]] || return 0
@@ -625,7 +625,7 @@ stop_the_fleet() {
         return
     fi
     [[ -z "${HARNESS_TOPIC:-}" ]] || aws sns publish --topic-arn "$HARNESS_TOPIC" --subject "${subject::99}" \
-        --message "${1:-there is no log}" >&2 || warn "nobody could be told"
+        --message "${1:-there is no log}" >&2 || warn "cannot notify the owner"
     aws autoscaling update-auto-scaling-group --auto-scaling-group-name "$HARNESS_GROUP" --min-size 0 --desired-capacity 0
 }
 
@@ -636,7 +636,7 @@ if topic := os.environ.get("HARNESS_TOPIC"):
     try:
         boto3.client("sns").publish(TopicArn=topic, Subject=subject, Message=text or "there is no log")
     except Exception as error:
-        print("bootstrap-node: WARNING: nobody could be told:", error, file=sys.stderr)
+        print("bootstrap-node: WARNING: cannot notify the owner:", error, file=sys.stderr)
 group = os.environ["HARNESS_GROUP"]
 boto3.client("autoscaling").update_auto_scaling_group(AutoScalingGroupName=group, MinSize=0, DesiredCapacity=0)
 PYTHON

@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
-# Starts a run, or resumes it, whichever it is. The program is `harness resume`; this finds an interpreter that has it.
+# Starts or resumes a run. The program is `harness resume`; this script finds an interpreter that has it.
 set -euo pipefail
 
 if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
     cat <<'HELP'
 usage: scripts/resume.sh [OPTION…] [-- COMMAND…]
 
-Starts a training under the harness, or resumes it from its newest durable snapshot, whichever it is: the same line in a
-systemd unit, a container's entrypoint, a Slurm or Kubernetes job, and on a laptop. The options, exit codes and what is
-done about them are those of `harness resume` (docs/operations.md):
+Starts a training under the harness, or resumes it from its newest durable snapshot: the same line in a systemd unit, a
+container's entrypoint, a Slurm or Kubernetes job, and on a laptop. The options, the exit codes and the actions that
+follow them are those of `harness resume` (docs/operations.md):
 
     scripts/resume.sh --store s3://bucket/prefix --run gpt-small -- python train.py --lr 3e-4
     scripts/resume.sh --dry-run …           which snapshot would be used, which were rejected and why, and the command
 
-Settings come from options, then from the environment (HARNESS_RUN, HARNESS_STORE, HARNESS_COMMAND, …) with what
-/etc/harness/local.env and /etc/harness/node.env add to it, then from the tags of the instance.
+Settings come from options, then from the environment (HARNESS_RUN, HARNESS_STORE, HARNESS_COMMAND, …), to which
+/etc/harness/local.env and /etc/harness/node.env add, then from the tags of the instance.
 
     HARNESS_PYTHON   an interpreter with the harness; else that of HARNESS_VENV, of .venv in the clone, or python3.
                      The command's `python` is the same one
-    HARNESS_ROOT     what /etc/harness lies below (default: nothing)
+    HARNESS_ROOT     the folder that holds etc/harness (default: /)
 HELP
     exit
 fi
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
-# load FILE — take over its settings that the environment does not have.
+# load FILE — export those of its settings that the environment lacks.
 load() {
     local entry
     [[ -r "$1" ]] || return 0
@@ -35,7 +35,7 @@ load() {
     done < <(env -i "$BASH" -c 'set -a; source "$1"; exec env -0' - "$1")
 }
 
-load "${HARNESS_ROOT:-}/etc/harness/local.env"  # of this machine: what was made here
+load "${HARNESS_ROOT:-}/etc/harness/local.env"  # of this machine, made here
 load "${HARNESS_ROOT:-}/etc/harness/node.env"   # of the fleet
 
 tried=""
@@ -43,7 +43,7 @@ for python in "${HARNESS_PYTHON:-}" "${HARNESS_VENV:+$HARNESS_VENV/bin/python}" 
     if [[ -z "$python" ]] || ! command -v "$python" >/dev/null; then
         continue
     fi
-    # -P: a folder of the program's that is called harness is not ours.
+    # -P: a folder of the program that is named harness is not ours.
     if said="$("$python" -P -c 'import harness.__main__' 2>&1)"; then
         [[ "$python" != */* ]] || export PATH="${python%/*}:$PATH"  # the command's `python` is the same one
         exec "$python" -P -m harness resume "$@"

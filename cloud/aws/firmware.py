@@ -1,4 +1,4 @@
-"""Whether this machine is an EC2 instance, by what its firmware says. Asks no service."""
+"""Find out from the firmware whether this machine is an EC2 instance. Asks no service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def is_ec2(root: Path = Path("/")) -> bool:
-    """Whether the firmware names Amazon EC2. False where a container hides it, too.
+    """Whether the firmware names Amazon EC2. Also False if a container hides the firmware.
 
     Source: EC2 user guide, "Detect whether a host is an EC2 instance" (board asset tag and system vendor, on Nitro).
     """

@@ -1,7 +1,7 @@
-"""What can be done to the Auto Scaling group that this instance is in (with `cloud.s3.client`, importer of boto3).
+"""Fleet: this instance in its Auto Scaling group, and the calls to it (with `cloud.s3.client`, importer of boto3).
 
-Owns the calls to Auto Scaling, SNS and CloudWatch, and what may be done twice. Knows neither the harness nor when any
-of this should happen. What a refusal means is in `fleet_errors.py`.
+Owns the calls to Auto Scaling, SNS and CloudWatch, and which of them may be repeated. Knows neither the harness nor
+when a call should be made. `fleet_errors.py` owns the meaning of a refusal.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from cloud.s3.client import library_errors, new_session, no_answer
 from cloud.s3.errors import CredentialsExpired, CredentialsMissing
 
 CONNECT_S = 3.0
-"""To connect: how far a call can exceed its deadline, where nothing answers."""
+"""Time-out to connect: the time by which a call can exceed its deadline if nothing answers."""
 READ_S = 15.0
-"""To wait for an answer."""
+"""Time-out for an answer."""
 ATTEMPTS = 30
-"""For one action; with the pauses below, more than a minute of throttling. The deadline ends it sooner."""
+"""Attempts for one action; with the pauses, more than a minute of throttling. The deadline may end them sooner."""
 FIRST_PAUSE_S = 0.3
 
 LEAVING = ("Terminating", "Terminated", "Detaching", "Detached")
-"""How the lifecycle state of an instance begins that the group will not keep ("Terminating:Wait")."""
+"""Prefixes of the lifecycle states of instances that the group will not keep ("Terminating:Wait")."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """An Auto Scaling group as it was just now.
+    """State of an Auto Scaling group at one moment.
 
     Attributes:
-        name: its name.
-        desired: how many instances it wants.
-        minimum: and never fewer than.
-        maximum: and never more than.
-        instances: ids of those in it, the ones that are starting or leaving included.
+        name: name of the group.
+        desired: desired number of instances.
+        minimum: least number of instances.
+        maximum: greatest number of instances.
+        instances: ids of its instances, including those that are starting or leaving.
     """
 
     name: str
@@ -63,18 +63,19 @@ def find_fleet(
     run: str,
     deadline: Deadline,
 ) -> tuple[Fleet | None, str]:
-    """The group that this instance is in, or `None` and in words why there is none. Raises no CloudError.
+    """Return this instance's group and a warning, or `None` and the reason why there is none. Raises no CloudError.
 
-    Words beside a fleet are a warning: it could not be looked at, so that calls may fail. They will say so again.
+    The text beside a fleet is a warning (or empty): the group could not be described, so that later calls may fail with
+    the same error.
 
     Args:
-        metadata: the service; `None` where the settings turn it off.
-        group: its name; `None` or empty: what the instance's tag says.
+        metadata: the service; `None` if the settings turn it off.
+        group: name of the group; `None` or empty for the name in the instance's tag.
         hook: see `Fleet`.
         topic: see `Fleet`.
         namespace: see `Fleet`.
         run: see `Fleet`.
-        deadline: bounds it all.
+        deadline: for the whole.
     """
     try:
         instance = identify(metadata, deadline)
@@ -106,18 +107,18 @@ def find_fleet(
 class Fleet:
     """This instance in its Auto Scaling group. Opens nothing before the first call. Safe for threads.
 
-    Every call is safe to repeat, here and by another process, and is repeated here while its error is retryable and
-    its deadline not reached. Where this instance or its group has gone already there is nothing to do, and nothing is
-    said. A group that this instance is not in is never changed.
+    Every call is safe to repeat, in this process and by another, and is repeated here while its error is retryable and
+    its deadline not reached. If this instance or its group is gone already, a call does nothing and raises nothing. A
+    group that this instance is not in is never changed.
 
     Every method but the constructor raises `CloudError`: `Denied` names the IAM action that is missing.
 
     Args:
-        instance: who we are.
+        instance: this instance.
         group: the Auto Scaling group's name.
         hook: name of the group's TERMINATING lifecycle hook; `None` or empty for none.
         topic: ARN of an SNS topic; `None` or empty for none.
-        namespace: of the CloudWatch metrics; `None` or empty for none.
+        namespace: namespace of the CloudWatch metrics; `None` or empty for none.
         run: value of the metrics' dimension Run.
         sleep: how to pause between attempts.
     """
@@ -143,7 +144,7 @@ class Fleet:
         self._calls = _Calls(instance.region)
 
     def describe(self, deadline: Deadline) -> GroupState:
-        """The group now. Raises `NotFound` where it is gone."""
+        """Return the present state of the group. Raises `NotFound` if the group is gone."""
         found = self._retry(lambda: self._find(deadline), deadline)
         if found is None:
             region = f" in {self.instance.region}" if self.instance.region else ""
@@ -151,16 +152,16 @@ class Fleet:
         return found.state
 
     def finish(self, deadline: Deadline) -> None:
-        """End this instance for good: terminated, and the group wants one fewer. Its minimum is lowered if need be.
+        """Terminate this instance and lower the group's desired capacity by one, and its minimum if necessary.
 
-        Where the group is this instance alone and that is refused, the group's desired capacity becomes 0.
+        If that is refused and this instance is alone in the group, set the desired capacity to 0.
         """
         self._retry(lambda: self._finish(deadline), deadline)
 
     def stop(self, deadline: Deadline) -> None:
-        """End every instance of the group: its minimum and desired capacity become 0.
+        """End every instance of the group: set its minimum and desired capacity to 0.
 
-        This instance's own protection is taken off first. Another's stays, and so does that other.
+        This removes this instance's own scale-in protection first. Other protected instances stay protected, and stay.
         """
 
         def attempt() -> None:
@@ -174,7 +175,7 @@ class Fleet:
         self._retry(attempt, deadline)
 
     def leave(self, deadline: Deadline) -> None:
-        """End this instance only: terminated, and the group keeps its size, so that it starts another."""
+        """Terminate only this instance; the group keeps its size and starts a replacement."""
 
         def attempt() -> None:
             if self._stays(deadline):
@@ -183,11 +184,11 @@ class Fleet:
         self._retry(attempt, deadline)
 
     def heartbeat(self, deadline: Deadline) -> bool:
-        """Have the group wait longer before it ends this instance; whether it is waiting at all."""
+        """Ask the group to wait longer before it ends this instance. Return whether it is waiting."""
         return self._act("RecordLifecycleActionHeartbeat", deadline)
 
     def complete(self, deadline: Deadline) -> bool:
-        """Tell the group that it need not wait to end this instance; whether it was waiting.
+        """Tell the group that it need not wait to end this instance. Return whether it was waiting.
 
         Just after `finish` or `leave` it may not be waiting yet: ask again some seconds later.
         """
@@ -203,7 +204,7 @@ class Fleet:
         self._retry(attempt, deadline)
 
     def mark_unhealthy(self, deadline: Deadline) -> None:
-        """Have the group replace this instance, however young it is."""
+        """Ask the group to replace this instance, even within its health check grace period."""
 
         def attempt() -> None:
             if self._stays(deadline):
@@ -219,11 +220,11 @@ class Fleet:
         self._retry(attempt, deadline)
 
     def notify(self, subject: str, text: str, deadline: Deadline) -> None:
-        """Send a message to the topic's subscribers, twice where a reply is lost. Nothing without a topic.
+        """Send a message to the topic's subscribers; twice if a reply is lost. Does nothing without a topic.
 
         Args:
-            subject: SNS takes 99 printable ASCII characters; others become "?", and more are cut off.
-            text: SNS takes 256 KiB; it ends there.
+            subject: SNS accepts 99 printable ASCII characters; others become "?", and the rest is cut off.
+            text: SNS accepts 256 KiB; the rest is cut off.
             deadline: ends the attempts.
         """
         if not self._topic:
@@ -234,7 +235,7 @@ class Fleet:
     def measure(self, values: Mapping[str, float], deadline: Deadline) -> None:
         """Put metrics, by name; a name that ends in "Seconds" has that unit, any other is a count.
 
-        A reply that is lost may count twice. Nothing without a namespace.
+        If a reply is lost, a metric may be counted twice. Does nothing without a namespace.
         """
         if not self._namespace or not values:
             return
@@ -252,7 +253,7 @@ class Fleet:
         self._retry(lambda: self._calls.call("PutMetricData", f"to {self._namespace}", deadline, **metrics), deadline)
 
     def close(self) -> None:
-        """Give up the connections. Idempotent; a later call opens others."""
+        """Close the connections. Idempotent; a later call opens new ones."""
         self._calls.close()
 
     # ------------------------------------------------------------------------------------------- one attempt of each
@@ -265,14 +266,14 @@ class Fleet:
         return call_with_retry(call, deadline, sleep=self._sleep, attempts=ATTEMPTS, base_s=FIRST_PAUSE_S)
 
     def _find(self, deadline: Deadline) -> _Found | None:
-        """The group and our place in it, or `None` where the group is gone."""
+        """Return the group with this instance in it, or `None` if the group is gone."""
         where = f"of Auto Scaling group {self.group}"
         reply = self._calls.call("DescribeAutoScalingGroups", where, deadline, AutoScalingGroupNames=[self.group])
         groups = reply.get("AutoScalingGroups")
         return _Found.read(groups[0], self.instance.id) if groups else None
 
     def _stays(self, deadline: Deadline) -> bool:
-        """Whether this instance is in the group, and not on its way out."""
+        """Whether this instance is in the group, and not leaving it."""
         found = self._find(deadline)
         return found is not None and found.me is not None and not _is_leaving(found.me)
 
@@ -282,13 +283,13 @@ class Fleet:
             return
         state = found.state
         if _is_leaving(found.me):
-            if found.alone:  # reclaimed at the last moment: no replacement is needed
+            if found.alone:  # reclaimed at the last moment: the group needs no replacement
                 self._shrink(state, 0, deadline)
             return
         self._lower_minimum(state, max(0, state.desired - 1), deadline)
         try:
             self._terminate(decrement=True, deadline=deadline)
-        except Denied:  # also Refused: say, a minimum that somebody raised in between
+        except Denied:  # also Refused: for example, a user has raised the minimum meanwhile
             if not found.alone:
                 raise
             self._shrink(state, 0, deadline)
@@ -318,7 +319,7 @@ class Fleet:
         self._calls.call(operation, self._where, deadline, AutoScalingGroupName=self.group, **parameters)
 
     def _act(self, operation: str, deadline: Deadline, **parameters: Any) -> bool:
-        """A call about the lifecycle action of this instance; whether there was one."""
+        """Make a call about this instance's lifecycle action. Return whether there was one."""
         if not self._hook:
             return False
         parameters |= {"LifecycleHookName": self._hook, "InstanceId": self.instance.id}
@@ -344,8 +345,8 @@ class _Found:
 
     Attributes:
         state: the group.
-        me: this instance as AWS describes it, or `None` where it is not in the group.
-        alone: whether the group wants no more than one, and has no other that stays.
+        me: this instance as AWS describes it, or `None` if it is not in the group.
+        alone: whether the group wants at most one instance, and every other instance is leaving.
     """
 
     state: GroupState
@@ -382,7 +383,7 @@ class _Calls:
         self._current = threading.local()  # the deadline of this thread's call, for `_limit`
 
     def call(self, operation: str, where: str, deadline: Deadline, **parameters: Any) -> dict[str, Any]:
-        """One request, by AWS's name for it. Raises CloudError, of the kind that `fleet_errors.explain` gives."""
+        """Send one request, by AWS's name for it. Raises CloudError of the kind that `fleet_errors.explain` returns."""
         from botocore import xform_name
         from botocore.exceptions import ClientError
 
@@ -399,7 +400,7 @@ class _Calls:
             else:
                 error = no_answer(err, f"{operation} {where}", takes_effect=takes_effect(operation))
             if isinstance(error, CredentialsExpired | CredentialsMissing):
-                self.close()  # the next request looks for credentials from the very beginning
+                self.close()  # the next request searches for credentials from the beginning
             raise error from err
 
     def close(self) -> None:
@@ -443,7 +444,7 @@ def _refusal(err: Any, operation: str, where: str) -> CloudError:
     return explain(operation, where, status=status, code=code, message=message)
 
 
-# --------------------------------------------------------------------------------------------------- what SNS takes
+# ----------------------------------------------------------------------------------------------------- limits of SNS
 
 
 def _subject(text: str) -> str:

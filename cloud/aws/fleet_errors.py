@@ -1,4 +1,4 @@
-"""What Auto Scaling, SNS and CloudWatch say when they refuse, turned into CloudErrors: what, and the remedy.
+"""Refusals of Auto Scaling, SNS and CloudWatch turned into CloudErrors that say what failed, and the remedy.
 
 Owns the meaning of their error codes and the IAM name of each call. Knows no client library: `fleet.py` takes the
 library's exceptions apart and hands over the pieces.
@@ -11,11 +11,11 @@ from cloud.s3.errors import CredentialsExpired, SlowDown
 
 
 class Refused(Denied):
-    """The service understood and will not: what was asked does not fit what it finds."""
+    """The service refuses the request, because it does not fit the state that the service finds."""
 
 
 class NotWaiting(Refused):
-    """No lifecycle action of this instance is under way."""
+    """No lifecycle action of this instance is in progress."""
 
 
 SERVICES = {
@@ -30,7 +30,7 @@ SERVICES = {
     "Publish": "sns",
     "PutMetricData": "cloudwatch",
 }
-"""Every call that is made, and whose it is; both together are its IAM action."""
+"""The service of each call that is made; service and call together are the IAM action."""
 
 _RESOURCES = {"autoscaling": "this group's ARN", "sns": "the topic's ARN", "cloudwatch": '"*"'}
 
@@ -54,16 +54,16 @@ _INVALID = {"InvalidParameter", "InvalidParameterCombination", "InvalidParameter
 
 
 def takes_effect(operation: str) -> bool:
-    """Whether nobody knows what happened when the reply to `operation` is lost."""
+    """Whether the outcome is unknown if the reply to `operation` is lost."""
     return not operation.startswith("Describe")
 
 
 def explain(operation: str, where: str, *, status: int, code: str, message: str) -> CloudError:
-    """The CloudError for an answer that is not success: its kind says what is known, its text what to do.
+    """Return the CloudError for an answer that is not a success: its kind says what is known, its text what to do.
 
     Args:
         operation: the call, by AWS's name ("SetDesiredCapacity").
-        where: what it was about.
+        where: the resource of the call.
         status: the HTTP status.
         code: the service's error code; some protocols append "Exception" or "Fault" to it.
         message: the service's words.
@@ -88,7 +88,7 @@ def explain(operation: str, where: str, *, status: int, code: str, message: str)
         return Refused(words)
     if status >= 500:
         return OutcomeUnknown(words) if takes_effect(operation) else Unavailable(words)
-    return Denied(f"{words}; the request was refused as it is")
+    return Denied(f"{words}; the service refused this request")
 
 
 def _permission(operation: str) -> str:

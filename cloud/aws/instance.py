@@ -1,6 +1,6 @@
-"""Which EC2 instance this is, and its tags: what its own metadata service tells, without any permission.
+"""Identity and tags of this EC2 instance, from its own metadata service, which needs no permission.
 
-Owns the paths of identity and tags, and how often to ask. Knows no HTTP (that is `metadata.py`).
+Owns the paths of identity and tags, and how often to ask. Knows no HTTP (`metadata.py` does).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from cloud.errors import Unavailable, call_with_retry
 from cloud.notice import Deadline
 
 ATTEMPTS = 3
-"""So that a busy boot does not look like a laptop, at a second each."""
+"""Attempts, a second each, so that an instance in a busy boot is not taken for a laptop."""
 
 GROUP_TAG = "aws:autoscaling:groupName"
-"""Set by Auto Scaling itself on its instances: nobody else can set a tag that begins with "aws:"."""
+"""Set by Auto Scaling itself on its instances: users cannot set a tag that begins with "aws:"."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """The EC2 instance that this runs on.
+    """The EC2 instance that this process runs on.
 
     Attributes:
         id: "i-0123456789abcdef0".
-        region: "us-east-1"; empty where the identity document names none (boto3's own settings decide then).
+        region: "us-east-1"; empty if the identity document names none (boto3's own settings decide then).
         type: "g6e.xlarge".
         zone: "us-east-1a".
         spot: whether it is a spot instance.
@@ -40,11 +40,11 @@ class Instance:
 
 
 def identify(metadata: Metadata | None, deadline: Deadline) -> Instance:
-    """The instance that this runs on. Blocks for some three seconds at most.
+    """Return the instance that this process runs on. Blocks for about three seconds at most.
 
     Args:
-        metadata: the service; `None` where the settings turn it off.
-        deadline: bounds it further.
+        metadata: the service; `None` if the settings turn it off.
+        deadline: bounds the call further.
 
     Raises:
         Unavailable: no EC2 metadata service answers: not on EC2.
@@ -66,7 +66,7 @@ def identify(metadata: Metadata | None, deadline: Deadline) -> Instance:
 
 
 def whoami(metadata: Metadata | None, deadline: Deadline) -> Instance | None:
-    """`identify`, or `None`: not on EC2."""
+    """Return the instance as `identify` does, or `None` if not on EC2."""
     try:
         return identify(metadata, deadline)
     except Unavailable:
@@ -74,7 +74,7 @@ def whoami(metadata: Metadata | None, deadline: Deadline) -> Instance | None:
 
 
 def tag(metadata: Metadata | None, key: str, deadline: Deadline) -> str | None:
-    """The instance's tag `key`, or `None`: no such tag, no tags in the metadata, or no metadata service."""
+    """Return the instance's tag `key`; `None` if there is no such tag, no tags in the metadata, or no service."""
     if metadata is None:
         return None
     try:

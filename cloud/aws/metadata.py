@@ -1,7 +1,7 @@
 """MetadataSession: one HTTP session to an EC2 metadata service, IMDSv2 (the only importer of requests).
 
-Owns tokens, time-outs, and what an answer may be. Knows no path's meaning: that is `notices.py`. Reads no environment:
-whoever does hands `AWS_EC2_METADATA_*` to `endpoint_from`.
+Owns tokens, time-outs, and the limits of an answer. Knows no path's meaning: `notices.py` does. Reads no environment:
+the caller passes `AWS_EC2_METADATA_*` to `endpoint_from`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ IPV6_ENDPOINT = "http://[fd00:ec2::254]"
 
 TOKEN_TTL_S = 21600  # six hours, the longest that EC2 gives
 MAX_BODY_BYTES = 16 * 1024  # an identity document has about 500
-CUT = 1.2  # of a request's time-out: after so long its connection is shut down, whatever still comes
+CUT = 1.2  # times a request's time-out: then its connection is shut down, even if bytes still arrive
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A 200 of the metadata service.
+    """An answer of the metadata service with status 200.
 
     Attributes:
         text: the body.
-        served_at: the service's own clock when it answered (its `Date` header), or `None` where it gave none.
+        served_at: the service's own clock when it answered (its `Date` header), or `None` if it sent none.
     """
 
     text: str
@@ -48,19 +48,19 @@ class Answer:
 
 
 class Metadata(Protocol):
-    """What a source needs of a metadata service."""
+    """The calls that a notice source makes to a metadata service."""
 
     def get(self, path: str, *, deadline: Deadline) -> Answer | None:
-        """The answer at `path` below /latest/, or `None` if there is nothing there. Raises `Unavailable`."""
+        """Return the answer at `path` below /latest/, or `None` if there is nothing there. Raises `Unavailable`."""
         ...
 
     def close(self) -> None:
-        """Give up the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         ...
 
 
 def endpoint_from(endpoint: str | None = None, mode: str | None = None, disabled: str | None = None) -> str | None:
-    """Where to ask, by the values of three settings that every AWS SDK honours; `None` for nowhere.
+    """Return the service's URL, from three settings that every AWS SDK honours; `None` if they disable it.
 
     Args:
         endpoint: AWS_EC2_METADATA_SERVICE_ENDPOINT; wins over `mode`.
@@ -68,7 +68,7 @@ def endpoint_from(endpoint: str | None = None, mode: str | None = None, disabled
         disabled: AWS_EC2_METADATA_DISABLED; "true" in any case disables.
 
     Raises:
-        ValueError: `endpoint` is no http URL, or `mode` is neither.
+        ValueError: `endpoint` is not an http URL, or `mode` is neither IPv4 nor IPv6.
     """
     if (disabled or "").strip().lower() == "true":
         return None
@@ -86,12 +86,12 @@ def endpoint_from(endpoint: str | None = None, mode: str | None = None, disabled
 class MetadataSession:
     """Asks one metadata service over one kept-alive connection. For one thread.
 
-    Proxies of the environment are ignored: a metadata service answers only the host that it is on.
+    Proxies of the environment are ignored: a metadata service answers only its own host.
 
     Args:
-        endpoint: what `endpoint_from` gave.
+        endpoint: the URL that `endpoint_from` returned.
         timeout_s: for one request, from its beginning to the last byte of its answer.
-        clock: what the token's age is read on.
+        clock: measures the token's age.
     """
 
     def __init__(self, endpoint: str = IPV4_ENDPOINT, *, timeout_s: float = 1.0, clock: Clock = time.monotonic) -> None:
@@ -104,12 +104,12 @@ class MetadataSession:
         self._sockets: list[socket.socket] = []
 
     def get(self, path: str, *, deadline: Deadline) -> Answer | None:
-        """The answer at `path` below /latest/, or `None` where there is nothing (404).
+        """Return the answer at `path` below /latest/, or `None` if there is nothing (404).
 
-        Blocks for about a second at most, token included, and less when the deadline is nearer.
+        Blocks for about a second at most, token included, and less if the deadline is nearer.
 
         Raises:
-            Unavailable: no answer, or none of a metadata service; says which, and what it may mean.
+            Unavailable: no answer, or not a metadata service's; the message says which, and what it may mean.
         """
         bound = deadline.sooner(self._timeout_s)
         answer = self._ask(path, bound)
@@ -123,7 +123,7 @@ class MetadataSession:
         raise Unavailable(f"{self.endpoint}/latest/{path} answered {answer.status}")
 
     def close(self) -> None:
-        """Give up the connection. Idempotent; a later `get` opens another."""
+        """Close the connection. Idempotent; a later `get` opens a new one."""
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -140,17 +140,17 @@ class MetadataSession:
         if reply.status == 403:
             raise Unavailable(f"{self.endpoint} refuses a token (403): the metadata service is turned off here")
         if reply.status in (404, 405):
-            raise Unavailable(f"{self.endpoint} knows no tokens ({reply.status}): not an EC2 metadata service")
+            raise Unavailable(f"{self.endpoint} has no tokens ({reply.status}): it is not an EC2 metadata service")
         if reply.status != 200:
             raise Unavailable(f"{self.endpoint} answered {reply.status} to the request for a token")
         if not _TOKEN.fullmatch(reply.text):
-            raise Unavailable(f"{self.endpoint} gave something that is no token: {reply.text[:60]!r}")
+            raise Unavailable(f"{self.endpoint} answered with something that is no token: {reply.text[:60]!r}")
         self._token = reply.text
         self._refresh_at = asked_at + TOKEN_TTL_S / 2
         return self._token
 
     def _request(self, method: str, path: str, headers: dict[str, str], deadline: Deadline) -> _Reply:
-        """One exchange, whatever its status. Every way in which there was none becomes `Unavailable`."""
+        """Send one request and return the reply, whatever its status. Raises `Unavailable` if there is no reply."""
         import requests
         import urllib3.exceptions
 
@@ -172,7 +172,7 @@ class MetadataSession:
                 hint = "; in a container this is what a hop limit of 1 looks like" if method == "PUT" else ""
                 raise Unavailable(f"{method} {url}: no answer within {timeout_s:.3g} s{hint}") from err
             raise Unavailable(f"{method} {url}: {'the answer comes too slowly' if cut.is_set() else err}") from err
-        if cut.is_set():  # what there was of it may look like a whole one
+        if cut.is_set():  # the part that arrived may look like a whole answer
             raise Unavailable(f"{method} {url}: the answer comes too slowly")
         return reply
 
@@ -188,10 +188,10 @@ class MetadataSession:
 
     @contextlib.contextmanager
     def _bounded(self, seconds: float) -> Generator[threading.Event]:
-        """Shut the connection down after `seconds`: the library counts from each byte on, and headers may drip.
+        """Shut the connection down after `seconds`: the library's time-out restarts at each byte, and headers may drip.
 
         Yields:
-            What is set once that has happened.
+            An event that is set once the connection has been shut down.
         """
         cut = threading.Event()
 
@@ -211,7 +211,7 @@ class MetadataSession:
 
 
 def _remembering(sockets: list[socket.socket]) -> HTTPAdapter:
-    """What connects for a session, and keeps the newest connection's socket in `sockets`."""
+    """Return an adapter that connects for a session, and keeps the newest connection's socket in `sockets`."""
     from requests.adapters import HTTPAdapter
     from urllib3.connection import HTTPConnection
     from urllib3.connectionpool import HTTPConnectionPool
@@ -237,8 +237,8 @@ class _Reply:
 
 
 def _body(response: Response, url: str, deadline: Deadline) -> str:
-    """The whole body, so that the connection can be used again; bounded in bytes and in time."""
-    # read1 gives what has come; `read` would wait for all of it, and a service that drips could hold us for minutes.
+    """Return the whole body, so that the connection can be used again; bounded in bytes and in time."""
+    # read1 returns the bytes that have arrived; `read` waits for all, and a service that drips could block for minutes.
     read = getattr(response.raw, "read1", response.raw.read)  # urllib3 has it since 2.1
     body = b""
     while piece := read(MAX_BODY_BYTES):
@@ -251,7 +251,7 @@ def _body(response: Response, url: str, deadline: Deadline) -> str:
 
 
 def _says_that_nothing_came(err: BaseException) -> bool:
-    """Whether the connection ended before the first byte of an answer, by the error that the library wraps."""
+    """Whether the connection ended before the first byte of an answer, judged by the error inside the library's."""
     inner: BaseException | None = err
     while inner is not None:
         if isinstance(inner, http.client.RemoteDisconnected):

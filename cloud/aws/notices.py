@@ -1,13 +1,13 @@
-"""Ec2Source: what EC2 announces to the instance itself, as Notices.
+"""Ec2Source: announcements that EC2 makes to the instance itself, as Notices.
 
-Owns the three paths that matter, what their answers mean, and when the instance really ends. Knows no HTTP (that is
-`metadata.py`) and decides nothing.
+Owns the three paths that matter, the meaning of their answers, and when the instance really ends. Knows no HTTP
+(`metadata.py` does) and decides nothing.
 
     spot/instance-action               {"action": "terminate", "time": "…Z"}   INTERRUPT at that time
     autoscaling/target-lifecycle-state Terminated                              INTERRUPT; EC2 names no time
     events/recommendations/rebalance   {"noticeTime": "…Z"}                    REBALANCE
 
-Both INTERRUPT paths are asked: an instance that is ended by its Auto Scaling group or by a user gets no spot notice.
+Both INTERRUPT paths are polled: an instance that its Auto Scaling group or a user ends gets no spot notice.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from cloud.aws.metadata import Answer, Metadata
 from cloud.errors import CloudError
 from cloud.notice import SPOT_NOTICE_S, Clock, Deadline, Notice, NoticeKind
 
-"""EC2's usual lead: what is assumed when something was announced and its time cannot be read."""
-
 AT_ONCE_S = 5.0
-"""For what may happen any moment: a hibernation, which begins with its notice, and a time that has passed already."""
+"""Seconds assumed for an end that may come at once: a hibernation, or an announced time that has passed already.
+
+A hibernation begins with its notice.
+"""
 
 LAPSED_S = 60.0
-"""So long past its time an announcement was not carried out: EC2 can fail to end an instance, and leave it standing."""
+"""Seconds after its time at which an announcement counts as not carried out: EC2 can fail to end an instance."""
 
 MAX_LEAD_S = 3600.0
-"""EC2 gives two minutes. A notice further ahead than this was read off a broken clock."""
+"""EC2 gives two minutes. A notice that is further ahead than this is the result of a broken clock."""
 
 POLL_S = 1.0
-"""How long one poll may take, all paths together."""
+"""Seconds that one poll may take, all paths together."""
 
 Reader = Callable[[Answer, float], Notice | None]
 
 
 class Ec2Source:
-    """Polls the metadata service. Never gives up: every poll asks again, whatever the last one met. For one thread.
+    """Polls the metadata service. Never gives up: every poll asks again, whatever the last error was. For one thread.
 
     A deadline is fixed when its announcement is first seen. It is the announced time minus the *service's* time (its
     `Date` header), counted from now on the monotonic clock: the host's own wall clock may be wrong by hours.
@@ -48,7 +49,7 @@ class Ec2Source:
     Args:
         metadata: the service; closed with this source.
         clock: monotonic seconds.
-        wall_clock: the host's time, used only where the service does not tell its own.
+        wall_clock: the host's time, used only if the service does not send its own.
         expected: see `NoticeSource`.
     """
 
@@ -76,14 +77,15 @@ class Ec2Source:
         self._in_force: dict[str, Notice] = {}
 
     def poll(self) -> Sequence[Notice]:
-        """Every announcement in force. See `NoticeSource.poll`.
+        """Return every announcement in force. See `NoticeSource.poll`.
 
-        A path that fails does not hide the others' news, and what it last announced stays in force: only an answer
-        withdraws. Paths that there was no time for come first in the next poll, so that a hanging one starves none.
+        A path that fails does not hide the announcements of others, and its own last announcement stays in force: only
+        an answer withdraws one. Paths for which there was no time come first in the next poll, so that a hanging path
+        does not starve the others.
 
         Raises:
-            Unavailable: no path was answered, or a path failed that may hide the only news. What was in force
-                before still is.
+            Unavailable: no path was answered, or a path failed that may hide the only announcement. Announcements
+                that were in force before still are.
         """
         budget = Deadline.after(POLL_S, self._clock)
         failures: list[CloudError] = []
@@ -98,7 +100,7 @@ class Ec2Source:
                 failures.append(err)
                 unanswered.append(path)
         if failures:
-            # First those that had no turn, last those that used theirs up.
+            # First the paths that had no turn, last those that failed.
             asked = [path for path in self._order if path not in unanswered]
             self._order = [*unanswered[len(failures) :], *asked, *unanswered[: len(failures)]]
             if not self._in_force or not asked:
@@ -122,10 +124,10 @@ class Ec2Source:
         fields = _fields(answer.text)
         action, at = fields.get("action"), _instant(fields.get("time"))
         if not isinstance(action, str) or at is None:
-            # Whatever answers 200 here means the end. Its words are no part of the id: they may change with every poll.
+            # Any 200 here means the end. Its text is not part of the id, since it may change with every poll.
             return self._interrupt("ec2 spot", "unreadable", SPOT_NOTICE_S, answer, asked_at)
         if answer.served_at is not None and (answer.served_at - at).total_seconds() > LAPSED_S:
-            return None  # by the service's own clock: the host's may be wrong
+            return None  # judged by the service's own clock: the host's may be wrong
         remaining_s = self._remaining_s(at, answer)
         if action == "hibernate":
             remaining_s = AT_ONCE_S
@@ -152,7 +154,7 @@ class Ec2Source:
 
 
 def _fields(text: str) -> dict[str, object]:
-    """A JSON object's members; of anything else, none."""
+    """Return the members of a JSON object; an empty dict if `text` is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,14 +1,14 @@
-"""Large buffers to and from files, past the page cache where the file system takes that (O_DIRECT).
+"""Large buffers to and from files, by direct I/O (O_DIRECT) if the file system allows it: past the page cache.
 
-Owns how many bytes are in flight and what becomes of a file system that refuses; knows neither keys nor durability,
-which are `store.py`'s. A copy into the page cache costs the training loop memory bandwidth and a core, and evicts
-what it has cached; the disk fetches an aligned buffer by itself.
+Owns how many bytes are in flight and the fallback for a file system that refuses direct I/O; knows neither keys nor
+durability, which `store.py` owns. A copy into the page cache costs the training loop memory bandwidth and a core, and
+evicts what it has cached; the disk fetches an aligned buffer by itself.
 
     room for all of it ──▶ THREADS chunks at a time: sum, write ──▶ the last bytes, less than a block, buffered
 
 - A refusal (tmpfs before Linux 6.6, some overlays, FUSE and network mounts) comes at `open` or at the first write. From
   then on that file system is written and read through its page cache: the same bytes, the same promise.
-- Only what is large and lies at a multiple of `BLOCK` in memory and file goes this way; shards in a slot do.
+- Only large buffers that are aligned to `BLOCK` in memory and in the file use direct I/O; shards in a slot do.
 - Sizes were measured (16 MiB × 3 with sums reached the disk's own speed, 8 to 64 MiB × 2 to 4 differ by a few per
   cent), and a chunk is a chunk of the receipt.
 """
@@ -28,7 +28,7 @@ from cloud.directory.filesystem import FileSystem
 from cloud.pool import Pool
 from cloud.store import CHUNK_BYTES, Progress, Receipt
 
-BLOCK = 4096  # what every disk that we know can do, and the page in which slots keep their shards
+BLOCK = 4096  # every disk that we know supports it; also the page size at which slots align their shards
 LEAST_BYTES = 2 * 1024 * 1024  # below that, an allocation and a second descriptor cost more than a copy
 THREADS = 3
 
@@ -37,20 +37,20 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 class _Stopped(Exception):
-    """Nobody wants the bytes any more."""
+    """The writer has stopped: its bytes are not needed any more."""
 
 
 def aligned_buffer(size: int) -> memoryview:
-    """Memory for direct reads, in huge pages where the host gives them: they take a disk's bytes twice as fast."""
+    """Allocate memory for direct reads, in huge pages if the host has them: a disk fills those twice as fast."""
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared, it would be tmpfs
-    memory.madvise(mmap.MADV_DONTFORK)  # a page that a fork shares is no place for a disk to write to
+    memory.madvise(mmap.MADV_DONTFORK)  # a disk must not write to a page that a fork shares
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)[:size]
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Whether a large buffer lies as direct I/O needs it. A read-only one does not tell, and counts as not."""
+    """Whether a buffer is large and aligned for direct I/O. A read-only buffer hides its address: returns False."""
     if view.readonly or len(view) < LEAST_BYTES:
         return False
     import ctypes  # 10 ms that only a large object costs
@@ -59,17 +59,17 @@ def is_aligned(view: memoryview) -> bool:
 
 
 class DirectIO:
-    """Whether one file system lets bytes past its page cache: so it is held until it refuses. For any thread.
+    """Whether one file system allows direct I/O; assumed until it refuses. For any thread.
 
     Attributes:
-        usable: whether to try.
+        usable: whether to try direct I/O.
     """
 
     def __init__(self) -> None:
         self.usable = True
 
     def refuses(self, err: OSError) -> bool:
-        """Whether this is how a file system refuses, after which nobody tries again; any other failure is one."""
+        """Whether `err` is a refusal of direct I/O; then `usable` becomes False. Any other error is a real failure."""
         if err.errno not in _REFUSALS:
             return False
         self.usable = False
@@ -79,17 +79,17 @@ class DirectIO:
 def read(
     fs: FileSystem, fd: int, into: memoryview, offset: int, check: Callable[[int], None] = lambda done: None
 ) -> int:
-    """Fill an aligned buffer from a descriptor past the page cache, as far as that goes; how far it went.
+    """Fill an aligned buffer by direct I/O, as far as possible. Return the number of bytes read.
 
-    Less than everything: the file ends there, or the rest does not begin with a block. Who asked reads on otherwise,
-    and is told which.
+    The number is less than the buffer's size if the file ends there, or if the rest does not begin at a block. The
+    caller reads the rest through the page cache, which shows which of the two it was.
 
     Args:
         fs: the system calls.
         fd: opened with O_DIRECT.
         into: an aligned buffer.
-        offset: where in the file; a multiple of `BLOCK`.
-        check: called with the bytes that are read, before more are; raises to end it.
+        offset: position in the file; a multiple of `BLOCK`.
+        check: called with the number of bytes read so far, before each read; raises to stop.
     """
     done = 0
     whole = len(into) - len(into) % BLOCK
@@ -101,7 +101,7 @@ def read(
         done += count
     if done != whole or done == len(into):
         return done
-    block = aligned_buffer(BLOCK)  # a file ends where it likes; a direct read ends with a block, or with the file
+    block = aligned_buffer(BLOCK)  # a file may end anywhere; a direct read ends at a block, or with the file
     count = min(_preadv(fs, fd, block, offset + done), len(into) - done)
     into[done : done + count] = block[:count]
     return done + count
@@ -116,7 +116,7 @@ def _preadv(fs: FileSystem, fd: int, into: memoryview, offset: int) -> int:
 
 
 class Chunks(Protocol):
-    """What is written. Several chunks may be taken at once.
+    """The source of a `Writer`, in chunks. Several threads may take chunks at once.
 
     Attributes:
         size: bytes.
@@ -125,22 +125,22 @@ class Chunks(Protocol):
     size: int
 
     def take(self, at: int) -> contextlib.AbstractContextManager[memoryview]:
-        """The bytes from `at` on, `CHUNK_BYTES` or what is left; `at` is a multiple of that. For one thread."""
+        """Take the chunk at `at`, a multiple of `CHUNK_BYTES`: that many bytes or the rest. For one thread."""
         ...
 
 
 class Writer:
-    """Writes one source as one file. For one thread, which hears of each chunk; others write.
+    """Writes one source as one file. For one calling thread, which gets the progress; a pool's threads write.
 
-    When `run` has returned or raised, nobody reads the source and nobody writes the file any more.
+    When `run` has returned or raised, no thread reads the source or writes the file any more.
 
     Args:
         fs: the system calls.
-        io: whether its file system lets bytes past the page cache.
+        io: whether the file system allows direct I/O.
         fd: the file, empty, open for writing.
-        direct: the same file past the page cache; `None` where that is refused.
-        source: what to write, in aligned chunks.
-        make_room: asked when the disk is full, with the bytes that are needed; whether it is worth another try.
+        direct: the same file, open for direct I/O; `None` if the file system refuses that.
+        source: the bytes to write, in aligned chunks.
+        make_room: called when the disk is full, with the number of bytes needed; returns whether to try again.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class Writer:
         self._stopped = False
 
     def run(self, check: Callable[[int], None], progress: Progress | None) -> Receipt:
-        """Write everything; nothing is durable yet.
+        """Write everything and return its size and sums; nothing is durable yet.
 
         Args:
-            check: called with the bytes that are written, before more are; raises to end it.
+            check: called with the number of bytes written so far, before more are; raises to stop.
             progress: see `ObjectStore.put`.
         """
         check(0)
@@ -189,7 +189,7 @@ class Writer:
         return Receipt(size, whole, tuple(sums))
 
     def _allocate(self) -> None:
-        """All the room at once: a full disk is told before anything is written, and writes need not wait in line."""
+        """Allocate all the room at once: a full disk fails before the first write, and writes do not queue for room."""
         while True:
             try:
                 self._fs.fallocate(self._fd, self._source.size)
@@ -198,7 +198,7 @@ class Writer:
                 continue
             except OSError as err:
                 if err.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-                    return  # this file system cannot; then each write finds its own
+                    return  # this file system cannot preallocate; then each write allocates its own room
                 if err.errno not in _NO_ROOM or not self._make_room(self._source.size):
                     raise
 
@@ -219,7 +219,7 @@ class Writer:
             return crc
 
     def _write(self, data: memoryview, offset: int) -> int:
-        """Write some of it: whole blocks past the page cache, the last bytes and a short write's rest through it."""
+        """Write some bytes: whole blocks by direct I/O, the last bytes and a short write's rest via the page cache."""
         count = None
         whole = len(data) - len(data) % BLOCK
         if self._direct is not None and self._io.usable and whole and offset % BLOCK == 0:

@@ -1,7 +1,7 @@
-"""Drafts: files that no reader sees yet, from the first byte to the moment at which they get a name.
+"""Drafts: files that no reader sees yet, from the first byte to the moment at which they get their object's name.
 
-Owns how a file is written and made durable before anybody can read it: all bytes, their sums, the size, fdatasync.
-Whether it gets its name by rename or by link, and what happens then, is `store.py`'s.
+Owns how a file is written and made durable before any reader can see it: all bytes, their sums, the size, fdatasync.
+`store.py` owns whether a draft gets its name by rename or by link, and what follows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Draft:
     """A file that no reader sees yet.
 
     Attributes:
-        directories: open, from the root down to the one that the draft and its target lie in.
-        name: its name there.
+        directories: open directories, from the root down to the one that holds the draft and its target.
+        name: the draft's name in the last of them.
         fd: open for writing, and locked.
     """
 
@@ -40,26 +40,26 @@ class Draft:
 
     @property
     def directory(self) -> int:
-        """The one that it lies in."""
+        """The open directory that holds the draft."""
         return self.directories[-1]
 
 
 class Drafts:
-    """Those of one store. Safe for threads."""
+    """Begins, fills, names and discards the drafts of one store. Safe for threads."""
 
     def __init__(self, tree: Tree, io: direct.DirectIO, reservation: Reservation) -> None:
-        """Nothing is written yet.
+        """Write nothing yet.
 
         Args:
-            tree: where they lie.
-            io: whether its file system lets bytes past its page cache.
-            reservation: gives room back where a write finds none.
+            tree: the directories of the store.
+            io: whether the file system allows direct I/O.
+            reservation: gives room back to a write that finds none.
         """
         self._tree, self._fs, self._direct, self._reservation = tree, tree.fs, io, reservation
 
     @contextlib.contextmanager
     def begin(self, parents: Sequence[str]) -> Generator[Draft]:
-        """A new locked file beside the target, its directories made and open. It goes at the end, whatever happens."""
+        """Make a locked file beside the target, and missing directories. Its name is removed at the end in any case."""
         with contextlib.ExitStack() as opened:
             for attempt in range(MOST_ATTEMPTS):
                 try:
@@ -76,11 +76,11 @@ class Drafts:
             yield draft
 
     def fill(self, draft: Draft, key: str, chunks: Chunks, deadline: Deadline, progress: Progress | None) -> Receipt:
-        """Write everything and make it durable: past the page cache where chunks lie for that. Its size and sums.
+        """Write all chunks and make them durable, by direct I/O if they are aligned. Return size and sums.
 
         Raises:
             OSError: the file system has failed.
-            Unavailable: there is no time left, or the file is not what was written.
+            Unavailable: there is no time left, or the file does not have the size of the source.
         """
         write = self._write_directly if chunks.aligned else self._write_buffered
         receipt = write(draft, key, chunks, deadline, progress)
@@ -88,18 +88,18 @@ class Drafts:
         return receipt
 
     def link(self, draft: Draft, name: str) -> bool:
-        """Give the draft its name unless that is taken; whether it is the draft's now."""
+        """Link the draft to its object's name. Return False if another file has that name."""
         try:
             self._fs.link(
                 draft.name, name, src_dir_fd=draft.directory, dst_dir_fd=draft.directory, follow_symlinks=False
             )
         except FileExistsError:
-            # NFS repeats a link whose reply was lost, and is told EEXIST of its own success (open(2), O_EXCL).
+            # NFS repeats a link whose reply was lost, and then gets EEXIST for its own success (open(2), O_EXCL).
             return self._fs.fstat(draft.fd).st_nlink > 1
         return True
 
     def discard(self, draft: Draft) -> None:
-        """Remove the draft's own name, if it still has it. A failure only leaves work for `sweep`."""
+        """Remove the draft's own name, if the draft still has it. A failure only leaves work for `sweep`."""
         with contextlib.suppress(OSError):
             self._fs.unlink(draft.name, dir_fd=draft.directory)
 
@@ -120,7 +120,7 @@ class Drafts:
     def _write_directly(
         self, draft: Draft, key: str, chunks: Chunks, deadline: Deadline, progress: Progress | None
     ) -> Receipt:
-        """Past the page cache, or through it where the file system refuses that; by several threads."""
+        """Write by direct I/O, or through the page cache if the file system refuses that, in several threads."""
         size = chunks.size
         with contextlib.ExitStack() as stack:
             fd = None

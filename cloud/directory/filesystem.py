@@ -1,6 +1,6 @@
-"""FileSystem: the system calls of a DirectoryStore, the seam where tests make one fail, fall short, or be the last.
+"""FileSystem: the system calls of a DirectoryStore. Tests replace it to make a call fail, fall short, or be the last.
 
-Owns nothing but their names. No file of a DirectoryStore is touched by any other way.
+Owns only the names of the calls. A DirectoryStore touches files in no other way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 class FileSystem:
-    """Each call as `os` has it, but for `fallocate` and `scandir`. Called from several threads at once."""
+    """The functions of `os`, except for `fallocate` and `scandir`. Called from several threads at once."""
 
     open = staticmethod(os.open)
     close = staticmethod(os.close)
@@ -34,12 +34,12 @@ class FileSystem:
 
     @staticmethod
     def scandir(fd: int) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
-        """os.scandir of an open directory."""
+        """Call os.scandir on an open directory."""
         return os.scandir(fd)
 
     @staticmethod
     def fallocate(fd: int, size: int) -> None:
-        """Preallocate. Not `os.posix_fallocate`: where the file system cannot (NFS), that writes every block."""
+        """Preallocate. Not by `os.posix_fallocate`: on a file system that cannot (NFS), it writes every block."""
         import ctypes  # 10 ms that only a reservation or a large object costs
 
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,10 +1,10 @@
-"""Hidden files below a store's root: a writer's own, locked for as long as it lives, and swept once it has died.
+"""Hidden files below a store's root: each has one writer, which locks it while it lives. A sweep removes the unlocked.
 
-Owns their names, their locks, and the one that holds room (the reservation); knows no objects.
+Owns their names, their locks, and the file that holds room (the reservation); knows no objects.
 
-- A hidden file is flocked by its writer. One whose lock can be had is a dead writer's, whatever host, container or boot
-  it was written in; `sweep` removes those. (A pid in its name would not tell: pids come again after a reboot, and every
-  container has a pid 1.)
+- The writer of a hidden file flocks it. If another process can lock the file, its writer is dead, whatever host,
+  container or boot it was written in; `sweep` removes such files. (A pid in the name would not prove that: pids are
+  used again after a reboot, and every container has a pid 1.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def create(tree: Tree, kind: str, directory: int) -> tuple[str, int]:
-    """A new empty hidden file, locked for as long as its descriptor is open. Host and pid are for people."""
+    """Create an empty hidden file, locked while its descriptor is open. Host and pid in its name are for people."""
     host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())[:64]
     while True:
         name = f"{kind}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
@@ -45,9 +45,9 @@ def create(tree: Tree, kind: str, directory: int) -> tuple[str, int]:
 
 
 def sweep(tree: Tree, kind: str, parents: tuple[str, ...] = ()) -> int:
-    """Remove the files of one kind below `parents` whose writers have died; how many there were.
+    """Remove the files of one kind below `parents` whose writers have died. Return how many were removed.
 
-    A directory further down that cannot be read is passed over: another user's run in a common store, or a bad block.
+    A deeper directory that cannot be read is skipped: it is another user's run in a common store, or has a bad block.
 
     Raises:
         CloudError: `parents` themselves cannot be read.
@@ -70,7 +70,7 @@ def sweep(tree: Tree, kind: str, parents: tuple[str, ...] = ()) -> int:
 
 
 class Reservation:
-    """Room that is held by a hidden, preallocated file in the root. Locked like a draft: it goes with its process."""
+    """Room that a hidden, preallocated file in the root holds. It is locked like a draft: it ends with its process."""
 
     def __init__(self, tree: Tree) -> None:
         """Holds nothing yet."""
@@ -85,7 +85,7 @@ class Reservation:
         return self._size
 
     def resize(self, size: int) -> None:
-        """Hold exactly `size` bytes, or raise OSError and hold what was held."""
+        """Hold exactly `size` bytes, or raise OSError and hold as much as before."""
         with self._lock:
             if size > self._size:
                 self._grow(size)
@@ -93,7 +93,7 @@ class Reservation:
                 self._shrink(size)
 
     def give_back(self, size: int) -> bool:
-        """Free `size` bytes, or what there is; whether that was anything."""
+        """Free `size` bytes, or all that are held if those are fewer. Return whether any were held."""
         with self._lock:
             if not self._size:
                 return False
@@ -114,7 +114,7 @@ class Reservation:
             self._shrink(self._size)
             if err.errno != errno.EOPNOTSUPP:
                 raise
-            # The file system cannot hold room (NFS before 4.2): then the best that can be done is to look.
+            # The file system cannot hold room (NFS before 4.2): all that can be done is to compare with the free bytes.
             if self._tree.room() < size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from err
             return

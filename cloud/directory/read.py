@@ -1,6 +1,6 @@
 """The reading side of a DirectoryStore: objects opened, read past the page cache or through it, and listed.
 
-Owns what counts as an object (a regular file whose path is a key) and in which order they are listed; writes nothing.
+Owns which files count as objects (regular files whose path is a key) and the order of a listing; writes nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _Entries = list[tuple[str, int | None]]
 
 
 class Objects:
-    """Those of one store. Safe for threads."""
+    """Reads and lists the objects of one store. Safe for threads."""
 
     def __init__(self, tree: Tree, io: direct.DirectIO) -> None:
-        """`io` tells whether the file system lets bytes past its page cache."""
+        """Keep `io`, which tells whether the file system allows direct I/O."""
         self._tree, self._fs, self._direct = tree, tree.fs, io
 
     @contextlib.contextmanager
     def opened(self, key: str, flags: int = 0) -> Generator[int]:
-        """A descriptor of the object, for as long as that lasts. Raises OSError, NotFound."""
+        """Open the object for the duration of the `with` block; yields a descriptor. Raises OSError, NotFound."""
         *parents, name = check_key(key).split("/")
         with self._tree.descent(parents) as directories:
             try:
@@ -52,12 +52,12 @@ class Objects:
             self._fs.close(fd)
 
     def read_into(self, key: str, into: memoryview, offset: int, deadline: Deadline) -> None:
-        """Fill `into` from `offset` on. Past the page cache where `into` is large, and it and `offset` are aligned.
+        """Fill `into` from `offset` on, by direct I/O if `into` is large, and both `into` and `offset` are aligned.
 
         Raises:
             OSError: the file system has failed.
             NotFound: there is no such object.
-            Truncated: it ends before `into` is full.
+            Truncated: the object ends before `into` is full.
             Unavailable: there is no time left.
         """
         done = self._read_directly(key, into, offset, deadline)
@@ -66,7 +66,7 @@ class Objects:
                 self.read_exactly(fd, into[done:], offset + done, key, deadline)
 
     def read_exactly(self, fd: int, into: memoryview, offset: int, key: str, deadline: Deadline) -> None:
-        """The same from an open object, through the page cache."""
+        """Fill `into` from `offset` of an open object, through the page cache."""
         done = 0
         while done < len(into):
             self._tree.check_time(deadline, f"read {key}: {done} of {len(into)} bytes are read")
@@ -81,7 +81,7 @@ class Objects:
             done += count
 
     def list(self, prefix: str, after: str, deadline: Deadline) -> Generator[ObjectInfo]:
-        """In key order; each directory is read when its turn comes. Raises CloudError."""
+        """Yield objects in key order; each directory is read when its turn comes. Raises CloudError."""
         return self._walk(tuple(prefix.split("/")[:-1]), prefix, after, deadline)
 
     def _walk(self, parents: tuple[str, ...], prefix: str, after: str, deadline: Deadline) -> Generator[ObjectInfo]:
@@ -93,9 +93,9 @@ class Objects:
                 yield ObjectInfo(key, size)
 
     def _matches(self, parents: tuple[str, ...], prefix: str, after: str) -> Sequence[tuple[str, int | None]]:
-        """What of one directory can match, in key order: files with their sizes, directories as "key/" with `None`.
+        """Return the entries that can match, in key order: files with sizes, directories as "key/" and `None`.
 
-        A directory sorts as its name and the slash, since "a.json" < "a/b" < "a0".
+        A directory is sorted by its name and the slash, since "a.json" < "a/b" < "a0".
         """
         base = "".join(f"{name}/" for name in parents)
         found: _Entries = []
@@ -105,7 +105,7 @@ class Objects:
             with self._fs.scandir(directories[-1]) as entries:
                 for entry in entries:
                     if not _is_segment(entry.name):
-                        continue  # a draft, a reservation, a stranger's file
+                        continue  # a draft, a reservation, a file of another program
                     if entry.is_dir(follow_symlinks=False):
                         key = f"{base}{entry.name}/"
                         if _may_hold(key, prefix, after):
@@ -118,7 +118,7 @@ class Objects:
         return sorted(found, key=lambda item: item[0])
 
     def _read_directly(self, key: str, into: memoryview, offset: int, deadline: Deadline) -> int:
-        """Fill `into` past the page cache, as far as that goes; how far it went."""
+        """Fill `into` by direct I/O as far as possible. Return the number of bytes read."""
         if not self._direct.usable or offset % direct.BLOCK or not direct.is_aligned(into):
             return 0
         words = f"of {len(into)} bytes are read"

@@ -1,31 +1,33 @@
 """DirectoryStore: objects as files below a directory; the one place where files reach a disk.
 
-Owns the order of system calls that makes a file durable, and the room that is kept for the next one. A key is a path
-below the root, so that `ls` tells the truth; names that start with a dot are this module's own and never listed.
+Owns the order of system calls that makes a file durable, and the room that is reserved for the next one. A key is a
+path below the root, so that `ls` shows the objects; names that start with a dot are this module's own and never listed.
 
 The durability contract:
 
     put             draft beside the target → write all → check the size → fdatasync → rename → fsync the directories
     put_if_absent   the same up to fdatasync → link (EEXIST: AlreadyExists) → unlink the draft → fsync the directories
-    copy            open the source, compare its size → link what is open (EEXIST: CannotCopy, but for a copy that was
-                    made before: a draft is made and unlinked) → fsync the directories
+    copy            open the source, compare its size → link what is open (EEXIST: CannotCopy, except for a copy that
+                    was made before: a draft is made and unlinked) → fsync the directories
     delete          unlink → remove the directories that it left empty → fsync the deepest one that remains
 
 - rename replaces and link does not: that is the whole difference between a payload and a commit.
-- "Write all" goes past the page cache where the object is large and the file system takes that (`direct.py`); the same
-  bytes are written otherwise. fdatasync waits for either, and covers the size and the blocks that were allocated before
-  they were written: it leaves out only times, which nobody reads.
-- "The directories" are all from the target's up to the root. One that was there already may have been made a moment ago
-  by a writer that has not synced it yet; syncing a clean directory costs microseconds.
-- What is lost before rename or link is a draft, which no reader sees. Between rename or link and the directories' fsync
-  a reader on the same host may see the complete object although power loss could still take its name away; whoever is
-  told `AlreadyExists` has waited for that fsync. A failed fsync is never repeated on the same file: the kernel has
-  dropped the pages by then (https://wiki.postgresql.org/wiki/Fsync_Errors). The draft goes, and the put fails.
-- A draft is flocked by its writer, and goes by `sweep` once that has died (`hidden.py`).
-- A copy is a second name of the same file: no room, no writing, and each name is deleted by itself. Nothing here writes
-  into a file that has an object's name, so neither changes with the other; but a medium that rots takes both. The
-  source is not read for that: as after a put, whoever wants to know what a disk holds reads it back when it is idle.
-- Nothing below the root is reached through a symbolic link (`tree.py`).
+- "Write all" uses direct I/O if the object is large and the file system allows it (`direct.py`); otherwise the same
+  bytes go through the page cache. fdatasync waits for either, and covers the size and the blocks that were allocated
+  before they were written: it omits only timestamps, which are never used.
+- "The directories" are all directories from the target's up to the root. Another writer may have made one of them a
+  moment ago and not synced it yet; syncing a clean directory costs microseconds.
+- A power loss before rename or link loses a draft, which no reader sees. Between rename or link and the fsync of the
+  directories, a reader on the same host may see the complete object although a power loss could still remove its name;
+  a caller that gets `AlreadyExists` has waited for that fsync. A failed fsync is never repeated on the same file: the
+  kernel has dropped the pages by then (https://wiki.postgresql.org/wiki/Fsync_Errors). The draft is removed, and the
+  put fails.
+- The writer of a draft flocks it; `sweep` removes the draft once the writer has died (`hidden.py`).
+- A copy is a second name of the same file: it needs no room and no writing, and each name is deleted by itself. This
+  module never writes into a file that has an object's name, so neither changes with the other; but damage to the medium
+  affects both. The source is not read for a copy: as after a put, a caller that wants to verify a disk's content reads
+  it back when the disk is idle.
+- No path below the root is followed through a symbolic link (`tree.py`).
 - `a` and `a/b` cannot both be objects here, as they can in S3.
 """
 
@@ -54,9 +56,9 @@ class DirectoryStore:
     """Objects as files below `root`. Safe for threads, and for any number of processes and hosts on one file system.
 
     Args:
-        root: made if it is not there. If it vanishes later it is *not* made again: an unmounted disk is no empty store.
+        root: made if it is missing. If it vanishes later it is *not* made again: an unmounted disk is no empty store.
         fs: the system calls.
-        shared: give new files and directories what the umask leaves; else they are this user's alone.
+        shared: give new files and directories the permissions that the umask leaves; else only this user has access.
 
     Raises:
         CloudError: `root` can be neither found nor made.
@@ -77,7 +79,7 @@ class DirectoryStore:
     # ------------------------------------------------------------------------------------------------------- writing
 
     def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
-        """See `ObjectStore.put`. `OutcomeUnknown` means that the object is there and its name may not be durable."""
+        """See `ObjectStore.put`. `OutcomeUnknown` means: the object exists, but its name may not be durable."""
         *parents, name = check_key(key).split("/")
         with (
             opened(self._fs, source) as chunks,
@@ -112,7 +114,7 @@ class DirectoryStore:
                 self._tree.settle(directories, key)
 
     def delete(self, key: str, *, deadline: Deadline) -> None:
-        """See `ObjectStore.delete`. Directories that become empty go too."""
+        """See `ObjectStore.delete`. Directories that become empty are removed too."""
         *parents, name = check_key(key).split("/")
         with self._tree.errors(key), self._tree.descent(parents) as directories:
             if len(directories) > len(parents):
@@ -123,9 +125,9 @@ class DirectoryStore:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
-        """See `ObjectStore.get`. Past the page cache where `into` is large, and it and `offset` are aligned.
+        """See `ObjectStore.get`. Uses direct I/O if `into` is large, and both `into` and `offset` are aligned.
 
-        `into` is memory: where it is the mapping of a file, the kernel may lose what a disk writes there.
+        `into` must be memory: if it is a mapping of a file, the kernel may lose the bytes that a disk writes there.
         """
         with self._tree.reading(key):
             self._objects.read_into(key, into.cast("B"), offset, deadline)
@@ -151,7 +153,7 @@ class DirectoryStore:
         return self._objects.list(prefix, after, deadline)
 
     def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
-        """See `ObjectStore.unfinished`. A dead writer's draft goes by `sweep`."""
+        """See `ObjectStore.unfinished`. Always empty: `sweep` removes the drafts of dead writers."""
         check_prefix(prefix)
         return []
 
@@ -160,42 +162,42 @@ class DirectoryStore:
         check_key(key)
 
     def local_path(self, key: str) -> Path | None:
-        """The object's own file. Others may read it, and nothing else."""
+        """Return the object's own file, which callers may only read."""
         return self.root / check_key(key)
 
     # ---------------------------------------------------------------------------------------------------------- room
 
     def free_bytes(self) -> int | None:
-        """See `ObjectStore.free_bytes`: what an unprivileged process may still write, and what is reserved."""
+        """See `ObjectStore.free_bytes`. Counts bytes that an unprivileged process may write, and the reservation."""
         with self._tree.errors("ask for free space"):
             return self._tree.room() + self._reservation.size
 
     def reserve(self, size: int) -> None:
-        """See `ObjectStore.reserve`. A hidden file holds the room; a put takes of it what it cannot get otherwise."""
+        """See `ObjectStore.reserve`. A hidden file holds the room; a put on a full disk takes bytes from it."""
         if size < 0:
             raise ValueError(f"cannot reserve {size} bytes")
         with self._tree.errors("a reservation", size):
             self._reservation.resize(size)
 
     def sweep(self) -> int:
-        """Remove the drafts of writers that died; how many there were. Walks the whole tree, so call it when idle."""
+        """Remove the drafts of writers that died. Return how many. Walks the whole tree, so call it when idle."""
         return sweep(self._tree, DRAFT) + sweep(self._tree, RESERVE)
 
     def close(self) -> None:
         """Give the reservation back."""
-        with contextlib.suppress(OSError, CloudError):  # the lock goes with the descriptor; a later sweep has the rest
+        with contextlib.suppress(OSError, CloudError):  # closing the descriptor unlocks it; a later sweep removes it
             self._reservation.resize(0)
 
     # -------------------------------------------------------------------------------------------------------- names
 
     @contextlib.contextmanager
     def _named(self, fd: int, parents: Sequence[str], name: str) -> Generator[Descriptors]:
-        """Give an open object another name; its directories, made and open."""
+        """Link an open object to another name, making directories. Yields the open directories."""
         with contextlib.ExitStack() as opened:
             for attempt in range(MOST_ATTEMPTS):
                 directories = opened.enter_context(self._tree.descent(parents, make=True))
                 try:
-                    # What is open, whatever has its name by now: link(2) follows this one when it is told to.
+                    # Link the open file, even if another file has its name by now: link(2) follows this symlink.
                     self._fs.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=directories[-1], follow_symlinks=True)
                     break
                 except FileNotFoundError:
@@ -206,20 +208,20 @@ class DirectoryStore:
                         raise
                 except FileExistsError:
                     if self._is_same(fd, name, directories[-1]):
-                        self._stir(directories[-1])  # an earlier attempt's, whose outcome nobody knew
+                        self._stir(directories[-1])  # made by an earlier attempt of unknown outcome
                         break
-                    raise CannotCopy(f"{name} is already in {self.root}: a copy replaces nothing") from None
+                    raise CannotCopy(f"{name} is already in {self.root}: a copy never replaces it") from None
                 except OSError as err:
                     if err.errno in _NO_LINKS:
-                        raise CannotCopy(f"{name} in {self.root}: no second name: {err.strerror}") from err
+                        raise CannotCopy(f"{name} in {self.root}: cannot link it: {err.strerror}") from err
                     raise
             yield directories
 
     def _stir(self, directory: int) -> None:
         """Change a directory, so that its next fsync writes something, or fails.
 
-        IMPORTANT: repeated for a change that the kernel has dropped, an fsync says yes; on ext4 even after the journal
-        was aborted. A put's next attempt brings another draft.
+        IMPORTANT: when an fsync is repeated for a change that the kernel has dropped, it reports success; on ext4 even
+        after the journal was aborted. A put's next attempt changes the directory anyway, by a new draft.
         """
         name, fd = create(self._tree, DRAFT, directory)
         self._fs.close(fd)

@@ -1,7 +1,7 @@
-"""Directories below a root, each opened from its parent; and what the file system answers there, in our words.
+"""Directories below a root, each opened from its parent; and the file system's errors, turned into CloudErrors.
 
-Owns the root, every open directory on the way to a file, and how names are made durable; knows neither drafts nor what
-files hold. Nothing is reached through a symbolic link: every directory is opened O_NOFOLLOW.
+Owns the root, every open directory on the way to a file, and how names are made durable; knows neither drafts nor the
+content of files. Never follows a symbolic link below the root: every directory is opened with O_NOFOLLOW.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Tree:
     """The directories of one store. Safe for threads.
 
     Attributes:
-        root: absolute. If it vanishes it is not made again: an unmounted disk is no empty store.
+        root: absolute. If it vanishes it is not made again: an unmounted disk is not an empty store.
         fs: the system calls.
-        file_mode: what a new file may have of permissions; the umask takes away from it, as ever.
-        directory_mode: the same of a new directory. What is there keeps its own.
+        file_mode: the mode that a new file is created with; the umask is subtracted from it, as usual.
+        directory_mode: the same for a new directory. Existing files and directories keep their own modes.
     """
 
     def __init__(self, root: Path, fs: FileSystem, *, shared: bool = False) -> None:
-        """Make `root`, if it is not there. Raises CloudError: it can be neither found nor made."""
+        """Make `root` if it does not exist. Raises CloudError if it can be neither found nor made."""
         self.root, self.fs = root, fs
         self.file_mode, self.directory_mode = (0o666, 0o777) if shared else (0o600, 0o700)
         with self.errors("open the store"):
@@ -46,7 +46,10 @@ class Tree:
 
     @contextlib.contextmanager
     def descent(self, parents: Sequence[str], *, make: bool = False) -> Generator[Descriptors]:
-        """Open directories from the root down to the last of `parents`: all of them, or as far as they exist."""
+        """Open, for a `with` block, the directories from the root to the last of `parents`, or as far as they exist.
+
+        With `make`, missing directories are made.
+        """
         with contextlib.ExitStack() as opened:
             directories = [self.open_root()]
             opened.callback(self.fs.close, directories[0])
@@ -62,7 +65,7 @@ class Tree:
             yield directories
 
     def open_root(self) -> int:
-        """The root's descriptor, the caller's to close. Raises OSError, Unavailable."""
+        """Return a descriptor of the root, which the caller closes. Raises OSError, Unavailable."""
         try:  # the root itself may be a symbolic link: that is its owner's choice
             fd = self.fs.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError as err:
@@ -76,7 +79,7 @@ class Tree:
         return fd
 
     def _is_root(self, found: os.stat_result) -> bool:
-        """Whether it is the directory that was opened first. One that was mounted again may have another device."""
+        """Whether `found` is the root that was opened first. After a remount it may have another device number."""
         device, inode, file_system = self._identity
         if found.st_ino != inode:
             return False
@@ -86,18 +89,18 @@ class Tree:
         return True
 
     def prune(self, parents: Sequence[str], directories: Sequence[int]) -> int:
-        """Remove the open directories that are empty, deepest first; the index of the one that stopped it."""
+        """Remove open directories that are empty, deepest first. Return the index of the deepest one left."""
         depth = len(directories) - 1
         while depth > 0:
             try:
                 self.fs.rmdir(parents[depth - 1], dir_fd=directories[depth - 1])
             except OSError:
-                break  # not empty, or somebody else's to remove; a put whose directory this took makes it again
+                break  # not empty, or not ours to remove; a put that loses its directory to this makes it again
             depth -= 1
         return depth
 
     def settle(self, directories: Sequence[int], key: str) -> None:
-        """Make the names in open directories durable. Raises OutcomeUnknown: they are there, and may not be."""
+        """Make the names in open directories durable. Raises OutcomeUnknown: they exist, but may not be durable."""
         try:
             for fd in reversed(directories):
                 self.fs.fsync(fd)
@@ -105,7 +108,7 @@ class Tree:
             raise OutcomeUnknown(f"{key} is in {self.root}, but its name may not be durable: {err.strerror}") from err
 
     def _make_root(self) -> tuple[int, int, int]:
-        """Make it if it is not there; its device, inode, and its file system's own identifier."""
+        """Make the root if it does not exist. Return its device, inode, and its file system's own identifier."""
         missing = []
         path = self.root
         while not path.exists():
@@ -140,7 +143,7 @@ class Tree:
 
     @contextlib.contextmanager
     def errors(self, what: str, needed_bytes: int = 0) -> Generator[None]:
-        """Turn the file system's errors into ours, with the key, the directory and the kernel's own words."""
+        """Turn OSErrors into CloudErrors that name the key, the directory and the kernel's own message."""
         try:
             yield
         except OSError as err:
@@ -153,7 +156,7 @@ class Tree:
 
     @contextlib.contextmanager
     def reading(self, key: str) -> Generator[None]:
-        """The same where `key` is read: what the disk cannot read of it says nothing about other objects."""
+        """Act as `errors` for reads of `key`; EIO becomes Unreadable, which says nothing about other objects."""
         with self.errors(key):
             try:
                 yield
@@ -163,12 +166,12 @@ class Tree:
                 raise Unreadable(f"{key} in {self.root}: {err.strerror or err}") from err
 
     def check_time(self, deadline: Deadline, what: str) -> None:
-        """Raises Unavailable: the deadline has passed before `what` was done."""
+        """Raise Unavailable if the deadline has passed before `what` was done."""
         if deadline.expired:
             raise Unavailable(f"no time left to {what} in {self.root}")
 
     def room(self) -> int:
-        """Bytes that an unprivileged process may still write. Raises OSError."""
+        """Return the bytes that an unprivileged process may still write. Raises OSError."""
         room = self.fs.statvfs(self.root)
         return room.f_bavail * room.f_frsize
 

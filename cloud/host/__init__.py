@@ -1,1 +1,1 @@
-"""Notices that the host itself gives: signals and the drain file."""
+"""Notices from the host itself: signals and the drain file."""

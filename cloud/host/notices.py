@@ -1,6 +1,6 @@
 """SignalSource and DrainFileSource: announcements that come from the host itself.
 
-Owns what a signal or a file means as a Notice. Installs no handler: the process's one signal handler calls `received`.
+Owns how a signal or a file becomes a Notice. Installs no handler: the process's one signal handler calls `received`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from cloud.notice import Clock, Deadline, Notice, NoticeKind
 
 
 class SignalSource:
-    """Announces the signals that it is told of; a signal is never withdrawn.
+    """Announces the signals that `received` reports; a signal is never withdrawn.
 
     Args:
-        grace_s: how long whoever sends signals waits before it kills (Kubernetes: 30, systemd: 90).
+        grace_s: seconds between the signal and the sender's SIGKILL (Kubernetes: 30, systemd: 90).
         clock: monotonic seconds.
     """
 
@@ -33,7 +33,7 @@ class SignalSource:
         self._received: dict[int, Notice] = {}
 
     def received(self, signum: int) -> None:
-        """Note a signal. Only sets a value, so a handler may call it. The first of a kind fixes the deadline."""
+        """Note a signal. Only sets a value, so a handler may call it. The first signal of a kind fixes the deadline."""
         name = signal.Signals(signum).name
         deadline = Deadline.after(self._grace_s, self._clock)
         notice = Notice(f"signal {name}", NoticeKind.INTERRUPT, f"signal {name}", deadline)
@@ -44,18 +44,18 @@ class SignalSource:
         return tuple(self._received.copy().values())
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: no resource is held."""
 
 
 class DrainFileSource:
     """Announces the end while a file exists: `touch` it to drain a node by hand or from a script.
 
-    A number in the file is how many seconds there are, from when it is first seen; anything else counts as `grace_s`.
-    Writing the file again is a new announcement; removing it withdraws.
+    A number in the file is the seconds until the end, counted from when the file is first seen; with any other content,
+    `grace_s` applies. Writing the file again is a new announcement; removing it withdraws the announcement.
 
     Args:
         path: the file.
-        grace_s: how long there is if the file does not say.
+        grace_s: seconds until the end if the file does not say.
         clock: monotonic seconds.
     """
 
@@ -70,7 +70,7 @@ class DrainFileSource:
         self._in_force: Notice | None = None
 
     def poll(self) -> Sequence[Notice]:
-        """See `NoticeSource.poll`. Raises `Unavailable` if it cannot even be seen whether the file exists."""
+        """See `NoticeSource.poll`. Raises `Unavailable` if it cannot find out whether the file exists."""
         try:
             status = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -86,10 +86,10 @@ class DrainFileSource:
         return (self._in_force,)
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: no resource is held."""
 
     def _text(self) -> str:
-        """The file's beginning; empty for what cannot be read, since that it exists is enough."""
+        """Return the beginning of the file; empty if it cannot be read, since its existence is enough."""
         try:
             if not self._path.is_file():
                 return ""  # opening a pipe would block

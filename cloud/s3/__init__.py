@@ -1,1 +1,1 @@
-"""S3 as a store, and what is compatible with it."""
+"""AWS's S3 and S3-compatible services as a store."""

@@ -1,13 +1,13 @@
 """S3Client: one boto3 client, its credentials, and calls under a deadline (with fleet.py the only importer of boto3).
 
 Owns endpoint, region, credentials, proxies and time-outs, and turns the library's exceptions into those of
-`cloud.errors`: `errors.explain` reads what S3 answered, this module what failed below it. An answer that S3 cannot
+`cloud.errors`: `errors.explain` classifies S3's answers, this module the failures below them. An answer that S3 cannot
 have given (a redirect, the page of a portal, half an answer) counts as no answer. Retries nothing: a call is one
-request, so that a caller whom a lost reply would mislead learns that it was lost.
+request, so that a caller learns of a lost reply instead of being misled by a retry.
 
-Credentials are left to the library: the first request within 15 minutes of their expiry renews a role's, and a run
-makes a request every few seconds. When the store calls them expired all the same, or there were none, the next request
-searches for credentials from the beginning, and finds what a user has put into ~/.aws meanwhile.
+The library finds and renews credentials: the first request within 15 minutes of their expiry renews a role's, and a
+run makes a request every few seconds. If the store reports them as expired nevertheless, or none were found, the next
+request searches for credentials from the beginning, and finds those that a user has put into ~/.aws meanwhile.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cloud.notice import Deadline
 from cloud.s3.errors import TAKES_EFFECT, CredentialsExpired, CredentialsMissing, Refusal, explain
 
 CONNECT_S = 5.0
-"""To connect, and for the network to take each piece of a body."""
+"""Time-out to connect, and for the network to accept each piece of a body."""
 READ_S = 15.0
-"""To wait for an answer, and for each piece of its body."""
+"""Time-out for an answer, and for each piece of its body."""
 METADATA_ATTEMPTS = 3
-"""How often a role's credentials are asked for, a second each; with botocore's 1, a busy boot looks like no role."""
+"""Attempts to get a role's credentials, a second each; with botocore's 1, a busy boot looks like no role."""
 
 _AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 
@@ -42,8 +42,8 @@ class S3Client:
 
     Args:
         bucket: for error texts.
-        endpoint: a URL; `None` for AWS's, or what the environment or the profile says (AWS_ENDPOINT_URL_S3).
-        connections: how many may be kept open.
+        endpoint: a URL; `None` for AWS's, or that of the environment or the profile (AWS_ENDPOINT_URL_S3).
+        connections: how many may stay open.
     """
 
     def __init__(self, bucket: str, endpoint: str | None, *, connections: int) -> None:
@@ -56,13 +56,13 @@ class S3Client:
         self._current = threading.local()  # the deadline of this thread's call, for `_limit`
 
     def call(self, operation: str, key: str | None, *, deadline: Deadline, **parameters: Any) -> dict[str, Any]:
-        """One request, by S3's name for it ("PutObject"), about `key` of the bucket, or the bucket itself.
+        """Send one request, by S3's name for it ("PutObject"), about `key` of the bucket, or the bucket itself.
 
-        A `Body` in the reply is a stream: read it by `read_body`, under this deadline.
+        A `Body` in the reply is a stream: read it with `read_body`, under this deadline.
 
         Raises:
             OutcomeUnknown: no reply, and the call is one that makes an object visible.
-            CloudError: of the kind that `errors.explain` gives.
+            CloudError: of the kind that `errors.explain` returns.
         """
         where = f"s3://{self.bucket}" + (f"/{key}" if key is not None else "")
         if deadline.expired:
@@ -84,17 +84,17 @@ class S3Client:
             try:
                 raise error from err
             finally:
-                del error  # its traceback leads to this frame, and from there to the caller's buffer: no cycle
+                del error  # its traceback refers to this frame, and that to the caller's buffer: avoid a cycle
 
     def read_body(self, body: Any, size: int, where: str, deadline: Deadline) -> bytes:
-        """At most `size` bytes of a reply's body; fewer at its end. Raises `Unavailable`."""
+        """Read at most `size` bytes of a reply's body; fewer at its end. Raises `Unavailable`."""
         from botocore.exceptions import BotoCoreError
         from botocore.httpsession import URLLib3SSLError
 
         if deadline.expired:
             raise Unavailable(f"GetObject {where}: no time left")
         try:
-            with contextlib.suppress(AttributeError):  # the answer is over, and its connection has been given back
+            with contextlib.suppress(AttributeError):  # the body is read, and its connection back in the pool
                 body.set_socket_timeout(max(0.05, min(READ_S, deadline.remaining_s)))
             data: bytes = body.read(size)
             return data
@@ -103,11 +103,11 @@ class S3Client:
 
     @property
     def is_aws(self) -> bool:
-        """Whether the endpoint is AWS's own, whose behaviour is known. Raises CloudError where there is no client."""
+        """Whether the endpoint is AWS's own, whose behaviour is known. Raises CloudError if no client can be made."""
         return _is_aws(self._endpoint_url())
 
     def identity(self) -> tuple[str, str]:
-        """The last four characters of the access key, and where the credentials came from ("iam-role", "env", ...)."""
+        """Return the last four characters of the access key, and its source ("iam-role", "env", ...)."""
         self._endpoint_url()
         with self._lock:
             credentials = self._credentials
@@ -119,7 +119,7 @@ class S3Client:
             raise self._understand(err, "open", f"s3://{self.bucket}") from err
 
     def close(self) -> None:
-        """Give up the connections. Idempotent; a later call opens others."""
+        """Close the connections. Idempotent; a later call opens new ones."""
         self._forget(self._client)
 
     # ------------------------------------------------------------------------------------------------- opening
@@ -156,14 +156,14 @@ class S3Client:
             )
             try:
                 return session.client("s3", endpoint_url=self._endpoint, config=config)
-            except ValueError as err:  # "Invalid endpoint"; our own one is checked, so it is the environment's
+            except ValueError as err:  # "Invalid endpoint" of the environment: ours has been checked
                 remedy = "check AWS_ENDPOINT_URL_S3, AWS_REGION and the profile"
                 raise Denied(f"s3://{self.bucket}: {err}; {remedy}") from err
 
         style = "path" if self._endpoint and not _is_aws(self._endpoint) else "auto"
         made = client(style)
         if style == "auto" and not _is_aws(made.meta.endpoint_url):
-            made = client("path")  # the environment's; and bucket.localhost resolves nowhere
+            made = client("path")  # an endpoint of the environment; bucket.localhost does not resolve
         made.meta.events.register("before-call.s3", self._limit)
         made.meta.events.register("before-call.s3.HeadBucket", self._skip_head_bucket)
         return made, session.get_credentials()
@@ -173,17 +173,18 @@ class S3Client:
         context["read_timeout"] = max(0.05, min(READ_S, deadline.remaining_s))
 
     def _skip_head_bucket(self, **_: Any) -> tuple[Any, dict[str, Any]] | None:
-        """Botocore asks for the region of a bucket, by HEAD, whenever it is redirected; and then about the answer.
+        """Answer botocore's own HeadBucket with an empty reply, unless our caller asked for HeadBucket.
 
-        A store that redirects whatever it is asked would be asked until the stack is full. An S3 that knows better
-        names the region in its first answer.
+        Botocore sends HEAD for the bucket's region whenever it is redirected, and again if that is redirected. With a
+        store that redirects every request, this would recurse until the stack is full. A real S3 names the region in
+        its first answer.
         """
         if self._current.operation == "HeadBucket":
             return None
         return SimpleNamespace(status_code=200), {"ResponseMetadata": {"HTTPHeaders": {}}}
 
     def _forget(self, client: Any) -> None:
-        """Drop `client` unless another has replaced it already; requests in flight end as they do."""
+        """Close `client`, unless another has replaced it already. Requests in flight are not interrupted."""
         with self._lock:
             if client is None or client is not self._client:
                 return
@@ -193,21 +194,21 @@ class S3Client:
     # ------------------------------------------------------------------------------------------- what went wrong
 
     def _understand(self, err: Exception, operation: str, where: str) -> CloudError:
-        """What an exception of boto3's means. A bug of ours is raised again."""
+        """Return the CloudError for an exception of boto3's. Raise the exception again if it is our own bug."""
         from botocore import exceptions as boto
 
         if isinstance(err, boto.ClientError):
             return explain(_refusal(err, operation, where, self.bucket))
         if isinstance(err, RecursionError) or not isinstance(err, library_errors()):
-            words = f"{operation} {where}: the answer is none of S3's ({type(err).__name__}: {err}); check the endpoint"
+            words = f"{operation} {where}: the answer is not S3's ({type(err).__name__}: {err}); check the endpoint"
             return OutcomeUnknown(words) if operation in TAKES_EFFECT else Unavailable(words)
         if isinstance(err, boto.HTTPClientError) and isinstance(cause := err.kwargs.get("error"), CloudError):
-            return cause  # our own body stopped the request: out of time, too slow, given up
+            return cause  # our own body stopped the request: out of time, too slow, cancelled
         return no_answer(err, f"{operation} {where}", takes_effect=operation in TAKES_EFFECT)
 
 
 class _NoAnswerOfS3(ValueError):
-    """A success without what S3 always says."""
+    """An answer that reports success but lacks fields that S3 always sends."""
 
 
 _SAYS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -223,18 +224,21 @@ _SAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "HeadObject": (("ContentLength",), ("ETag",)),
     "GetObject": (("ContentLength",), ("ETag",)),
 }
-"""What the answer of a store that speaks S3 has: of each group at least one. A page of HTML parses, and has none."""
+"""Fields of S3's answers: at least one of each group is present. A page of HTML also parses, but has none of them."""
 
 
 def _let_go(err: BaseException | None) -> None:
-    """The libraries' frames hold the error that holds them: connections would be closed whenever memory is short."""
+    """Clear the frames of the tracebacks, which hold the error that holds them.
+
+    Otherwise their connections would stay open until the garbage collector runs.
+    """
     while err is not None:
         traceback.clear_frames(err.__traceback__)
         err = err.__context__
 
 
 def _check_answer(reply: dict[str, Any], operation: str) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if the answer lacks fields that S3 always sends."""
     for group in _SAYS.get(operation, ()):
         if all(_said(reply, name) is None for name in group):
             if (body := reply.get("Body")) is not None:
@@ -243,25 +247,25 @@ def _check_answer(reply: dict[str, Any], operation: str) -> None:
 
 
 def _said(reply: dict[str, Any], path: str) -> Any:
-    """What the answer has at a dotted path; `None` if nothing."""
+    """Return the answer's value at a dotted path, or `None`."""
     found: Any = reply
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None
     return found
 
 
-# ------------------------------------------------------------------------------- and so for AWS's other services
+# ------------------------------------------------------------------------------- also used for AWS's other services
 
 
 def new_session() -> Any:
-    """A boto3 session that knows AWS_REGION, and asks for a role's credentials patiently and through no proxy."""
-    import boto3.session  # 150 ms, for those who use AWS
+    """Return a boto3 session that honours AWS_REGION, and retries a role's credentials without any proxy."""
+    import boto3.session  # 150 ms, only for users of AWS
     import botocore.session
 
     core = botocore.session.Session()
     attempts = max(METADATA_ATTEMPTS, core.get_config_variable("metadata_service_num_attempts"))
     core.set_config_variable("metadata_service_num_attempts", attempts)
-    # As the aws command has it; botocore knows AWS_DEFAULT_REGION only, and takes an empty one for a region.
+    # As the aws command does; botocore knows only AWS_DEFAULT_REGION, and takes an empty one for a region.
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region or "AWS_DEFAULT_REGION" in os.environ:
         core.set_config_variable("region", region or core.get_scoped_config().get("region"))
@@ -270,7 +274,7 @@ def new_session() -> Any:
 
 
 def library_errors() -> tuple[type[Exception], ...]:
-    """What a call of boto3's may raise because of the world."""
+    """Return the exceptions that boto3 may raise for failures outside of this program."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -278,28 +282,28 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def call_errors() -> tuple[type[Exception], ...]:
-    """The same, and what botocore's parsers end in where an answer is none of S3's: a date that is no date."""
+    """Return `library_errors`, and those that botocore's parsers raise for an answer that is not S3's (a bad date)."""
     return *library_errors(), ValueError, TypeError, LookupError, AttributeError
 
 
 def no_answer(err: Exception, what: str, *, takes_effect: bool) -> CloudError:
-    """What it means that boto3 raised `err` without an answer of the service's. A bug of ours is raised again.
+    """Return the CloudError for `err`, raised without an answer of the service. Raise `err` again if it is our own bug.
 
     Args:
-        err: one of `library_errors`, but no ClientError.
-        what: was asked, for the text.
-        takes_effect: whether a lost reply leaves something unknown.
+        err: one of `library_errors`, but not a ClientError.
+        what: the request, for the message.
+        takes_effect: whether the outcome is unknown if the reply is lost.
     """
     from botocore import exceptions as boto
     from botocore.parsers import ResponseParserError
 
     words = f"{what}: {err}"
     if isinstance(err, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(err):
-        return Denied(f"{words}; if a private authority signs here, name its bundle in AWS_CA_BUNDLE")
+        return Denied(f"{words}; if a private authority signs this certificate, set AWS_CA_BUNDLE to its bundle")
     if isinstance(err, boto.SSLError) and any(
         isinstance(cause, FileNotFoundError) for cause in getattr(err.kwargs.get("error"), "args", ())
     ):
-        return Denied(f"{words}; the bundle that AWS_CA_BUNDLE or the profile names is not there")
+        return Denied(f"{words}; the bundle that AWS_CA_BUNDLE or the profile names does not exist")
     if isinstance(err, boto.ProxyConnectionError | boto.EndpointConnectionError | boto.ConnectTimeoutError):
         return Unavailable(words)  # nothing was sent
     if isinstance(err, boto.HTTPClientError | boto.ConnectionError | ResponseParserError):
@@ -311,13 +315,13 @@ def no_answer(err: Exception, what: str, *, takes_effect: bool) -> CloudError:
     if isinstance(err, boto.SSOError | boto.LoginError | boto.TokenRetrievalError):
         return Denied(f"{words}; log in again (aws sso login)")
     if isinstance(err, boto.CredentialRetrievalError | boto.MetadataRetrievalError):
-        return Unavailable(f"{words}; where the credentials come from did not answer")
+        return Unavailable(f"{words}; the source of the credentials did not answer")
     if isinstance(err, RuntimeError) and "expired" in str(err):
-        return CredentialsExpired(words)  # refreshed, and expired all the same: botocore has no type for it
+        return CredentialsExpired(words)  # expired right after a refresh: botocore has no type for it
     if isinstance(err, RuntimeError) and "AWS_AUTH_SIGNING_INVALID_CONFIGURATION" in str(err):
         return Denied(f"{words}; check the region (AWS_REGION)")
     if isinstance(err, FileNotFoundError | PermissionError):
-        return Unavailable(f"{words}; is it a file that the credentials come from (AWS_WEB_IDENTITY_TOKEN_FILE)?")
+        return Unavailable(f"{words}; are the credentials read from this file (AWS_WEB_IDENTITY_TOKEN_FILE)?")
     if isinstance(err, OSError):
         return OutcomeUnknown(words) if takes_effect else Unavailable(words)
     if isinstance(err, boto.ParamValidationError) or not isinstance(err, boto.BotoCoreError):
@@ -336,10 +340,10 @@ def _is_aws(url: str) -> bool:
 
 
 def _keep_metadata_off_proxies(core: Any) -> None:
-    """Let no proxy of the environment stand between this host and its metadata service.
+    """Make botocore reach this host's metadata service without any proxy of the environment.
 
-    botocore asks the environment for proxies there as for any URL (`InstanceMetadataFetcher.__init__`), and offers no
-    setting. A proxy would answer for another host, or leak this one's credentials.
+    botocore uses the environment's proxies there as for any URL (`InstanceMetadataFetcher.__init__`), and offers no
+    setting. A proxy would answer for another host, or leak this host's credentials.
     """
     from botocore.httpsession import URLLib3Session
 
@@ -364,7 +368,7 @@ def _refusal(err: Any, operation: str, where: str, bucket: str) -> Refusal:
 
 
 def skew_s(metadata: dict[str, Any], now: float) -> float | None:
-    """Our clock `now` minus the server's of a reply's `ResponseMetadata`, to the second; `None` without a date."""
+    """Return our clock `now` minus the server's clock in a `ResponseMetadata`, to the second; `None` without a date."""
     try:
         served_at = email.utils.parsedate_to_datetime(metadata.get("HTTPHeaders", {}).get("date", ""))
     except ValueError:

@@ -1,8 +1,8 @@
-"""One object of a bucket copied to another key by S3 itself: by one request, or in parts side by side.
+"""Copy one object of a bucket to another key inside S3: by one request, or in parts that are copied in parallel.
 
     CopyObject  |  CreateMultipartUpload ──▶ UploadPartCopy, several at once ──▶ CompleteMultipartUpload
 
-Owns those requests. Whether source and copy are what they should be, `store.py` asks before and after.
+Owns those requests. `store.py` checks the source before and the copy after.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cloud.s3.upload import MAX_PARTS, PART_ATTEMPTS
 from cloud.store import Receipt
 
 COPY_BYTES = 64 * 1024 * 1024
-"""Bytes that one request copies. S3 would take 5 GiB, and answer long after everybody's patience is over."""
+"""Bytes that one request copies. S3 would accept 5 GiB, but answer long after every time-out."""
 
 
 def copy(
@@ -39,26 +39,26 @@ def copy(
     deadline: Deadline,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Copy. A copy in parts that fails leaves no parts behind, if S3 can be told so.
+    """Copy one object. A copy in parts that fails is aborted, so that no parts stay, unless the abort fails too.
 
     Args:
-        client: what is asked.
-        source: full key of what is copied.
+        client: sends the requests.
+        source: full key of the source.
         key: full key of the copy.
         expected: size and sum of the source.
-        part_bytes: of one request.
+        part_bytes: bytes that one request copies.
         streams: requests in flight at most.
-        options: parameters of whatever begins an object (encryption).
+        options: parameters of the requests that create an object (encryption).
         deadline: for the whole.
         sleep: how to pause before a part is copied again.
 
     Raises:
-        CopyDiffers: S3 says that the parts do not make what was expected.
+        CopyDiffers: S3 reports that the parts do not have the expected sum together.
         CloudError: see `S3Client.call`.
     """
     origin = {"Bucket": client.bucket, "Key": source}
     if expected.size <= part_bytes:
-        # Asked for by name, the sum is made of the bytes that were copied, whatever the source has.
+        # With ChecksumAlgorithm, S3 computes the sum from the copied bytes, whatever sum the source has.
         client.call("CopyObject", key, deadline=deadline, CopySource=origin, ChecksumAlgorithm="CRC64NVME", **options)
         return
     begun = client.call(
@@ -117,5 +117,5 @@ def copy(
 
 
 def _abort(client: S3Client, key: str, upload: dict[str, str], deadline: Deadline) -> None:
-    with contextlib.suppress(CloudError):  # a put of the key goes on with it, or a later start abandons it
+    with contextlib.suppress(CloudError):  # a put of the key resumes the upload, or a later start abandons it
         client.call("AbortMultipartUpload", key, deadline=deadline, **upload)

@@ -1,4 +1,4 @@
-"""What S3 says when it refuses, turned into CloudErrors: what, where, and the remedy.
+"""S3's refusals turned into CloudErrors that say what failed, where, and the remedy.
 
 Owns the meaning of S3's error codes and the IAM name of each call. Knows no client library: `client.py` takes the
 library's exceptions apart and hands over the pieces.
@@ -12,35 +12,35 @@ from cloud.errors import AlreadyExists, CloudError, Denied, Full, NotFound, Outc
 
 
 class BucketGone(Denied):
-    """The bucket does not exist. Never `NotFound`: nothing may be concluded about an object from this."""
+    """The bucket does not exist. Never `NotFound`, since it says nothing about an object."""
 
 
 class CredentialsExpired(Unavailable):
-    """What we signed with has expired; fresh credentials may be had already."""
+    """The credentials of the request have expired; fresh ones may already be available."""
 
 
 class CredentialsMissing(Denied):
-    """There is nothing to sign with. Somebody may provide it, or a metadata service that did not answer may yet."""
+    """No credentials were found. A user may still provide them, or a metadata service that did not answer yet may."""
 
 
 class SlowDown(Unavailable):
-    """The store asks for fewer requests. Nothing has happened."""
+    """The store asks for fewer requests. The request had no effect."""
 
 
 class UploadGone(CloudError):
-    """The multipart upload does not exist: completed, or abandoned by somebody. Another put begins another."""
+    """The multipart upload does not exist: it was completed or abandoned. The next put begins a new one."""
 
 
 class PartMissing(CloudError):
-    """The store does not have a part that it had acknowledged, or not as it was sent. Another put sends it again."""
+    """The store lost or changed a part that it had acknowledged. The next put sends the part again."""
 
 
 class SumRefused(Unavailable):
-    """The bytes that arrived are not those that were summed: damage on the way."""
+    """The bytes that arrived do not have the sum that was sent with them: they were damaged on the way."""
 
 
 class Unsupported(Denied):
-    """The store does not know this request, or something in it."""
+    """The store does not support this request, or a part of it."""
 
 
 IAM_ACTIONS = {
@@ -63,24 +63,24 @@ IAM_ACTIONS = {
 }
 
 TAKES_EFFECT = {"PutObject", "CopyObject", "CompleteMultipartUpload"}
-"""Calls that make an object visible: without a reply to one of them, nobody knows."""
+"""Calls that make an object visible: if the reply to one is lost, the outcome is unknown."""
 
 MOST_SKEW_S = 900.0
-"""S3 refuses what was signed by a clock further from its own."""
+"""Seconds between the signer's clock and S3's; S3 refuses a request if the difference is larger."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer that is not success.
+    """An answer of S3 that is not a success.
 
     Attributes:
         operation: the call, by S3's name ("PutObject").
-        where: what it was about ("s3://bucket/key").
+        where: the object or bucket of the call ("s3://bucket/key").
         bucket: its name.
         status: the HTTP status.
         code: S3's error code; for HEAD, which has no body, the status as text.
         message: S3's words.
-        skew_s: our clock minus the server's, or `None` where it sent no date.
+        skew_s: our clock minus the server's, or `None` if it sent no date.
     """
 
     operation: str
@@ -108,7 +108,7 @@ _NO_ROOM = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceede
 
 
 def explain(refusal: Refusal) -> CloudError:
-    """The CloudError for what S3 answered: its kind says what is known, its text what to do."""
+    """Return the CloudError for S3's answer: its kind says what is known, its text what to do."""
     code, status = refusal.code, refusal.status
     words = f"{refusal.operation} {refusal.where}: {code} {refusal.message}".rstrip()
     if code in ("PreconditionFailed", "412"):
@@ -134,10 +134,10 @@ def explain(refusal: Refusal) -> CloudError:
     if code in _NO_ROOM:
         return Full(words)
     if 300 <= status < 400 and code not in _ELSEWHERE:
-        return Unavailable(f"{words}; what answers there redirects, and is no S3: check the endpoint (http or https?)")
+        return Unavailable(f"{words}; the server there redirects, and is no S3: check the endpoint (http or https?)")
     if code in _ELSEWHERE:
         return Denied(f"{words}; the bucket {refusal.bucket} is in another region: set AWS_REGION to its own")
-    skewed = status == 403 and abs(refusal.skew_s or 0.0) > MOST_SKEW_S  # a HEAD is refused without a word
+    skewed = status == 403 and abs(refusal.skew_s or 0.0) > MOST_SKEW_S  # a HEAD has no body with a code
     if skewed or code in ("RequestTimeTooSkewed", "SignatureDoesNotMatch"):
         return Denied(f"{words}; {_signature_remedy(refusal)}")
     if code == "RequestTimeout" or status == 409:
@@ -159,6 +159,6 @@ def _access_remedy(refusal: Refusal) -> str:
     if refusal.code.startswith("KMS.") or "kms:" in refusal.message:
         return f"allow kms:GenerateDataKey and kms:Decrypt on the key, and {action}"
     if refusal.status != 403 and refusal.code not in ("AccessDenied", "403"):
-        return "the request was refused as it is"
-    also = " (and s3:ListBucket: without it S3 says 403 of what is absent)" if action == "s3:GetObject" else ""
+        return "the store refused this request"
+    also = " (and s3:ListBucket: without it S3 answers 403 for absent keys)" if action == "s3:GetObject" else ""
     return f"allow {action}{also}"

@@ -1,6 +1,6 @@
-"""What can be known of a bucket before it costs a night: for `harness doctor`.
+"""Facts about a bucket that `harness doctor` checks before a run: region, clock, lifecycle rules, encryption, key.
 
-Owns the questions and what a missing answer means. Changes nothing.
+Owns the requests, and the meaning of a missing answer. Changes nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from cloud.s3.client import S3Client, skew_s
 
 @dataclass(frozen=True)
 class BucketFacts:
-    """Each is `None` where it could not be found out (not allowed, not supported).
+    """Facts about a bucket. Each is `None` if it could not be found out (not allowed, not supported).
 
     Attributes:
-        region: where the bucket is.
+        region: the bucket's region.
         clock_skew_s: this host's clock minus the store's, to the second. S3 refuses more than 900.
-        abort_days: days after which a lifecycle rule gives up what is left of multipart uploads; 0: there is no rule.
-        encryption: what new objects are encrypted with by default: "AES256", "aws:kms", "" for nothing.
+        abort_days: days after which a lifecycle rule aborts unfinished multipart uploads; 0: there is no rule.
+        encryption: the default encryption of new objects: "AES256", "aws:kms", "" for none.
         access_key_end: the last four characters of the access key.
-        credentials_from: "iam-role", "env", "shared-credentials-file", ... as botocore calls it.
+        credentials_from: botocore's name for their source: "iam-role", "env", "shared-credentials-file", ...
     """
 
     region: str | None
@@ -35,12 +35,12 @@ class BucketFacts:
 
 
 def ask(client: S3Client, prefix: str, deadline: Deadline) -> BucketFacts:
-    """The facts; `prefix` is the full prefix of the run's keys.
+    """Return the facts; `prefix` is the full prefix of the run's keys.
 
     Raises:
-        CloudError: the bucket itself cannot be reached; says why.
+        CloudError: the bucket itself cannot be reached; the message says why.
     """
-    # Not HeadBucket: a role that may list below its prefix only, as ours should, is denied that.
+    # Not HeadBucket: S3 denies it to a role that may list only below its prefix, as ours should.
     reply = client.call("ListObjectsV2", None, deadline=deadline, Prefix=prefix, MaxKeys=1)["ResponseMetadata"]
     key_end, method = client.identity()
     return BucketFacts(
@@ -85,6 +85,6 @@ def _encryption(client: S3Client, deadline: Deadline) -> str | None:
 
 
 def _raise_unless_denied(err: CloudError) -> None:
-    """A question that may not be asked has no answer; a store that is down is an error."""
+    """Raise `err` unless it is Denied: a denied question has no answer, but a store that is down is an error."""
     if not isinstance(err, Denied):
         raise err

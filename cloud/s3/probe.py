@@ -1,6 +1,6 @@
-"""What an S3-compatible store does with conditions and checksums, found out by trying.
+"""Find out by trial how an S3-compatible store treats conditions and checksums.
 
-Owns the trial and its result. AWS's own S3 is not tried: there it is documented.
+Owns the trial and its result. AWS's own S3 is not tried: its behaviour is documented.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cloud.s3.errors import SumRefused
 from cloud.s3.transfer import encode_crc
 from cloud.s3.upload import list_uploads
 
-CLEAN_ATTEMPTS = 3  # nobody else would ever delete what a probe leaves
+CLEAN_ATTEMPTS = 3  # no other code deletes an object that a probe leaves behind
 
 _BODY = b"123456789"
 _CRC = 0xAE8B14860A799888  # of these bytes
@@ -28,11 +28,11 @@ class Quirks:
     """How a store differs from AWS's S3.
 
     Attributes:
-        conditional: honours If-None-Match, so that put-if-absent has one winner. Without it nothing guards a run
+        conditional: honours If-None-Match, so that put-if-absent has one winner. Otherwise nothing protects a run
             against a second writer.
-        takes_sums: does not refuse CRC64NVME, with single puts and with multipart uploads.
-        checks_sums: refuses bytes that do not have the sum that came with them. Without it damage on the way is found
-            only when a snapshot is read back, and a sum that the store tells is only an echo.
+        takes_sums: accepts CRC64NVME, with single puts and with multipart uploads.
+        checks_sums: refuses bytes that do not have the sum that was sent with them. Otherwise damage on the way is
+            found only when a snapshot is read back, and a sum that the store reports is only an echo.
     """
 
     conditional: bool = True
@@ -41,11 +41,11 @@ class Quirks:
 
 
 def probe(client: S3Client, prefix: str, deadline: Deadline) -> Quirks:
-    """Try it under keys that start with `prefix`; they are deleted again.
+    """Find the store's quirks by trial, with objects under `prefix` that are deleted again.
 
     Raises:
-        Denied: not allowed to write there at all.
-        CloudError: the store could not be asked; nothing was found out.
+        Denied: not allowed to write there.
+        CloudError: the store could not be asked; its quirks are still unknown.
     """
     key = f"{prefix}probe-{secrets.token_hex(8)}"
     try:
@@ -56,7 +56,7 @@ def probe(client: S3Client, prefix: str, deadline: Deadline) -> Quirks:
             checks_sums=takes_sums and _checks_sums(client, key, deadline),
         )
     except CloudError:
-        with contextlib.suppress(CloudError):  # what was begun may be there, though we were not told its id
+        with contextlib.suppress(CloudError):  # an upload may exist although the reply with its id was lost
             call_with_retry(lambda: _abort_uploads(client, key, deadline), deadline, attempts=CLEAN_ATTEMPTS)
         raise
     finally:
@@ -77,9 +77,9 @@ def _takes_sums(client: S3Client, key: str, deadline: Deadline) -> bool:
             ChecksumType="FULL_OBJECT",
         )
     except Denied:
-        client.call("PutObject", key, deadline=deadline, Body=_BODY)  # raises if it is not the sum that was refused
+        client.call("PutObject", key, deadline=deadline, Body=_BODY)  # raises if the refusal was not about the sum
         return False
-    with contextlib.suppress(Denied):  # no reason to believe anything about sums
+    with contextlib.suppress(Denied):  # says nothing about sums
         client.call("AbortMultipartUpload", key, deadline=deadline, UploadId=begun["UploadId"])
     return True
 
@@ -100,7 +100,7 @@ def _checks_sums(client: S3Client, key: str, deadline: Deadline) -> bool:
         client.call("PutObject", key, deadline=deadline, Body=_BODY, ChecksumCRC64NVME=encode_crc(_WRONG))
     except SumRefused:
         return True
-    except Denied:  # a store that has its own word for it
+    except Denied:  # a store that has its own code for this refusal
         return True
     return False
 

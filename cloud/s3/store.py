@@ -1,17 +1,17 @@
-"""S3Store: objects in an S3 bucket, on AWS or any store that speaks its language.
+"""S3Store: objects in an S3 bucket, on AWS or on any S3-compatible store.
 
-Owns which requests of S3 keep which promise of an ObjectStore, and nothing of how they travel:
+Owns which requests of S3 keep which promise of an ObjectStore; knows nothing of how the requests are sent:
 
     put             PutObject up to one part, a multipart upload above; CRC-64/NVME of every part and of the whole is
-                    sent along, so that the store refuses what was damaged on the way
+                    sent along, so that the store refuses bytes that were damaged on the way
     put_if_absent   PutObject with If-None-Match: * (412: AlreadyExists; 409: undecided, ask again)
     copy            HeadObject of the source, CopyObject or copies of its parts, HeadObject of the copy
-    get             one ranged GetObject for each chunk, several at a time; whoever knows the sums compares them
+    get             one ranged GetObject for each chunk, several at a time; callers that know the sums compare them
     list            ListObjectsV2, which is ordered; `unfinished` and `abandon` look after multipart uploads
 
-Every call is one request, or several that differ: retrying a whole call is `cloud.retry.RetryingStore`'s. Only the
-parts of an upload and the ranges of a get are retried here, so that a whole shard does not travel again. What was sent
-without an answer is `OutcomeUnknown`.
+Every call is one request, or several different ones: `cloud.retry.RetryingStore` retries whole calls. This module
+retries only the parts of an upload and the ranges of a get, so that a whole shard is not sent again. A request that
+could make an object visible, and got no answer, raises `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from cloud.s3.upload import PART_ATTEMPTS, Sending, Upload, list_uploads, plan_p
 from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, check_key, check_prefix, is_key
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_UNPROBED = Quirks(checks_sums=False)  # what a stranger is taken for: its own sums are no proof yet
+_UNPROBED = Quirks(checks_sums=False)  # assumed of a store before its probe: its own sums are no proof yet
 
 
 @dataclass(frozen=True)
 class S3Options:
-    """How to reach and use a bucket; credentials, region and proxies are boto3's to find.
+    """How to reach and use a bucket; boto3 finds credentials, region and proxies.
 
     Attributes:
-        endpoint: URL of an S3-compatible store; `None` for AWS's, or what AWS_ENDPOINT_URL_S3 or the profile says.
-        sse: server-side encryption of what is put: "" for the bucket's default, "AES256", or "aws:kms".
-        sse_kms_key_id: which key, with "aws:kms"; "" for AWS's own.
-        streams: parts or ranges in flight. One carries about 0.09 GB/s on EC2.
+        endpoint: URL of an S3-compatible store; `None` for AWS's, or that of AWS_ENDPOINT_URL_S3 or the profile.
+        sse: server-side encryption of new objects: "" for the bucket's default, "AES256", or "aws:kms".
+        sse_kms_key_id: id of the key for "aws:kms"; "" for AWS's own.
+        streams: parts or ranges in flight. One transfers about 0.09 GB/s on EC2.
     """
 
     endpoint: str | None = None
@@ -74,13 +74,13 @@ class S3Options:
 
 
 class S3Store:
-    """Objects below a prefix of a bucket. Safe for threads. Nothing is asked before the first call.
+    """Objects below a prefix of a bucket. Safe for threads. Sends no request before the first call.
 
     Args:
         url: "s3://bucket" or "s3://bucket/prefix".
-        options: see there.
-        part_bytes: of a multipart upload, where the object is not too large for it; for tests.
-        copy_bytes: that one request copies; for tests.
+        options: see `S3Options`.
+        part_bytes: bytes of a part of a multipart upload, unless the object needs larger parts; for tests.
+        copy_bytes: bytes that one request copies; for tests.
         sleep: how to pause before a part or range is tried again.
 
     Raises:
@@ -109,11 +109,11 @@ class S3Store:
     # ------------------------------------------------------------------------------------------- knowing the store
 
     def probe(self, prefix: str, *, deadline: Deadline) -> Quirks:
-        """Find out by trying what this endpoint honours, under keys that start with `prefix`, and adapt to it.
+        """Find out by trial what this endpoint honours, with keys that start with `prefix`, and adapt to it.
 
         Raises:
             Denied: not allowed to write there.
-            CloudError: the store could not be asked; the answer is as unknown as before.
+            CloudError: the store could not be asked; its quirks are as unknown as before.
         """
         check_prefix(prefix)
         self._quirks = Quirks() if self._client.is_aws else probe(self._client, self._prefix + prefix, deadline)
@@ -121,11 +121,11 @@ class S3Store:
 
     @property
     def conditional(self) -> bool:
-        """Whether put_if_absent can be trusted, as far as is known. False only after a `probe` that says so."""
+        """Whether put_if_absent can be trusted, as far as is known. False only after a `probe` has shown it."""
         return self._known.conditional
 
     def facts(self, prefix: str, *, deadline: Deadline) -> BucketFacts:
-        """What can be known of the bucket; `prefix` is the run's. Raises CloudError if it is out of reach."""
+        """Return facts about the bucket; `prefix` is the run's. Raises CloudError if the bucket is out of reach."""
         check_prefix(prefix)
         return ask(self._client, self._prefix + prefix, deadline)
 
@@ -140,9 +140,9 @@ class S3Store:
     def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
         """See `ObjectStore.put`. The source is not touched any more when this returns or raises.
 
-        An unfinished upload of the same key is gone on with: parts that are there with our sums are not sent again.
-        One that is cancelled, or has no time left, leaves its unfinished upload; at most `streams` parts are on their
-        way beyond what `progress` has returned for.
+        Continues an unfinished upload of the same key: parts in the store that have our sums are not sent again. A put
+        that is cancelled, or has no time left, leaves its unfinished upload in the store. At most `streams` parts are
+        in flight beyond those for which `progress` has returned.
         """
         full = self._full(key)
         reader = Reader(source)
@@ -168,7 +168,7 @@ class S3Store:
         self._client.call("PutObject", full, deadline=deadline, Body=data, IfNoneMatch="*", **sums, **self._encryption)
 
     def copy(self, source: str, key: str, expected: Receipt, *, deadline: Deadline) -> None:
-        """See `ObjectStore.copy`. Refused where the store's own sums are no proof: `probe` tells."""
+        """See `ObjectStore.copy`. Refuses if the store's own sums are no proof, as `probe` found out."""
         full, origin = self._full(key), self._full(source)
         self._check_is(source, expected, deadline)
         try:
@@ -190,7 +190,7 @@ class S3Store:
         try:
             self._check_is(key, expected, deadline)
         except (CopyDiffers, CannotCopy):
-            with contextlib.suppress(CloudError):  # not allowed: then the put that follows replaces it
+            with contextlib.suppress(CloudError):  # deleting is not allowed: the caller's put replaces it
                 self.delete(key, deadline=deadline)
             raise
 
@@ -204,10 +204,10 @@ class S3Store:
     # ------------------------------------------------------------------------------------------------------ reading
 
     def get(self, key: str, into: memoryview, *, offset: int = 0, deadline: Deadline) -> None:
-        """See `ObjectStore.get`. One request up to a chunk; a larger buffer is filled by several at a time.
+        """See `ObjectStore.get`. Uses one request up to a chunk, and several at a time for a larger buffer.
 
         `into` is not touched any more when this returns or raises. Several threads may each fetch a chunk: that is as
-        quick as one call for all of it, and each can compare its sum while the next one arrives.
+        fast as one call for all of it, and each thread can compare its sum while the next chunk arrives.
         """
         full, into = self._full(key), into.cast("B")
         if not into:
@@ -244,13 +244,13 @@ class S3Store:
         return data
 
     def stat(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        """See `ObjectStore.stat`. A sum is told where the store itself has checked it."""
+        """See `ObjectStore.stat`. Returns a sum only if the store itself has checked it."""
         full = self._full(key)
         try:
             reply = self._client.call("HeadObject", full, deadline=deadline, ChecksumMode="ENABLED")
         except NotFound:
-            # HEAD has no body that tells an absent object from an absent bucket. Not HeadBucket: a role that may list
-            # below its prefix only, as ours should, is denied that.
+            # HEAD has no body that tells an absent object from an absent bucket. Not HeadBucket: S3 denies it to a role
+            # that may list only below its prefix, as ours should.
             self._client.call("ListObjectsV2", None, deadline=deadline, Prefix=full, MaxKeys=1)
             raise
         except Denied as err:
@@ -260,7 +260,7 @@ class S3Store:
         return ObjectInfo(key, reply["ContentLength"], crc)
 
     def list(self, prefix: str, *, after: str = "", deadline: Deadline) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`. A thousand to a request, each made when its turn comes."""
+        """See `ObjectStore.list`. A request lists a thousand objects, and is made when its turn comes."""
         check_prefix(prefix)
         return self._list(prefix, after, deadline)
 
@@ -285,7 +285,7 @@ class S3Store:
         try:
             return list_uploads(self._client, prefix, deadline)
         except Unsupported:
-            return iter(())  # a store that cannot be asked cleans up by itself, or its owner does
+            return iter(())  # a store without this request cleans up by itself, or its owner does
 
     # ---------------------------------------------------------------------------------------------------- no files
 
@@ -299,10 +299,10 @@ class S3Store:
         return None
 
     def reserve(self, size: int) -> None:
-        """Nothing to do: there is no limit."""
+        """Do nothing: there is no limit."""
 
     def close(self) -> None:
-        """Give up the connections. Idempotent."""
+        """Close the connections. Idempotent."""
         self._client.close()
 
     # -------------------------------------------------------------------------------------------------------- pieces
@@ -311,10 +311,10 @@ class S3Store:
         return self._prefix + check_key(key)
 
     def _denied_or_absent(self, err: Denied, full: str, deadline: Deadline) -> CloudError:
-        """What a refusal to read means.
+        """Return the error for a refused read: `NotFound` if a listing shows that the key is absent, else `err`.
 
-        Whoever may list is told 404 of a key that is not there, anybody else 403; and a role that may list below a
-        prefix only, as ours should, is anybody else to a request that has no prefix.
+        For an absent key, S3 answers 404 to a role that may list the bucket, and 403 to any other. A role that may list
+        only below a prefix, as ours should, gets 403, since a read has no prefix.
         """
         try:
             listed = self._client.call("ListObjectsV2", None, deadline=deadline, Prefix=full, MaxKeys=1)
@@ -324,12 +324,12 @@ class S3Store:
         return err if there else NotFound(f"s3://{self.bucket}/{full} is not there")
 
     def _check_is(self, key: str, expected: Receipt, deadline: Deadline) -> None:
-        """Raise `CopyDiffers` unless S3 says that `key` is just so, and `CannotCopy` if what it says proves nothing."""
+        """Raise `CopyDiffers` if S3 reports another size or sum, and `CannotCopy` if its report proves nothing."""
         info = self.stat(key, deadline=deadline)
         if info.crc64nvme is None:
-            raise CannotCopy(f"{key} in {self.url}: the store tells no sum of it that it has checked itself")
+            raise CannotCopy(f"{key} in {self.url}: the store reports no sum of it that it has checked itself")
         if (info.size, info.crc64nvme) != (expected.size, expected.crc64nvme):
-            raise CopyDiffers(f"{key} in {self.url}: {info.size} bytes, and not those that were expected")
+            raise CopyDiffers(f"{key} in {self.url}: its {info.size} bytes are not those that were expected")
 
     @property
     def _encryption(self) -> dict[str, str]:
@@ -374,7 +374,7 @@ class S3Store:
             page = self._client.call("ListObjectsV2", None, deadline=deadline, Prefix=self._prefix + prefix, **where)
             for entry in page.get("Contents", []):
                 key = str(entry["Key"]).removeprefix(self._prefix)
-                if is_key(key):  # a console's "folder" is an object whose key ends with a slash, and others have theirs
+                if is_key(key):  # a console's "folder" is an object whose key ends with a slash; others differ, too
                     yield ObjectInfo(key, entry["Size"])
             if not page.get("IsTruncated"):
                 return
@@ -382,7 +382,7 @@ class S3Store:
 
 
 def _parse(url: str) -> tuple[str, str]:
-    """Bucket and prefix; the prefix is empty or ends with a slash."""
+    """Return bucket and prefix; the prefix is empty or ends with a slash."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     prefix = prefix.strip("/")
     if not url.startswith("s3://") or not _BUCKET.fullmatch(bucket):

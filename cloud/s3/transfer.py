@@ -1,9 +1,9 @@
 """Bytes between this process's memory or a file and S3, one request at a time.
 
 Owns the body of an upload, the filling of a buffer, and when a request is too slow. It is the seam for the client of
-the data path: everything above says *which* part or range, everything here says how it gets there.
+the data path: the modules above choose *which* part or range to send or fetch, this module does it.
 
-Whoever has given up (cancelled, out of time) closes the body or the target first. From then on no thread touches the
+A caller that stops (cancelled, out of time) closes the body or the target first. From then on no thread touches the
 caller's memory, even if one still hangs in the network: bytes go through a small buffer of the request's own, which
 costs 0.05 s/GB and stays in the processor's cache for TLS.
 """
@@ -33,27 +33,27 @@ PIECE_BYTES = 256 * 1024
 
 
 class Stopped(CloudError):
-    """The caller has given up; nobody sees this."""
+    """The caller has stopped; this error reaches no caller."""
 
 
 class Pace:
-    """How fast large requests of one kind go, and how many at once. Safe for threads.
+    """The speed of large requests of one kind, and how many may run at once. Safe for threads.
 
-    A request that is far behind its siblings is given up: another connection will be faster. If it is the network that
-    has become slow, all are far behind; so after a few in a row the next may take its time, and what was given up
-    counts for what is usual from then on.
+    A request that is far slower than the others is aborted: another connection will be faster. If the network has
+    become slow, all requests are; so after a few aborted requests in a row the next one has no limit, and the speed of
+    the aborted ones counts in the median from then on.
 
     Args:
         streams: requests in flight at most.
         clock: monotonic seconds.
     """
 
-    TIMES = 4.0  # of the median: S3's manual advises to repeat the slowest 5 % of large requests
+    TIMES = 4.0  # times the median: S3's manual advises to repeat the slowest 5 % of large requests
     AT_LEAST_S = 2.0
     SAMPLES = 8
     IN_A_ROW = 3
     LARGE_BYTES = 1024 * 1024
-    HALVED_EVERY_S = 1.0  # what hits all requests at once counts once
+    HALVED_EVERY_S = 1.0  # failures of all requests at once count once
 
     def __init__(self, streams: int, clock: Clock = time.monotonic) -> None:
         self.most = streams
@@ -66,18 +66,18 @@ class Pace:
 
     @property
     def window(self) -> int:
-        """How many requests may be in flight now."""
+        """Number of requests that may be in flight now."""
         return self._window
 
     def limit_s(self, size: int) -> float:
-        """The longest that a request for `size` bytes should take."""
+        """Return the seconds that a request for `size` bytes may take; `math.inf` for no limit."""
         with self._lock:
             if size < self.LARGE_BYTES or len(self._rates) < self.SAMPLES or self._given_up >= self.IN_A_ROW:
                 return math.inf
             return max(self.AT_LEAST_S, self.TIMES * statistics.median(self._rates) * size)
 
     def finished(self, size: int, seconds: float) -> None:
-        """A request has succeeded."""
+        """Note that a request of `size` bytes succeeded after `seconds`."""
         with self._lock:
             if size >= self.LARGE_BYTES:
                 self._rates.append(seconds / size)
@@ -85,14 +85,14 @@ class Pace:
             self._window = min(self._window + 1, self.most)
 
     def gave_up(self, done: int, seconds: float) -> None:
-        """A request was ended because it was slow."""
+        """Note that a request was aborted because it was slow, after `done` bytes and `seconds`."""
         with self._lock:
             self._given_up += 1
             if done:
                 self._rates.append(seconds / done)
 
     def failed(self) -> None:
-        """A request has failed for a reason that passes: store or network may not take so many; half of them may."""
+        """Note a transient failure: store or network may not bear so many requests at once. Halves the window."""
         with self._lock:
             if self._clock() - self._halved_at >= self.HALVED_EVERY_S:
                 self._halved_at = self._clock()
@@ -104,12 +104,12 @@ class Body:
 
     Args:
         view: the memory, or `None` for a file.
-        fd: the file; this object's own.
-        offset: where in the source.
+        fd: the file's descriptor; this object closes it.
+        offset: position in the source.
         size: bytes.
 
     Attributes:
-        check: called before each piece; raises to end the request.
+        check: called before each piece; raises to abort the request.
     """
 
     def __init__(self, view: memoryview | None, fd: int, offset: int, size: int) -> None:
@@ -125,7 +125,7 @@ class Body:
         return self._size
 
     def read(self, _: int = -1) -> memoryview:
-        """The next piece, of whatever size suits us; valid until the next call."""
+        """Return the next piece, of a size that this class chooses; valid until the next call."""
         self.check()
         count = min(len(self._buffer), self._size - self._position)
         piece = memoryview(self._buffer)[:count]
@@ -134,16 +134,16 @@ class Body:
         return piece
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of a file."""
+        """Set the position, as of a file; return it."""
         self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
     def tell(self) -> int:
-        """As of a file."""
+        """Return the position, as of a file."""
         return self._position
 
     def crc(self, start: int, size: int) -> int:
-        """CRC-64/NVME of a range of the body, before it is sent."""
+        """Return the CRC-64/NVME of a range of the body, before it is sent."""
         with self._lock:
             self._check_open()
             if self._view is not None:
@@ -156,10 +156,10 @@ class Body:
         return crc
 
     def close(self) -> None:
-        """Let go of the source. Whoever is reading gets `Stopped`. Idempotent."""
+        """Release the source. A thread that reads gets `Stopped`. Idempotent."""
         with self._lock:
             if self._view is None and not self._closed:
-                with contextlib.suppress(OSError):  # advice: what the training loop has cached is worth more than this
+                with contextlib.suppress(OSError):  # advice: pages that the training loop has cached are worth more
                     os.posix_fadvise(self._fd, self._offset, self._size, os.POSIX_FADV_DONTNEED)
                 os.close(self._fd)
             self._view, self._closed = None, True
@@ -187,10 +187,10 @@ class Body:
 
 
 class Reader:
-    """A source that is opened once and hands out bodies. Close it when nothing more is to be read."""
+    """A source that is opened once and makes bodies. The caller closes it when no more bodies are needed."""
 
     def __init__(self, source: Source) -> None:
-        """Opens a file. Raises SourceUnreadable."""
+        """Open the source if it is a file. Raises SourceUnreadable."""
         self._view: memoryview | None = None
         self._fd = -1
         if isinstance(source, Path):
@@ -206,7 +206,7 @@ class Reader:
             self.size = len(self._view)
 
     def body(self, offset: int, size: int) -> Body:
-        """A part of the source; the caller closes it."""
+        """Return a body of `size` bytes from `offset` on; the caller closes it."""
         return Body(self._view, os.dup(self._fd) if self._view is None else -1, offset, size)
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Reader:
 
 
 class Target:
-    """A caller's buffer that is filled by a request, until it is closed."""
+    """A caller's buffer that a request fills, until the caller closes the target."""
 
     def __init__(self, into: memoryview) -> None:
         self._lock = threading.Lock()
@@ -226,14 +226,14 @@ class Target:
         self.size = len(into)
 
     def write(self, at: int, data: bytes) -> None:
-        """Copy. Raises `Stopped` after `close`."""
+        """Copy `data` into the buffer. Raises `Stopped` after `close`."""
         with self._lock:
             if self._into is None:
                 raise Stopped("given up")
             self._into[at : at + len(data)] = data
 
     def close(self) -> None:
-        """Let go of the buffer. Idempotent."""
+        """Release the buffer. Idempotent."""
         with self._lock:
             self._into = None
 
@@ -241,7 +241,7 @@ class Target:
 def send(
     client: S3Client, operation: str, key: str, body: Body, pace: Pace, deadline: Deadline, **parameters: Any
 ) -> dict[str, Any]:
-    """One PutObject or UploadPart of `body`. Raises CloudError as `S3Client.call`, and if it is too slow."""
+    """Send `body` by one PutObject or UploadPart. Raises CloudError as `S3Client.call`, and if it is too slow."""
     with _paced(pace, len(body), body.tell, deadline) as bound:
         body.seek(0)
         body.check = lambda: _check(bound, f"{operation} {key}", body.tell(), len(body))
@@ -252,7 +252,7 @@ def fetch(client: S3Client, key: str, target: Target, offset: int, pace: Pace, d
     """Fill `target` with the object's bytes from `offset` on, by one ranged GetObject.
 
     Raises:
-        Truncated: the object ends before.
+        Truncated: the object ends before the target is full.
         CloudError: as `S3Client.call`, and if it is too slow.
     """
     done = 0
@@ -274,12 +274,12 @@ def fetch(client: S3Client, key: str, target: Target, offset: int, pace: Pace, d
                 target.write(done, data)
                 done += len(data)
         finally:
-            body.close()  # the connection goes back if the body is at its end, and is cut otherwise
+            body.close()  # returns the connection to the pool if the body is at its end, else closes it
 
 
 @contextlib.contextmanager
 def _paced(pace: Pace, size: int, done: Callable[[], int], deadline: Deadline) -> Generator[Deadline]:
-    """One request under the deadline that its siblings' pace gives it; tells the pace how it went."""
+    """Bound one request by the pace of the others, for a `with` block; report its result to the pace."""
     started = time.monotonic()
     bound = deadline.sooner(pace.limit_s(size))
     try:
@@ -295,16 +295,16 @@ def _paced(pace: Pace, size: int, done: Callable[[], int], deadline: Deadline) -
 
 def _check(bound: Deadline, what: str, done: int, size: int) -> None:
     if bound.expired:
-        raise Unavailable(f"{what}: {done} of {size} bytes when its time was over")
+        raise Unavailable(f"{what}: too slow or out of time, after {done} of {size} bytes")
 
 
 def encode_crc(crc: int) -> str:
-    """As S3's headers have it: the base64 of eight big-endian bytes."""
+    """Return the sum as S3's headers hold it: the base64 of eight big-endian bytes."""
     return base64.b64encode(crc.to_bytes(8, "big")).decode()
 
 
 def decode_crc(text: str | None) -> int | None:
-    """The inverse of `encode_crc`; `None` for anything else, such as a sum of sums ("...-3")."""
+    """Return the sum that `encode_crc` encoded; `None` for any other text, such as a sum of sums ("...-3")."""
     try:
         data = base64.b64decode(text or "", validate=True)
     except ValueError:

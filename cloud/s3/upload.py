@@ -1,9 +1,9 @@
-"""One multipart upload: planned, resumed, sent by several threads, completed, and not believed until it is seen.
+"""One multipart upload: planned, resumed, sent by several threads, completed, and then checked in the store.
 
     an unfinished one of this key? ──▶ send the parts that it lacks ──▶ complete ──▶ look at size and sum
 
-Owns what may be in flight, what the store has of an upload, and what a lost reply to the completion means. An upload
-that fails is left where it is: the next put of the same key goes on with it, and `abandon` gives it up.
+Owns how much may be in flight, the list of parts that the store has, and the meaning of a lost reply to the completion.
+A failed upload stays in the store: the next put of the same key continues it, and `abandon` aborts it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from cloud.s3.transfer import Body, Pace, Reader, Stopped, decode_crc, encode_cr
 from cloud.store import CHUNK_BYTES, Progress, Receipt
 
 MAX_PARTS = 10_000
-PART_ATTEMPTS = 6  # of one part inside one put; whoever retries the put goes on with the parts that are there
+PART_ATTEMPTS = 6  # of one part inside one put; a retry of the put continues with the parts that the store has
 
 
 def plan_part_bytes(size: int, unit: int) -> int:
-    """Bytes of each part but the last: the least multiple of `unit` with which S3's 10 000 parts suffice."""
+    """Return the bytes of each part but the last: the least multiple of `unit` for which 10 000 parts suffice."""
     return unit * max(1, -(-size // (unit * MAX_PARTS)))
 
 
 def list_uploads(client: S3Client, prefix: str, deadline: Deadline) -> Iterator[tuple[str, str]]:
-    """Key and id of every unfinished upload whose key starts with `prefix`, newest first within a key."""
+    """Return key and id of every unfinished upload whose key starts with `prefix`, newest first within a key."""
     found: list[dict[str, Any]] = []
     markers: dict[str, str] = {}
     while True:
@@ -50,7 +50,7 @@ def list_uploads(client: S3Client, prefix: str, deadline: Deadline) -> Iterator[
 
 @dataclass(frozen=True)
 class StoredPart:
-    """What the store has under a part's number."""
+    """A part that the store has, of an unfinished upload."""
 
     size: int
     crc: int
@@ -59,7 +59,7 @@ class StoredPart:
 
 @dataclass(frozen=True)
 class SentPart:
-    """A part that is there. `leaves`: sum and size of each chunk in it, or of itself where it is less than a chunk."""
+    """A part that is in the store. `leaves`: sum and size of each chunk in it, or of itself if smaller than a chunk."""
 
     leaves: Sequence[tuple[int, int]]
     etag: str
@@ -67,11 +67,11 @@ class SentPart:
 
 @dataclass(frozen=True)
 class Sending:
-    """What all uploads to one store share.
+    """Client and settings that all uploads to one store share.
 
     Attributes:
-        client: what is asked.
-        pace: of all uploads together.
+        client: sends the requests.
+        pace: the pace of all uploads together.
         sums: whether the store takes CRC64NVME.
         options: parameters of CreateMultipartUpload (encryption).
         sleep: how to pause before a part is sent again.
@@ -85,10 +85,12 @@ class Sending:
 
 
 class Upload:
-    """Sends one source as one object. For one thread, which hears of each part; afterwards nobody reads the source.
+    """Sends one source as one object. For one calling thread, which gets the progress of each part.
+
+    When `run` has returned or raised, no thread reads the source any more.
 
     Args:
-        sending: of the store.
+        sending: client and settings of the store.
         key: the full key.
         reader: the source.
         part_bytes: bytes of a part; divides `CHUNK_BYTES` or is a multiple of it.
@@ -101,10 +103,10 @@ class Upload:
         self._count = -(-reader.size // part_bytes)
         self._resumed = False
         self._lock = threading.Lock()
-        self._bodies: set[Body] | None = set()  # that threads are reading; `None` when nobody may read any more
+        self._bodies: set[Body] | None = set()  # that threads are reading; `None` once reading is over
 
     def run(self, progress: Progress | None) -> Receipt:
-        """Send, complete, look. Raises CloudError."""
+        """Send the parts, complete the upload, and check the object. Raises CloudError."""
         try:
             found = self._resume()
             self._resumed = found is not None
@@ -123,7 +125,7 @@ class Upload:
         return str(self._call("CreateMultipartUpload", **sums, **self._sending.options)["UploadId"])
 
     def _resume(self) -> tuple[str, dict[int, StoredPart]] | None:
-        """The newest unfinished upload of this key whose parts can be told by their sums, if it has any yet."""
+        """Return the newest unfinished upload of this key whose parts, if any, have sums to compare; or `None`."""
         if not self._sending.sums:
             return None
         try:
@@ -136,7 +138,7 @@ class Upload:
         return None  # not allowed, or not supported: a put does not depend on it
 
     def _list_parts(self, upload_id: str) -> dict[int, StoredPart] | None:
-        """What the store has by number; `None` for an upload that was not begun as ours are, and cannot end so."""
+        """Return the stored parts by number; `None` if it was begun without our kind of sum, so cannot end with it."""
         stored: dict[int, StoredPart] = {}
         marker = 0
         while True:
@@ -153,7 +155,7 @@ class Upload:
     # ------------------------------------------------------------------------------------------------------ sending
 
     def _send_all(self, upload_id: str, stored: dict[int, StoredPart], progress: Progress | None) -> list[SentPart]:
-        """Every part, those included that need not be sent; another is begun only when `progress` has returned."""
+        """Send missing parts, and return all parts. Begins another part only when `progress` has returned."""
         sent: dict[int, SentPart] = {}
         pending: dict[Future[SentPart], int] = {}
         waiting = iter(range(1, self._count + 1))
@@ -177,7 +179,7 @@ class Upload:
         return [sent[number] for number in range(1, self._count + 1)]
 
     def _let_go(self) -> None:
-        """From here on nobody reads the source. Who hangs in the network ends by its own time-out."""
+        """Stop all reads of the source. A thread that hangs in the network ends by its own time-out."""
         with self._lock:
             bodies, self._bodies = self._bodies or set(), None
         for body in bodies:
@@ -259,7 +261,7 @@ class Upload:
                 reply_lost = True
                 raise
             except UploadGone:
-                # A completion whose reply was lost has used the upload up; what is there now tells.
+                # The completion whose reply was lost may have ended the upload; the object itself shows it.
                 if not reply_lost:
                     raise
             self._look(receipt, told=told)
@@ -267,36 +269,36 @@ class Upload:
         call_with_retry(attempt, self._deadline, sleep=self._sending.sleep)
 
     def _look(self, receipt: Receipt, *, told: bool) -> None:
-        """The object must have our size and sum: a reply alone is not believed.
+        """Check that the object has our size and sum; the reply to the completion alone is not trusted.
 
         Args:
-            receipt: what was sent.
-            told: whether the store has said that it completed the upload.
+            receipt: size and sum of the sent bytes.
+            told: whether the store has reported that the upload is complete.
         """
         try:
             reply = self._call("HeadObject", ChecksumMode="ENABLED")
         except NotFound as err:
-            raise UploadGone(f"{self._key}: completed, and not there") from err
+            raise UploadGone(f"{self._key}: the upload is complete, but there is no object") from err
         size, crc = reply["ContentLength"], decode_crc(reply.get("ChecksumCRC64NVME"))
         if size == receipt.size and (crc == receipt.crc64nvme or (crc is None and told)):
             asked = self._sending.options.get("ServerSideEncryption")
             found = reply.get("ServerSideEncryption", asked)
-            # Encryption is settled when an upload is begun, and only the object tells.
+            # Encryption is fixed when an upload is begun, and only the object shows it.
             if self._resumed and asked and found != asked:
                 self._call("DeleteObject")
-                raise PartMissing(f"{self._key}: was begun to be encrypted with {found}, not {asked}, and is deleted")
+                raise PartMissing(f"{self._key}: deleted: its upload was begun with encryption {found}, not {asked}")
             return
         if told:
             self._call("DeleteObject")
-            raise PartMissing(f"{self._key}: put together wrongly ({size} of {receipt.size} bytes), and deleted")
-        raise UploadGone(f"{self._key}: what is there is not what was sent")
+            raise PartMissing(f"{self._key}: deleted: the store assembled it wrongly ({size} of {receipt.size} bytes)")
+        raise UploadGone(f"{self._key}: the object there is not the one that was sent")
 
     def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         return self._sending.client.call(operation, self._key, deadline=self._deadline, **parameters)
 
 
 def _fold(leaves: Sequence[tuple[int, int]]) -> int:
-    """The sum of pieces in a row, from the sum and size of each."""
+    """Return the sum of adjacent pieces, from the sum and size of each."""
     crc = 0
     for leaf, size in leaves:
         crc = combine(crc, leaf, size)

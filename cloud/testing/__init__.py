@@ -1,1 +1,1 @@
-"""Fakes that pass the same contract tests as the real thing: a store in memory, a metadata service."""
+"""Fakes that pass the same contract tests as the real implementations: a store in memory, a metadata service."""

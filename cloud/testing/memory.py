@@ -1,6 +1,6 @@
 """MemoryStore: an ObjectStore in this process's memory, under the same contract as the durable ones.
 
-For tests, models of the protocol, and trying things out. Durable against nothing; it has no room limit and no files.
+For tests, models of the protocol, and experiments. Its objects end with the process; it has no room limit and no files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cloud.store import CHUNK_BYTES, ObjectInfo, Progress, Receipt, Source, chec
 
 
 class MemoryStore:
-    """Objects in a dict. Safe for threads; stores that are to be shared are passed around, not reopened."""
+    """Objects in a dict. Safe for threads. To share a store, pass the instance; a new instance is empty."""
 
     url = "memory:"
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._objects: dict[str, tuple[bytes, int]] = {}  # bytes and their sum; replaced whole, never changed
+        self._objects: dict[str, tuple[bytes, int]] = {}  # bytes and their sum; a pair is replaced, never changed
 
     def put(self, key: str, source: Source, *, deadline: Deadline, progress: Progress | None = None) -> Receipt:
         """See `ObjectStore.put`."""
@@ -85,7 +85,7 @@ class MemoryStore:
             self._objects.pop(check_key(key), None)
 
     def unfinished(self, prefix: str, *, deadline: Deadline) -> Sequence[str]:
-        """See `ObjectStore.unfinished`. There are none."""
+        """See `ObjectStore.unfinished`. Always empty."""
         check_prefix(prefix)
         return []
 
@@ -103,10 +103,10 @@ class MemoryStore:
         return None
 
     def reserve(self, size: int) -> None:
-        """Nothing to do: there is no limit."""
+        """Do nothing: there is no limit."""
 
     def close(self) -> None:
-        """Nothing to give up: the objects stay as long as the store does."""
+        """Do nothing: the objects exist as long as this instance."""
 
     def _find(self, key: str) -> tuple[bytes, int]:
         check_key(key)
@@ -118,7 +118,7 @@ class MemoryStore:
 
 
 def _take(source: Source, deadline: Deadline, progress: Progress | None) -> tuple[bytes, Receipt]:
-    """An own copy of the source's bytes, and their receipt."""
+    """Return a copy of the source's bytes, and their receipt."""
     try:
         data = source.read_bytes() if isinstance(source, Path) else bytes(source)
     except FileNotFoundError as err:

@@ -1,11 +1,11 @@
-"""MetadataSimulator: an EC2 metadata service on this host, for trying out and testing the end of an instance.
+"""MetadataSimulator: an EC2 metadata service on this host, to try out and test the end of an instance.
 
-Owns a real HTTP server that speaks IMDSv2 as EC2 does, down to the XHTML of its errors, and can be told to announce
-things and to misbehave. Knows nothing of what reads it.
+Owns a real HTTP server that speaks IMDSv2 as EC2 does, including the XHTML of its errors, and that makes announcements
+and misbehaves on request. Knows nothing of its readers.
 
-    PUT  /latest/api/token                       a token, for the time that its header asks for
+    PUT  /latest/api/token                       a token, for the time that the request's header asks for
     GET  /latest/meta-data/…, /latest/dynamic/…  with a token
-    POST /sim/notice?in_s=20&action=terminate&lead_s=120      what `steer` sends, also from another process
+    POST /sim/notice?in_s=20&action=terminate&lead_s=120      requests of `steer`, also from another process
     POST /sim/rebalance?in_s=0    /sim/lifecycle?state=Terminated    /sim/withdraw    /sim/clear
     POST /sim/fault?kind=hang&for_s=10&path=meta-data/spot    without `for_s` until /sim/clear
     GET  /sim/state
@@ -61,28 +61,28 @@ INSTANCE: Mapping[str, str] = {
         indent=2,
     ),
 }
-"""What the simulated instance is, by path below /latest/."""
+"""Metadata of the simulated instance, by path below /latest/."""
 
 
 class Fault(enum.Enum):
-    """How a metadata service can fail."""
+    """Ways in which a metadata service can fail."""
 
     TOKEN_EXPIRY = "token-expiry"
-    """Every token given so far is void. Happens once."""
+    """Every token given so far becomes invalid. Happens once."""
     UNAUTHORIZED = "unauthorized"
-    """No token is good enough: 401."""
+    """Every token is refused: 401."""
     HANG = "hang"
-    """Takes the request and never answers: what a hop limit of 1 looks like in a container."""
+    """Accepts the request and never answers. In a container, a hop limit of 1 looks like this."""
     SLOW = "slow"
-    """Answers, a byte at a time."""
+    """Answers slowly, a byte at a time."""
     SERVER_ERROR = "5xx"
-    """503."""
+    """503 to every request."""
     XHTML = "xhtml"
-    """200, and a page where data should be."""
+    """200, and an XHTML page instead of the data."""
     DISABLED = "disabled"
     """403 to everything: the instance's metadata service is turned off."""
     NO_TOKENS = "no-tokens"
-    """404 to the request for a token: something else answers at the address."""
+    """404 to the request for a token: another kind of server answers at the address."""
     CLOCK_OFFSET = "clock-offset"
     """The service's clock is an hour ahead, in its `Date` header and in every time that it announces."""
 
@@ -92,7 +92,7 @@ CLOCK_OFFSET = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class _Announcement:
-    """Something that appears on the monotonic clock and names an instant."""
+    """An announcement that names the instant `at`, and appears at `appears_at` on the monotonic clock."""
 
     appears_at: float
     at: datetime
@@ -110,13 +110,13 @@ class MetadataSimulator:
     """A metadata service in a thread of this process; `with` starts and stops it. Its methods may be called any time.
 
     Args:
-        host: loopback by default; anybody who reaches it can steer it.
-        port: 0 for any that is free.
-        instance_id: of the simulated instance.
-        region: where it is, in the first availability zone.
-        tags: it has these beside its Name, e.g. {"aws:autoscaling:groupName": "trainers"}.
-        clock: what delays and token ages are read on.
-        wall_clock: what it tells as the time, before `Fault.CLOCK_OFFSET`.
+        host: address to listen on, loopback by default; every process that can reach it can steer it.
+        port: port to listen on; 0 for any free port.
+        instance_id: id of the simulated instance.
+        region: region of the simulated instance, which is in its first availability zone.
+        tags: tags of the instance beside its Name, e.g. {"aws:autoscaling:groupName": "trainers"}.
+        clock: measures delays and the ages of tokens.
+        wall_clock: the time that the service reports, before `Fault.CLOCK_OFFSET`.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class MetadataSimulator:
 
     @property
     def url(self) -> str:
-        """Where it answers; after `start`."""
+        """URL of the running service; only after `start`."""
         assert self._server is not None, "the simulator is not started"
         return f"http://{self._server.server_address[0]!s}:{self._server.server_address[1]}"
 
     def start(self) -> MetadataSimulator:
-        """Bind and serve. Raises OSError if the port is taken."""
+        """Bind the port and serve. Raises OSError if the port is in use."""
         self._stopping = False
         self._server = _Server(self._address, self)
         self._thread = threading.Thread(
@@ -169,7 +169,7 @@ class MetadataSimulator:
         return self
 
     def stop(self) -> None:
-        """Stop serving, in the middle of an answer if need be. Idempotent."""
+        """Stop serving, even in the middle of an answer. Idempotent."""
         if self._server is None or self._thread is None:
             return
         with self._changed:
@@ -182,7 +182,7 @@ class MetadataSimulator:
         self._server = self._thread = None
 
     def wait(self) -> None:
-        """Block until it is stopped, or interrupted."""
+        """Block until the service is stopped, or this thread is interrupted."""
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -215,7 +215,7 @@ class MetadataSimulator:
             self._lifecycle = state
 
     def withdraw(self) -> None:
-        """Take back the notice and the recommendation; a target state of Terminated becomes InService."""
+        """Withdraw the notice and the recommendation; a target state of Terminated becomes InService."""
         with self._changed:
             self._notice = self._recommendation = None
             if self._lifecycle is not None:
@@ -230,14 +230,14 @@ class MetadataSimulator:
                 self._faults.append(_Misbehaviour(kind, self._clock() + for_s, path))
 
     def clear(self) -> None:
-        """Be a healthy service with nothing to announce."""
+        """Remove all faults and announcements."""
         with self._changed:
             self._notice = self._recommendation = self._lifecycle = None
             self._faults.clear()
             self._changed.notify_all()
 
     def state(self) -> dict[str, Any]:
-        """What it announces now or soon, and how it misbehaves."""
+        """Return the announcements of now or soon, and the faults in force."""
         with self._changed:
             now = self._clock()
             return {
@@ -248,44 +248,44 @@ class MetadataSimulator:
                 "requests": len(self.requests),
             }
 
-    # ------------------------------------------------------------------------------- what the handler asks, any thread
+    # --------------------------------------------------------------------------- asked by the handler, in any thread
 
     def is_faulty(self, kind: Fault, path: str = "") -> bool:
-        """Whether `kind` is on for `path`."""
+        """Whether the fault `kind` is in force for `path`."""
         with self._changed:
             return self._is_faulty(kind, path)
 
     def hang(self, path: str) -> None:
-        """Block while `Fault.HANG` is on for `path`, or until the simulator stops."""
+        """Block while `Fault.HANG` is in force for `path`, or until the simulator stops."""
         with self._changed:
             while self._is_faulty(Fault.HANG, path) and not self._stopping:
-                self._changed.wait(0.1)  # a fault's end by its clock notifies nobody
+                self._changed.wait(0.1)  # a fault that ends by the clock does not notify
 
     def drip(self) -> bool:
-        """Wait before the next byte of a slow answer; whether there is any point in sending it."""
+        """Wait before the next byte of a slow answer. Return False if the simulator stops, so that it is not sent."""
         with self._changed:
             return not self._changed.wait_for(lambda: self._stopping, DRIP_S)
 
     def now(self) -> datetime:
-        """The time that the service believes it is."""
+        """Return the time that the service reports."""
         return self._wall_clock() + self._offset()
 
     def new_token(self, ttl_s: int) -> str:
-        """A token that is good for `ttl_s` seconds."""
+        """Return a new token that is valid for `ttl_s` seconds."""
         token = secrets.token_urlsafe(40)
         with self._changed:
             self._tokens[token] = self._clock() + ttl_s
         return token
 
     def accepts(self, token: str | None, path: str) -> bool:
-        """Whether `token` opens `path`."""
+        """Whether `token` gives access to `path`."""
         with self._changed:
             return self._tokens.get(token or "", -math.inf) > self._clock() and not self._is_faulty(
                 Fault.UNAUTHORIZED, path
             )
 
     def lookup(self, path: str) -> str | None:
-        """The text at `path` below /latest/, or `None`."""
+        """Return the text at `path` below /latest/, or `None`."""
         offset = self._offset()
         with self._changed:
             now = self._clock()
@@ -312,16 +312,16 @@ class MetadataSimulator:
 
 
 def steer(url: str, verb: str, **fields: object) -> dict[str, Any]:
-    """Steer a simulator in another process; its state afterwards.
+    """Steer a simulator in another process; return its state afterwards.
 
     Args:
-        url: its `url`.
+        url: the simulator's `url`.
         verb: notice, rebalance, lifecycle, withdraw, fault or clear; "state" only asks.
         fields: the verb's arguments, e.g. `in_s=20`.
 
     Raises:
         OSError: no simulator answers at `url`.
-        ValueError: it does not understand, and says what.
+        ValueError: the simulator does not understand the request; the message says what.
     """
     query = urllib.parse.urlencode(fields)
     request = urllib.request.Request(f"{url}/sim/{verb}?{query}", method="GET" if verb == "state" else "POST")
@@ -338,7 +338,7 @@ def steer(url: str, verb: str, **fields: object) -> dict[str, Any]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Keeps track of its connections, so that `stop` need not wait for clients to let go of them."""
+    """A server that tracks its connections, so that `stop` need not wait for clients to close them."""
 
     daemon_threads = False  # so that server_close joins them
 
@@ -359,14 +359,14 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def close_connections(self) -> None:
-        """End every conversation."""
+        """Shut every connection down."""
         with self._lock:
             for connection in self._connections:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Stay silent about a client that went away in the middle."""
+        """Print nothing if a client closed the connection in the middle."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -410,7 +410,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path != "api/token" or simulator.is_faulty(Fault.NO_TOKENS, path):
             self._page(404, "Not Found")
         elif self.headers.get("X-Forwarded-For") is not None:
-            self._page(403, "Forbidden")  # EC2's own defence against being asked through a proxy
+            self._page(403, "Forbidden")  # EC2's own protection against requests through a proxy
         elif not (ttl_s.isascii() and ttl_s.isdigit() and 1 <= int(ttl_s) <= MAX_TOKEN_TTL_S):
             self._page(400, "Bad Request")
         else:
@@ -465,11 +465,11 @@ class _Handler(BaseHTTPRequestHandler):
         return format_datetime(self.server.simulator.now().astimezone(UTC), usegmt=True)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Stay silent."""
+        """Print nothing."""
 
 
 def _obey(simulator: MetadataSimulator, verb: str, fields: dict[str, str]) -> None:
-    """Do what a request under /sim/ says. Raises ValueError with what is wrong."""
+    """Carry out a request under /sim/. Raises ValueError with a message that says what is wrong."""
     allowed = _VERBS.get(verb)
     if allowed is None:
         raise ValueError(f"no such verb: {verb[:40]!r}; there are {', '.join(_VERBS)}")

@@ -1,4 +1,4 @@
-"""What all parts of one agent share: the run's settings and keys, the main loop, the journal, and words to the user.
+"""Objects that all parts of one agent share: the run's settings and keys, the main loop, the journal, and the log.
 
 Owns nothing that changes; made once, before anything runs.
 """
@@ -17,7 +17,7 @@ from harness.core.snapshot import RunKeys
 
 @dataclass(frozen=True)
 class Context:
-    """Of one agent.
+    """The shared objects of one agent.
 
     Attributes:
         settings: of the run.
@@ -25,8 +25,8 @@ class Context:
         host: this host's name, for records.
         loop: the main thread's.
         emit: the journal; from any thread.
-        say: a word to the user; from any thread.
-        on_bug: told what ended a thread that should not have ended; from that thread.
+        say: logs a message to the user; from any thread.
+        on_bug: called with the exception that ended a thread unexpectedly; from that thread.
     """
 
     settings: Settings
@@ -42,7 +42,7 @@ class Context:
         self.loop.post(action)
 
     def thread(self, name: str, work: Callable[[], None]) -> None:
-        """Run `work` in a daemon thread of this name. It posts what comes of it; what it raises is a bug."""
+        """Run `work` in a daemon thread of this name. It posts its results; an exception is a bug."""
 
         def root() -> None:
             try:

@@ -31,7 +31,7 @@ class Generation:
 
     @classmethod
     def of(cls, info: GenerationInfo) -> Generation:
-        """The inverse of `info`."""
+        """Return the generation that `info` describes; the inverse of the property `info`."""
         made = cls(info.number, info.run_id, info.nonce, info.parent)
         if info.claimed:
             made.claimed.set()
@@ -39,5 +39,5 @@ class Generation:
 
     @property
     def info(self) -> GenerationInfo:
-        """As it travels in a message, now."""
+        """The generation as it is now, for a message."""
         return GenerationInfo(self.number, self.run_id, self.nonce, self.parent, self.claimed.is_set())

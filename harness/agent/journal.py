@@ -1,6 +1,6 @@
 """The journal of one agent: typed events to listeners, and to the store in segments put once.
 
-Owns the order and the segments; knows nothing of what events mean. They are read by `snapshots/journal.py`.
+Owns the order and the segments; does not know what events mean. `snapshots/journal.py` reads the segments.
 `emit` never blocks on the store: a thread puts a segment every 15 s (which is also the heartbeat) and whenever `flush`
 asks. A store that is down costs nothing but memory for the lines that wait. About once an hour the small segments of
 that hour are replaced by one that holds all their lines; otherwise a run of a year would leave two million objects.
@@ -20,7 +20,7 @@ from harness.core import events
 from harness.core.snapshot import RunKeys
 
 SEGMENT_S = 15.0
-FOLDED, FOLDED_BYTES = 256, 4 * 1024 * 1024  # after so many segments, or bytes, they become one
+FOLDED, FOLDED_BYTES = 256, 4 * 1024 * 1024  # so many segments, or so many bytes, are folded into one segment
 _PUT_S, _LIST_S = 10.0, 60.0
 
 Listener = Callable[[events.Line], None]
@@ -48,9 +48,9 @@ class Journal:
         """
         self._keys, self._host, self._listeners, self._heartbeat = keys, host, listeners, heartbeat
         self.generation = 0
-        """Of the lines; may be a guess while the store is down."""
+        """Generation of the lines; may be a guess while the store is down."""
         self.claimed = 0
-        """The newest one that stands in the store. Segments are put below it: a guess may be another agent's."""
+        """Newest generation that is claimed in the store. Segments are put below it: a guess may be another agent's."""
         self._lock = threading.Lock()
         self._pending: list[events.Line] = []
         self._segment = 0
@@ -101,7 +101,7 @@ class Journal:
         self._put(store)
 
     def _after_last(self, store: ObjectStore, taken: str) -> int:
-        """The number after the newest of the segments that `taken` is one of: after days there are thousands."""
+        """Return the number after the newest segment in the folder of `taken`: after days there are thousands."""
         prefix = taken.rpartition("/")[0] + "/"
         listed = store.list(prefix, after=taken, deadline=Deadline.after(_LIST_S))
         return max((self._keys.parse_segment(info.key) or 0 for info in listed), default=0) + 1
@@ -132,8 +132,8 @@ class Journal:
     def _fold(self, store: ObjectStore) -> None:
         """Put the lines of the small segments again as one segment, and delete those.
 
-        What dies in between leaves lines twice, never none; and so does a store that does not let us delete (the role
-        of a fleet's instance does not), where it is not tried again.
+        A crash in between leaves lines twice, never none. So does a store that does not let us delete (the role of a
+        fleet's instance does not); then folding is not tried again.
         """
         folder = self._keys.journal(self.claimed, self._host, self._segment).rpartition("/")[0]
         small = [(key, data) for key, data in self._small if key.rpartition("/")[0] == folder]

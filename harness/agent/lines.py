@@ -1,6 +1,6 @@
-"""What a run prints on stderr: sentences for a person at a terminal, key=value lines for everything else.
+"""The lines of a run on stderr: sentences for a person at a terminal, key=value lines for everything else.
 
-Owns which events are worth a line, and the words for them. Both are listeners of the journal.
+Owns which events are worth a line, and its text. Both formats are listeners of the journal.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from harness.core.snapshot import SnapshotId
 from harness.core.words import count, duration, printable, size
 
 _QUIET = (events.Heartbeat, events.ShardStored, events.PartStored, events.Due, events.Verified, events.SlotsReady)
-_SEALED = 16  # snapshots whose copy is remembered until they are stored
+_SEALED = 16  # snapshots whose stall is remembered until they are stored
 
 Write = Callable[[str], None]
 
 
 def lines_of(settings: Settings, log: Log, environ: Mapping[str, str]) -> Callable[[events.Line], None]:
-    """The listener that writes to `log`: in the format that is set, or the one that suits where `log` goes."""
+    """Return the listener that writes to `log`, in the format that is set, or else in the one that suits `log`."""
     if settings.log_format == "logfmt" or (settings.log_format is None and not log.is_terminal):
         return Logfmt(settings.run, log.line)
     coloured = log.is_terminal and "NO_COLOR" not in environ and environ.get("TERM") != "dumb"
@@ -29,14 +29,14 @@ def lines_of(settings: Settings, log: Log, environ: Mapping[str, str]) -> Callab
 
 
 class Logfmt:
-    """`harness: RUN gGENERATION Event key=value …`, for machines and for those who search."""
+    """`harness: RUN gGENERATION Event key=value …`, for machines and for a search."""
 
     def __init__(self, run: str, write: Write) -> None:
         """`write` takes one line at a time."""
         self._run, self._write = run, write
 
     def __call__(self, line: events.Line) -> None:
-        """Write what is news."""
+        """Write a line for the event, unless it is a quiet one."""
         if not isinstance(line.body, _QUIET):
             self._write(f"harness: {self._run} g{line.generation} {events.describe(line.body)}")
 
@@ -59,15 +59,15 @@ class Sentences:
         Args:
             store: location of the store, as in `Settings.store`.
             write: takes one line at a time.
-            coloured: whether what matters stands out by its colour.
+            coloured: whether important lines have a colour.
         """
         self._write, self._coloured = write, coloured
         self._in = {"remote": "in S3" if store.startswith("s3://") else "in the store", "local": "on the local disk"}
         self._stalls: dict[int, float] = {}
-        """Of snapshots that no tier has stored yet, by their steps."""
+        """Stalls, in seconds, of snapshots that no tier has stored yet, by their steps."""
 
     def __call__(self, line: events.Line) -> None:
-        """Write a sentence on what matters to a person, and nothing on the rest."""
+        """Write a sentence for an event that matters to a person; ignore other events."""
         told = self._sentence(line.body)
         if told is None:
             return
@@ -105,9 +105,9 @@ class Sentences:
             case events.Restarted():
                 return Tone.PLAIN, f"training again: {event.words()}"
             case events.ClaimDeferred():
-                return Tone.WARNING, f"the store does not answer, training goes on without its word: {event.reason}"
+                return Tone.WARNING, f"the store does not answer, training continues without it: {event.reason}"
             case events.StoreBlind():
-                return Tone.WARNING, f"the store does not answer, asking again: {event.reason}"
+                return Tone.WARNING, f"the store does not answer, retrying: {event.reason}"
             case events.Rejected():
                 what = "the local tier" if event.snapshot == "all" else f"snapshot {event.snapshot} ({event.tier})"
                 return Tone.WARNING, f"{what} is not used: {event.reason}"
@@ -118,7 +118,7 @@ class Sentences:
                 silence = duration(event.silence_s)
                 return Tone.PLAIN, f"waiting for {older}, which may still be saving: {silence} at most"
             case events.HandoverOver():
-                return Tone.PLAIN, f"earlier starts are over, after {duration(event.seconds)}"
+                return Tone.PLAIN, f"earlier starts have handed over, after {duration(event.seconds)}"
             case events.AgentReplaced():
                 return Tone.PLAIN, f"took over from an agent that has ended, with {event.slots} snapshots in memory"
         return None
@@ -131,19 +131,19 @@ class Sentences:
                 return Tone.WARNING, f"step {count(event.step)} is not saved {where} yet{again}: {event.reason}"
             case events.StoreSilent():
                 silent = f"{self._in[event.tier]} for {duration(event.seconds)}"
-                return Tone.WARNING, f"nothing of step {count(event.step)} was taken {silent}"
+                return Tone.WARNING, f"no data of step {count(event.step)} was stored {silent}"
             case events.Behind():
                 where = self._in[event.tier]
                 return Tone.WARNING, f"snapshots come faster than they can be kept {where}: taking fewer from now on"
             case events.GivenUp():
-                return Tone.PLAIN, f"the upload of step {count(event.step)} makes way for a newer snapshot"
+                return Tone.PLAIN, f"the upload of step {count(event.step)} was given up for a newer snapshot"
             case events.UpkeepFailed():
                 where = self._in[event.tier]
                 return Tone.WARNING, f"old snapshots {where} could not be verified or deleted: {event.reason}"
             case events.NeverFits():
                 needs = f"a snapshot of {size(event.bytes)} needs {duration(event.needs_s)} to become durable"
                 window = duration(event.window_s)
-                return Tone.WARNING, f"{needs}, and a notice leaves {window}: only periodic ones count"
+                return Tone.WARNING, f"{needs}, but a notice leaves {window}: only periodic snapshots count"
         return None
 
     def _of_notice(self, event: events.Event) -> tuple[Tone, str] | None:
@@ -151,21 +151,21 @@ class Sentences:
             case events.NoticeSeen(kind="rebalance"):
                 return Tone.WARNING, f"{event.source}: this instance is at risk; making a snapshot durable"
             case events.NoticeSeen():
-                left = "" if event.in_s is None else f" in {duration(event.in_s)}"
-                return Tone.WARNING, f"notice ({event.source}): this machine is to be left{left}"
+                left = "" if event.in_s is None else f" within {duration(event.in_s)}"
+                return Tone.WARNING, f"notice ({event.source}): this run has to stop here{left}"
             case events.NoticeWithdrawn():
                 return Tone.GOOD, f"the notice ({event.source}) was withdrawn"
             case events.SourceBlind(source="ec2", expected=False):
-                return Tone.PLAIN, "no EC2 instance, as far as can be seen: a notice is a SIGTERM or a drain file here"
+                return Tone.PLAIN, "this seems to be no EC2 instance: notices come by SIGTERM or by a drain file here"
             case events.SourceBlind():
                 return Tone.WARNING, f"{event.source} does not answer, a notice could be missed: {event.reason}"
             case events.SourceBack():
                 return Tone.GOOD, f"{event.source} answers again"
             case events.SupersededBy():
                 newer = f"start {event.generation} on {event.host}"
-                return Tone.WARNING, f"{newer} takes this run over: saving, and leaving"
+                return Tone.WARNING, f"{newer} takes this run over: saving, then exiting"
             case events.Drilling():
-                return Tone.PLAIN, "a drill has begun: training goes on"
+                return Tone.PLAIN, "a drill has begun: training continues"
         return None
 
     def _of_end(self, event: events.Event) -> tuple[Tone, str] | None:
@@ -189,14 +189,14 @@ class Sentences:
             case "finished", _:
                 return Tone.GOOD, f"finished: {durable}"
             case "interrupted", 75:
-                return Tone.GOOD, f"interrupted: {durable}; the same command goes on, here or elsewhere"
+                return Tone.GOOD, f"interrupted: {durable}; the same command continues the run, here or elsewhere"
             case "interrupted", _:
                 local = f"step {count(event.local_step)} is on this machine alone, {durable}"
-                return Tone.BAD, f"interrupted: {local}; the same command goes on, without loss only here"
+                return Tone.BAD, f"interrupted: {local}; the same command continues the run, without loss only here"
             case "failed", code:
                 return Tone.BAD, f"failed with exit code {code}; {durable}"
             case "stopped early", _:
-                return Tone.PLAIN, f"the program stopped early: {durable}; --continue goes on, --fresh begins at step 0"
+                return Tone.PLAIN, f"the program stopped early: {durable}; --continue resumes, --fresh begins at step 0"
             case "superseded", _:
-                return Tone.PLAIN, f"another start has this run now; {durable}"
-        return Tone.PLAIN, f"{event.outcome}: {durable}; the same command goes on"
+                return Tone.PLAIN, f"another start has taken this run over; {durable}"
+        return Tone.PLAIN, f"{event.outcome}: {durable}; the same command continues the run"

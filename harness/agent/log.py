@@ -1,7 +1,7 @@
 """Log: lines for people on stderr, written by a thread of its own.
 
 Owns the descriptor's use. A reader that has stopped (a pager, Ctrl-S, a log shipper that hangs) blocks every write to a
-pipe or terminal; the agent must go on hearing notices meanwhile. So `line` waits a moment for its line to be written,
+pipe or terminal; the agent must keep hearing notices meanwhile. So `line` waits a moment for its line to be written,
 so that lines and what follows them keep their order; once a write hangs, it waits no more until that write is done.
 """
 
@@ -16,13 +16,13 @@ from collections import deque
 from harness.core.words import printable
 
 PATIENCE_S = 0.2
-MOST_LINES = 2000  # that wait; what comes beyond them is dropped, and counted
+MOST_LINES = 2000  # that wait; further lines are dropped, and counted
 
 
 def open_missing_descriptors() -> None:
     """Give a process that was started without stdin, stdout or stderr the null device instead. First thing in it.
 
-    Otherwise the first file or socket that it opens is its stderr, and words to people are written into that.
+    Otherwise the first file or socket that it opens is its stderr, and messages are written into that.
     """
     with contextlib.suppress(OSError):
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -51,7 +51,7 @@ class Log:
         self._thread: threading.Thread | None = None
 
     def say(self, text: str) -> None:
-        """A word to the user that is no event."""
+        """Write a message to the user that is no event."""
         self.line(f"harness: {printable(text)}")
 
     def line(self, text: str) -> None:
@@ -69,7 +69,7 @@ class Log:
                 self._hangs = not self._condition.wait_for(self._is_idle, PATIENCE_S)
 
     def close(self, wait_s: float) -> None:
-        """Wait until everything is written, for so long at most."""
+        """Wait until everything is written, for `wait_s` at most."""
         with self._condition:
             self._condition.wait_for(self._is_idle, wait_s)
 

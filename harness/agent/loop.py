@@ -1,7 +1,7 @@
-"""The agent's main thread, as others see it: what wakes it, and what it runs then.
+"""The loop of the agent's main thread: it waits for descriptors and posts, and runs their actions.
 
-Owns the selector and the queue of posts; knows nothing of what is run. Everything that changes the agent's state comes
-by here: a descriptor that has become readable, or an action that another thread, or a signal handler, has posted.
+Owns the selector and the queue of posts; does not know the actions. Every change of the agent's state starts here: with
+a descriptor that has become readable, or an action that another thread, or a signal handler, has posted.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 
 class Loop:
-    """All but `post` is for the main thread."""
+    """The loop. Everything except `post` is for the main thread."""
 
     def __init__(self) -> None:
-        """Nothing is watched yet, but for posts."""
+        """Start with posts alone; no other descriptor is watched yet."""
         self._posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -34,7 +34,7 @@ class Loop:
         self._selector.register(fd, selectors.EVENT_READ, act)
 
     def forget(self, fd: int) -> None:
-        """Do not watch it any more. Before it is closed."""
+        """Stop watching `fd`. Call it before `fd` is closed."""
         self._selector.unregister(fd)
 
     def wait(self, timeout_s: float) -> None:
@@ -43,7 +43,7 @@ class Loop:
             key.data()
 
     def run_posts(self) -> None:
-        """Run what was posted, in its order."""
+        """Run the posted actions, in their order."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._posts.get_nowait()()

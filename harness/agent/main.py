@@ -1,9 +1,9 @@
 """The agent: composition root and state machine.
 
-Owns the main loop, every thread's start and end, and the place where what happened becomes what is done next.
-All state is changed by the main thread only; other threads `post` to it. Each kind of work has an owner, and none of
-them knows this file: what a start begins with is `resume/`, who trains is `trainers/`, what is asked of it
-`trainers/ranks.py`, what becomes of sealed slots `save/`, how a notice is answered `drain/`.
+Owns the main loop, the start and end of every thread, and the decision what to do next after each event.
+Only the main thread changes state; other threads `post` to it. Each kind of work has its own owner, and none of them
+knows this file: `resume/` finds what a start resumes, `trainers/` runs the trainer, `trainers/ranks.py` sends it
+commands, `save/` stores sealed slots, `drain/` responds to a notice.
 
     poller ──notice──▶ ┌──────────────┐ ◀──messages── trainer (ipc.channel, by way of the server)
     tiers ──commit───▶ │  Agent.run   │ ──ask, grant─▶ control page
@@ -64,19 +64,19 @@ from harness.ipc.control_page import Command
 from harness.ipc.process import check_kernel, is_ignored
 from harness.snapshots.open import open_soon
 
-_IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: idle CPU counts, and so does an end
+_IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: long to save CPU, short near an end
 _IN_TIME = EndTimes()
 _AT_ONCE = EndTimes(calls_s=1.0, journal_s=2.0)
-_PATIENT = EndTimes(calls_s=60.0)  # nothing urges: a finished run should be known as such, or it is resumed once more
-_LOG_S = 1.0  # at the end, for lines that a blocked stderr still holds
-_CLOSE_S = 2.0  # a hung disk gives up no reservation; a later sweep does
+_PATIENT = EndTimes(calls_s=60.0)  # no deadline: record that a run finished, else it is resumed once more
+_LOG_S = 1.0  # at the end, to write the lines that wait for a blocked stderr
+_CLOSE_S = 2.0  # a hung disk does not release its reservation; a later sweep does
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-HELLO_S = 60.0  # after which a program that has made no Checkpointer is told that nothing is being saved
+HELLO_S = 60.0  # after this time without a Checkpointer, the agent logs that nothing is being saved
 
 
 class Agent:
-    """One run on one node. `run` returns when everything that was sealed is where it has to be."""
+    """The agent of one run on one node. `run` returns when every sealed snapshot is stored where it has to be."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class Agent:
         listeners: Sequence[Listener] = (),
         stores: Callable[[str], ObjectStore] | None = None,
     ) -> None:
-        """Prepare; nothing is asked, written or started before `run`.
+        """Prepare; nothing is read, written or started before `run`.
 
         Args:
             settings: of the run.
             program: what trains.
             sources: of notices, beside signals and the drain file; `None` for the instance metadata service.
-            listeners: called with every line of the journal, in the emitting thread (tests).
+            listeners: each is called with every line of the journal, in the emitting thread (tests).
             stores: opens a store by its location; `None` for what the settings say.
 
         Raises:
@@ -139,10 +139,10 @@ class Agent:
     # ---- life of the agent ------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run to the recorded outcome; the exit code. Main thread only (signals).
+        """Run until the outcome is recorded; return the exit code. Main thread only (signals).
 
         Raises:
-            ConfigError: the run cannot be started: nothing was changed, no trainer runs.
+            ConfigError: the run cannot be started. Nothing was changed, and no trainer runs.
         """
         self._install_signals()
         self._notices.start()  # before anything slow: a notice may be in force already
@@ -163,7 +163,7 @@ class Agent:
         return int(self._outcome.exit_code)
 
     def status(self) -> Status:
-        """What `harness status` shows of a live run. Main thread."""
+        """Return what `harness status` shows of a live run. Main thread."""
         remote, steps, generation = self._pipeline.remote, self._pipeline.steps, self._startup.generation
         left, rate, durable_at = remote.bytes_left, remote.bytes_s, self._pipeline.durable_at
         return Status(
@@ -199,7 +199,7 @@ class Agent:
             self._startup.claims.lock_id = self._server.open(lambda: self._drain.current is not None)
         except CalledOff:
             stopped, interrupted = ("stopped", ExitCode.CTRL_C), ("interrupted", ExitCode.INTERRUPTED_LOCAL)
-            return self._end(Outcome(*stopped if self._interrupts else interrupted))  # what there is, the other one has
+            return self._end(Outcome(*stopped if self._interrupts else interrupted))  # the other agent has the slots
         self._journal.emit(
             events.AgentStarted(
                 run=settings.run,
@@ -215,18 +215,18 @@ class Agent:
         if "HARNESS_ATTACH" not in program.environ or program.is_child:
             return self.trainer.begin(self._on_begun)
         if not self.trainer.await_attach():
-            self._end(Outcome("stopped", ExitCode.FINISHED))  # it died as well; what it sealed went with it
+            self._end(Outcome("stopped", ExitCode.FINISHED))  # the trainer died as well, and its slots with it
         return None
 
     def _on_begun(self) -> None:
-        """The generation has begun: it is the trainer's turn, if there is still one to come."""
+        """Start the trainer, since its generation has begun; give up if it is a child and the agent drains already."""
         if self._drain.current is None or not self._program.is_child:
             self.trainer.spawn()
         else:
             self.trainer.give_up()
 
     def _turn(self) -> None:
-        """One turn of the main loop: wait for anything, then let every rule look."""
+        """Run one turn of the main loop: wait for an event, then apply every rule."""
         ending = self._drain.current is not None or self._restarts.pending or self.trainer.attempt.over
         self._loop.wait(_BUSY_S if ending else _IDLE_S)
         self._loop.run_posts()
@@ -249,14 +249,14 @@ class Agent:
         self._finish_if_done()
 
     def _shut(self) -> None:
-        """Nothing may publish any more when the end is recorded (I5); nobody may write when the stores close."""
+        """Stop all work. No tier may publish once the end is recorded (I5); no thread may write once stores close."""
         told = self._told_to_leave or self._interrupts > 0
         patient = self._outcome is not None and self._outcome.finished and not told
         times = _AT_ONCE if self._at_once else _PATIENT if patient else _IN_TIME
         self._startup.close()
         self._notices.close()
         quiet = self._pipeline.close(times.quiet_s(self._left_s))
-        self._loop.run_posts()  # a commit that was made a moment ago counts; a wish does not any more
+        self._loop.run_posts()  # a commit that was made a moment ago counts; a new request does not
         if self._outcome is not None:
             self._outcome = self._outcome.confirmed(everything_durable=self._pipeline.everything_durable)
             self._server.leave_word(self._outcome)
@@ -267,7 +267,7 @@ class Agent:
 
     @property
     def _left_s(self) -> float:
-        """Seconds until nobody has any more patience with us; infinite while nobody urges."""
+        """Seconds until the agent must have ended; infinite while there is no deadline."""
         return math.inf if self._drain.current is None else self._drain.current.ends_at.remaining_s
 
     def _record(self, end: Outcome, *, quiet: bool, in_s: float) -> None:
@@ -289,7 +289,7 @@ class Agent:
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def _on_message(self, channel: Channel, received: Received) -> None:
-        """Whatever anybody says to this agent comes by here. Raises ChannelClosed."""
+        """Handle a message from any connection of this agent. Raises ChannelClosed."""
         match received.message:
             case messages.AskStatus():
                 channel.send(self.status())
@@ -298,14 +298,14 @@ class Agent:
             case messages.Takeover():
                 self._on_takeover(channel)
             case messages.Hello(generation=messages.GenerationInfo()) if self._outcome is not None:
-                self._server.hang_up(channel)  # we are ending: a live trainer goes on with another agent
+                self._server.hang_up(channel)  # this agent is ending: a live trainer continues with another one
             case messages.Hello() as hello:
                 self.trainer.greet(channel, hello, received.fds, leaving=self._drain.current is not None)
             case message if isinstance(message, messages.FromTrainer) and (rank := self._ranks.at(channel)) is not None:
-                self._on_message_of_trainer(rank, message)  # nobody else's word of it counts
+                self._on_message_of_trainer(rank, message)  # from other connections it does not count
 
     def _on_message_of_trainer(self, rank: Rank, message: FromTrainer) -> None:
-        """Whatever a trainer says comes by here, also what is read after its death."""
+        """Handle a message from a trainer, including one that is read after its death."""
         match message:
             case Sealed():
                 self._on_sealed(rank, message)
@@ -315,11 +315,11 @@ class Agent:
                 self.trainer.on_message(rank, message)
 
     def _on_takeover(self, channel: Channel) -> None:
-        """A newcomer on this host wants the run: give it the slots, unless a trainer of ours is alive."""
+        """Hand the slots to another agent on this host, unless a trainer of ours is alive or about to start."""
         alive = self.trainer.holder_pid
         if alive is not None or self._restarts.pending or self.trainer.begins:
             self._server.refuse_takeover(channel, alive or os.getpid())
-        elif self._outcome is None:  # else ending already: whoever asks waits for the lock
+        elif self._outcome is None:  # else this agent is ending: the caller waits for the lock
             self._server.hand_over(channel)
             self._end(Outcome("superseded", ExitCode.SUPERSEDED))
 
@@ -332,7 +332,7 @@ class Agent:
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def _ask_if_due(self) -> None:
-        """Keep a free slot granted, and write the ask word when there is a reason."""
+        """Keep a free slot granted, and command a snapshot (or an exit) when there is a reason."""
         if not self._ranks.connections:
             return
         self._ranks.grant()
@@ -368,7 +368,7 @@ class Agent:
     def _on_commit(self, steps: Steps) -> None:
         self._ranks.tell_steps(steps)
         drain, durable_at = self._drain.current, self._pipeline.durable_at
-        wanted = bool(self._ranks.reasons)  # a snapshot is still to come, and has to become durable at once
+        wanted = bool(self._ranks.reasons)  # a requested snapshot is still to come, and has to become durable at once
         if drain is not None and durable_at is not None:
             drain.durable_at = max(drain.began_at, durable_at)
         elif self.trainer.attempt.finished_step is None and not wanted and self._pipeline.everything_durable:
@@ -381,7 +381,7 @@ class Agent:
             self._journal.emit(warning)
 
     def _watch_step(self) -> None:
-        """Measure how long a step takes, from the word that the trainer writes."""
+        """Measure how long a step takes, from the step number that the trainer writes."""
         step, now = self._ranks.trainer_step, time.monotonic()
         if step is None:
             return
@@ -398,7 +398,10 @@ class Agent:
             signal.signal(signum, lambda number, _frame: self._loop.post(lambda: self.trainer.signal(number)))
 
     def _ignore_signals(self) -> None:
-        """From the recorded end on none of them changes the exit code; Python would give them their deadly default."""
+        """Ignore signals once the end is recorded, so that none changes the exit code.
+
+        Otherwise Python would restore their deadly default.
+        """
         for signum in (*_ENDING, *_PASSED_ON):
             signal.signal(signum, signal.SIG_IGN)
 
@@ -407,7 +410,7 @@ class Agent:
             return
         self._interrupts += signum == signal.SIGINT
         if self._interrupts > 1:
-            self._say("second Ctrl-C: leaving now")
+            self._say("second Ctrl-C: exiting now")
             self._at_once = True
             self._stop_trainer()
             drain = self._drain.current
@@ -420,10 +423,10 @@ class Agent:
             self._told_to_leave = True
             self._notices.received(signum)
             if not self.trainer.attempt.connected:
-                self.trainer.signal(signum)  # a program that does not know us gets its signal as ever
+                self.trainer.signal(signum)  # a program without a Checkpointer gets the signal as usual
 
     def _on_signal_of_trainer(self, signum: int) -> None:
-        """A signal that reached the trainer alone, or with us: it counts once."""
+        """Handle a signal that reached the trainer, alone or together with the agent; it counts once."""
         if self._outcome is not None:
             return
         if signum == signal.SIGINT:
@@ -448,12 +451,12 @@ class Agent:
             self._begin_drain(deadline or Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
 
     def _on_superseded(self, claim: Claim) -> None:
-        """A newer generation waits for this one's last snapshot: leave as on a notice, and never come back."""
+        """Drain as after a notice, without a restart: a newer generation waits for this one's last snapshot."""
         if self._outcome is not None or claim.generation <= self._startup.generation.number:
             return
         self._journal.emit(events.SupersededBy(generation=claim.generation, host=claim.host))
         self.trainer.tell_superseded()
-        # Nobody's instance ends: the newcomer waits for as long as our journal is heard. Only a hang must not last.
+        # No instance ends: the newer start waits as long as our journal shows that we live. Only a hang must not last.
         needs_s = self._drain.plan(Deadline.never(), trains=self.trainer.trains).needs_s
         self._begin_drain(Deadline.after(max(self.settings.handover_s, 2 * needs_s)), ExitCode.SUPERSEDED)
 
@@ -463,7 +466,7 @@ class Agent:
         self._state.move(RunState.DRAINING)
         self._drain.begin(deadline, code, trains=self.trainer.trains)
         if began and code is not ExitCode.CTRL_C and not self._told_to_leave and not self.trainer.attempt.connected:
-            self.trainer.signal(signal.SIGTERM)  # a program that does not know us hears of it like this
+            self.trainer.signal(signal.SIGTERM)  # a program without a Checkpointer learns of it by the signal
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
@@ -471,34 +474,38 @@ class Agent:
         self._drain.call_off_drill("the program has ended")
 
     def _on_trainer_left(self, code: int | None) -> None:
-        """The trainer's process has ended: `code` as a shell shows it, `None` for a crash of one that is no child."""
+        """Decide what follows the end of the trainer's process.
+
+        Args:
+            code: its exit code as a shell shows it; `None` for a crash of a trainer that is no child.
+        """
         attempt = self.trainer.attempt
         self._pipeline.settle_held(counts=code == 0)
-        self._watch_step()  # how far it came decides whether it is worth starting again
+        self._watch_step()  # how far it got decides whether it is worth a restart
         self._journal.emit(events.TrainerLeft(code=code, step=self._ranks.trainer_step))
         if code == 0 and not attempt.connected:
             self._say("the program ended without ever creating a Checkpointer: nothing was saved")
         if self._drain.current is not None:
             self.trainer.left_as_told()
         elif self._told_to_leave:
-            # It had the signal as well, and ended before the poller has told us what that means.
+            # The trainer got the signal as well, and ended before the poller reported what the signal means.
             self._begin_drain(Deadline.after(self.settings.grace_s), ExitCode.INTERRUPTED)
         if self._drain.current is not None or code in (0, ExitCode.CTRL_C) or not self._program.is_child:
             self._pipeline.save_newest_now()
-        elif self._startup.finding is not Finding.FAILED:  # else it was told why it cannot begin
+        elif self._startup.finding is not Finding.FAILED:  # else the agent has told it why it cannot begin
             new = self._startup.finding is Finding.NOTHING and self._pipeline.sealed_step is None
             again = attempt.hopeless or (attempt.raised and new and attempt.first_step_at is None)
             self._restarts.after_crash(attempt, would_be_the_same=again)
 
     def _restart_if_due(self) -> None:
-        """Start the trainer again in place: a new generation, resumed from the nearest copy of the newest snapshot."""
+        """Restart the trainer in place: in a new generation, from the nearest copy of the newest snapshot."""
         if not self._restarts.due or not self._program.is_child:
             return
         self._restarts.call_off()
         self.trainer.begin_again(self._on_begun)
 
     def _say_if_nobody_says_hello(self) -> None:
-        """A program that makes no Checkpointer, or not where it runs, is saved by nobody."""
+        """Log, once, that nothing is saved: the program has created no Checkpointer, or not where this agent runs."""
         attempt = self.trainer.attempt
         waits = self.trainer.child is not None and not attempt.connected and self.trainer.restarts == 0
         if waits and not self._told_silent and time.monotonic() - (attempt.spawned_at or attempt.began_at) > HELLO_S:
@@ -506,7 +513,7 @@ class Agent:
             self._say(f"the program has not created a Checkpointer in {HELLO_S:g} s: nothing is being saved")
 
     def _finish_if_done(self) -> None:
-        """Decide the outcome once nobody trains and everything sealed is where it has to be, or time is up."""
+        """Decide the outcome once no trainer runs and every sealed snapshot is stored, or the time is up."""
         self.trainer.note_if_gone()
         if self._drain.current is not None and self.trainer.begins:
             self.trainer.call_off()
@@ -558,27 +565,27 @@ class Agent:
         )
 
     def _dismiss(self) -> None:
-        """Tell a trainer that is no child that its resume point will not come."""
+        """Tell a trainer that is no child that there will be no resume point."""
         drain, startup = self._drain.current, self._startup
         if startup.error is None and self._ranks.connections and drain is not None:
             superseded = drain.exit_code is ExitCode.SUPERSEDED
-            why = "a newer start has asked for the run" if superseded else "this host is to be left"
-            what = "the start before this one had handed over" if startup.awaiting else "the store had answered"
+            why = "a newer start has asked for the run" if superseded else "this host is shutting down"
+            what = "the previous start handed over" if startup.awaiting else "the store answered"
             kind = Superseded if superseded else DeadlineExceeded
-            startup.leave(kind(f"{why}, before {what}: nothing was trained here"))
+            startup.leave(kind(f"{why} before {what}; no training was done here"))
 
     def _stop_trainer(self, within_s: float = math.inf) -> None:
-        """End a child, and start no other. Blocks for seconds, or `within_s` of them."""
+        """Stop the child, and start no other. Blocks for a few seconds, or for `within_s` if that is less."""
         self.trainer.stop(within_s)
         self._restarts.call_off()
 
     def _end(self, end: Outcome) -> None:
-        """Decide the outcome, whatever it is. It is recorded in the store once nobody can commit any more."""
+        """Set the outcome, unless it is set already. It is recorded in the store once no tier can commit any more."""
         self._outcome = self._outcome or end
         self._state.move(RunState.DONE)
 
     def _refuse(self, err: ConfigError) -> None:
-        """The store shows that the run must not start, if need be after it has."""
+        """Refuse the run because of what the store shows; if it has started already, stop the trainer and fail."""
         if not self._startup.generation.number:
             self._refusal = err
             return
@@ -587,13 +594,13 @@ class Agent:
         self._end(Outcome("failed", err.exit_code))
 
     def _turn_away(self, why: ConfigError) -> None:
-        """Tell a trainer that has started this agent by itself why nothing is begun; it may not have said hello yet."""
+        """Tell a trainer that started this agent by itself why the run is refused. It may not have said hello yet."""
         if not self._program.is_child:
             self._startup.leave(why)
             self.trainer.await_hello()
 
     def _on_bug(self, err: BaseException) -> None:
-        """From a thread's root. The agent ends; a live trainer starts another."""
+        """Note an unexpected exception, from a thread's root. The agent ends; a live trainer starts another agent."""
 
         def note() -> None:
             self._bug = err

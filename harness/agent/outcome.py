@@ -1,4 +1,4 @@
-"""How a run ended here, left in a file for the process that started its agent: the exit code alone does not say it."""
+"""The outcome of a run here, in a file for the process that started its agent: the exit code does not tell it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_outcome(runtime_dir: RuntimeDir, pid: int, outcome: Outcome) -> None:
 
 
 def read_outcome(runtime_dir: RuntimeDir, pid: int) -> str | None:
-    """The name of the outcome that the agent with process `pid` recorded here; `None` if it recorded none."""
+    """Return the outcome's name that the agent with process `pid` recorded here; `None` if it recorded none."""
     try:
         word = json.loads(runtime_dir.outcome.read_text())
         return str(word["outcome"]) if word["pid"] == pid else None

@@ -33,12 +33,12 @@ class SealedSlot:
 
 
 SnapshotSet = tuple[SealedSlot, ...]
-"""In rank order, one of each rank: only that is a snapshot."""
+"""One sealed slot of each rank, in rank order: only a complete set is a snapshot."""
 
 
 @dataclass(frozen=True)
 class MemoryCopy:
-    """A snapshot in slots of this host; `manifest` is known once a tier has published it, and verifies it."""
+    """A snapshot in slots of this host; `manifest`, which verifies it, is known once a tier has published it."""
 
     id: SnapshotId
     slots: SnapshotSet
@@ -48,23 +48,23 @@ class MemoryCopy:
 
     @property
     def records(self) -> tuple[SlotRecord, ...]:
-        """What the slots hold, in rank order."""
+        """The slots' records, in rank order."""
         return tuple(sealed.record for sealed in self.slots)
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What the trainers will restore: a snapshot in slots, with verified content.
+    """The snapshot that the trainers will restore: in slots, with verified content.
 
     Attributes:
         id: the snapshot.
         tier: where it came from.
         slots: in rank order.
-        records: what they hold.
-        indexes: of the slots where they are the node's own already; empty for what was fetched just now.
+        records: of the slots, in rank order.
+        indexes: of the slots, if they are in the node's pool already; empty if they were fetched just now.
         verified: False only for a memory copy that no tier had digests of yet.
-        filling_s: what fetching and verifying it took.
-        manifest: what is committed, where it came from a store.
+        filling_s: seconds that fetching and verifying it took.
+        manifest: of the commit, if the snapshot came from a store.
     """
 
     id: SnapshotId
@@ -77,7 +77,7 @@ class ResumePoint:
     manifest: Manifest | None = None
 
     def close(self) -> None:
-        """Nobody restores it: what was fetched for it goes."""
+        """Close the slots that were fetched for it: no trainer will restore it."""
         if not self.indexes:
             for slot in self.slots:
                 slot.close()

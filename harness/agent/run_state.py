@@ -1,4 +1,4 @@
-"""Where a run is on this host: one state, assigned in one place that knows the legal moves.
+"""The state of a run on this host, assigned in one place that knows the legal moves.
 
 STARTING ⇄ RUNNING ──▶ DRAINING ──▶ DONE        (every state may go to DONE, STARTING to DRAINING too)
 """
@@ -13,19 +13,19 @@ MOVES = {
     RunState.DRAINING: {RunState.DONE},
     RunState.DONE: set[RunState](),
 }
-"""From each state, where it may go. A trainer that comes or goes while the run is left, or over, changes nothing."""
+"""The legal moves from each state. A trainer that connects or ends in DRAINING or DONE changes nothing."""
 
 
 class State:
-    """Of one run in one agent. Main thread."""
+    """The state of one run in one agent. Main thread."""
 
     def __init__(self) -> None:
-        """It starts."""
+        """Begin with STARTING."""
         self._now = RunState.STARTING
 
     @property
     def now(self) -> RunState:
-        """What it is."""
+        """The present state."""
         return self._now
 
     def move(self, to: RunState) -> None:

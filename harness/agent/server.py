@@ -1,7 +1,7 @@
-"""One agent for a run on a host: the lock that makes it the one, the socket where it is met, and who is connected.
+"""The one agent of a run on a host: the lock that ensures that, the socket where it listens, and its connections.
 
-Owns the run's lock, the listening socket and every connection; and what one agent of this host hands to the next. Knows
-nothing of what a connection is for: messages are passed on. Main thread of the agent.
+Owns the run's lock, the listening socket and every connection, and the handover from one agent of this host to the
+next. Does not know the purpose of a connection: it passes messages on. Main thread of the agent.
 
     locked by another ──Takeover──▶ Busy: its trainer lives, nothing is started here
                                 └─▶ HandedOver: its slots are ours, and so is the lock as soon as it has ended
@@ -28,23 +28,23 @@ from harness.ipc.channel import Channel, ChannelClosed, Received, connect, liste
 from harness.ipc.runtime_dir import RuntimeDir
 from harness.ipc.slots import Slot
 
-_TAKE_OVER_S = 30.0  # an agent that ends has let go of the lock by then
+_TAKE_OVER_S = 30.0  # an agent that is ending has released the lock by then
 _ANSWER_S = 2.0
 _LOOK_S = 0.05
 _HALF_A_MESSAGE_S = 2.0  # for the rest of a message that has begun
 
 
 class CalledOff(Exception):
-    """Told to leave while another agent of this host still had the run: nothing was begun."""
+    """The agent has to exit while another agent of this host still has the run: nothing was begun."""
 
 
 class Server:
-    """Closed until `open`."""
+    """Lock, socket and connections of one agent. Closed until `open`."""
 
     def __init__(
         self, context: Context, pipeline: SavePipeline, on_message: Callable[[Channel, Received], None]
     ) -> None:
-        """Touches nothing yet.
+        """Prepare; no file or socket is opened yet.
 
         Args:
             context: of the agent.
@@ -61,15 +61,15 @@ class Server:
 
     @property
     def address(self) -> Path:
-        """Where trainers connect to."""
+        """Path of the socket that trainers connect to."""
         return self._runtime_dir.socket
 
     def open(self, is_called_off: Callable[[], bool]) -> str:
-        """Become this host's agent of the run, and listen. Names the lock that it holds from now on.
+        """Become this host's agent of the run, and listen. Return the name of the lock that it holds from now on.
 
         Raises:
             ConfigError: another agent has the run, and keeps it; or no agent can listen here.
-            CalledOff: `is_called_off` while another one had it. What was posted is run meanwhile.
+            CalledOff: `is_called_off` was true while another agent had the run. Posts are run meanwhile.
         """
         try:
             self._runtime_dir.prepare()
@@ -87,13 +87,13 @@ class Server:
     def leave_word(self, outcome: Outcome) -> None:
         """Write the outcome to a file for the process that started this agent.
 
-        The exit code alone does not say it, since it may be the program's own; and the store may be out of reach.
+        The exit code alone does not tell it, since it may be the program's own; and the store may be out of reach.
         """
-        with contextlib.suppress(OSError):  # then the exit code has to do
+        with contextlib.suppress(OSError):  # then there is only the exit code
             write_outcome(self._runtime_dir, os.getpid(), outcome)
 
     def has(self, channel: Channel) -> bool:
-        """Whether it is connected still."""
+        """Return whether a channel is still connected."""
         return channel in self._clients
 
     def hang_up(self, channel: Channel) -> None:
@@ -104,7 +104,7 @@ class Server:
             channel.close()
 
     def close(self) -> None:
-        """Hang up on everybody, and let the next agent in: the last thing that an agent does."""
+        """Close all connections, and release the lock for the next agent: the last thing that an agent does."""
         for channel in self._clients:
             channel.close()
         if self._listener is not None:
@@ -130,7 +130,7 @@ class Server:
         channel.socket.settimeout(_HALF_A_MESSAGE_S)
         try:
             message = channel.receive()
-        except (ChannelClosed, TimeoutError):  # somebody who was stopped in the middle of a message must not stop us
+        except (ChannelClosed, TimeoutError):  # a sender that was stopped in the middle of a message must not stop us
             return self.hang_up(channel)
         channel.socket.settimeout(None)
         try:
@@ -142,7 +142,7 @@ class Server:
     # ---- from one agent to the next ---------------------------------------------------------------------------------
 
     def _take_lock(self, is_called_off: Callable[[], bool]) -> int:
-        """The run's lock; an agent that has it, and whose trainer is dead, hands its slots over."""
+        """Return the run's lock. An agent that has it, and whose trainer is dead, hands its slots over."""
         give_up_at, told = time.monotonic() + _TAKE_OVER_S, False
         while (lock := self._runtime_dir.try_lock()) is None:
             try:
@@ -160,7 +160,7 @@ class Server:
             if time.monotonic() > give_up_at:
                 raise ConfigError(
                     f"another agent of run {self._run!r} on this host neither answers nor ends"
-                    f"{self._runtime_dir.holder()}. Let it go on (kill -CONT), or end it (kill -KILL), and start again"
+                    f"{self._runtime_dir.holder()}. Resume it (kill -CONT) or end it (kill -KILL), then start again"
                 )
             self._loop.wait(_LOOK_S)
             self._loop.run_posts()
@@ -183,11 +183,11 @@ class Server:
                     self._emit(events.AgentReplaced(slots=len(answer.fds)))
 
     def refuse_takeover(self, channel: Channel, trainer_pid: int) -> None:
-        """To an agent that wants the run: our trainer lives. Raises ChannelClosed."""
+        """Tell an agent that wants the run that our trainer is alive. Raises ChannelClosed."""
         channel.send(Busy(trainer_pid))
 
     def hand_over(self, channel: Channel) -> None:
-        """To an agent that wants the run: here are our slots. Raises ChannelClosed."""
+        """Send our slots to an agent that wants the run. Raises ChannelClosed."""
         sealed = self._pipeline.handed_over()
         channel.send(
             HandedOver(tuple(index for index, _ in sealed), tuple(generation.info for _, generation in sealed)),

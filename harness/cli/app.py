@@ -1,7 +1,7 @@
-"""The command line: which commands there are, in which groups, and how each ends.
+"""The command line: its commands, their groups in the help, and their exit codes.
 
-Owns exit codes: an error is one line on stderr that says what, where and what to do, and no traceback. Each command
-is a file beside this one; it parses, calls and prints.
+Owns exit codes: an error is one line on stderr that says what failed, where, and what to do; there is no traceback.
+Each command has its own file in this folder: it parses options, calls the harness and prints.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def harness(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version")
     ] = False,
 ) -> None:
-    """See `app`: a docstring here would be shown as its help."""
+    """Take the options of `harness` itself. The help shows the text of `app`, not this docstring."""
 
 
 def _add(command: Command, group: str, example: str, *, runs_a_program: bool = False) -> None:
@@ -99,14 +99,14 @@ app.add_typer(simulator, name="metadata-sim", rich_help_panel=TRY)
 
 
 def main() -> None:
-    """The `harness` command."""
+    """Run the `harness` command, and exit with its code."""
     open_missing_descriptors()
     try:
         sys.exit(app(prog_name="harness", standalone_mode=False))
     except typer.Abort:
         sys.exit(ExitCode.CTRL_C)
-    except TyperException as err:  # a word that there is not, a number that is none
-        if message := err.format_message().rstrip("."):  # none where help was shown instead of a command
+    except TyperException as err:  # an unknown command or option, or a value of the wrong type
+        if message := err.format_message().rstrip("."):  # empty if the help was shown because no command was given
             say(f"error: {message}. See harness --help")
         sys.exit(ExitCode.USAGE)
     except HarnessError as err:
@@ -115,7 +115,7 @@ def main() -> None:
     except CloudError as err:
         say(f"error: {err}")
         sys.exit(ExitCode.USAGE if isinstance(err, Denied) else ExitCode.BUG)
-    except Exception:  # noqa: BLE001  the process's root: a bug has an exit code of its own
+    except Exception:  # noqa: BLE001  root of the process: a bug has its own exit code
         with contextlib.suppress(OSError):
             traceback.print_exc()
         sys.exit(ExitCode.BUG)

@@ -1,4 +1,4 @@
-"""`harness doctor`: try everything that a run needs on this machine."""
+"""`harness doctor`: check everything that a run needs on this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def doctor(
     context: typer.Context,
     flags: dict[str, Any],
     state_gb: Annotated[
-        float | None, typer.Option(help="Size of weights and optimizer. Default: that of the run's newest snapshot")
+        float | None, typer.Option(help="GB of weights and optimizer. Default: the size of the run's newest snapshot")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Try everything that a run needs here, before it costs a night. Starts nothing, leaves nothing behind.
+    """Check everything that a run needs here, before a problem costs a night. Starts nothing, leaves nothing behind.
 
-    Takes the options of `harness run`: put "doctor" where "run" stood.
+    Takes the options of `harness run`: replace "run" with "doctor" in its command line.
 
     One line each: ok, warning, or FAIL with the remedy. Exits 64 if anything failed; warnings are allowed.
     """

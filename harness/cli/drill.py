@@ -1,4 +1,4 @@
-"""`harness drill`: what would a notice come to, for the run that trains here?"""
+"""`harness drill`: simulate an interruption notice for the run that trains on this machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.errors import ConfigError, ExitCode
 @with_settings(*TO_FIND)
 def drill(
     flags: dict[str, Any],
-    in_s: Annotated[float, typer.Option("--in", help="Seconds that the notice leaves")] = SPOT_NOTICE_S,
-    end: Annotated[bool, typer.Option("--end", help="Leave in earnest: the run ends with 75 and can go on")] = False,
+    in_s: Annotated[float, typer.Option("--in", help="Seconds from the notice to its deadline")] = SPOT_NOTICE_S,
+    end: Annotated[bool, typer.Option("--end", help="Really end the run: it exits with 75 and can be resumed")] = False,
     as_json: Json = False,
 ) -> None:
-    """Try what a notice would do to the run that trains here. How long until its last step is durable?
+    """Simulate a notice for the run that trains here, and measure how long until its last step is durable.
 
-    Training goes on. Exits 74 if the last step was not durable in time.
+    Training continues. Exits 74 if the last step was not durable in time.
     """
     from harness.ipc import client
 

@@ -13,12 +13,14 @@ from harness.cli.options import TO_LOOK, Json, settings_of, with_settings
 
 @with_settings(*TO_LOOK)
 def export(
-    file: Annotated[Path, typer.Argument(help="To be made: a name with .safetensors")],
+    file: Annotated[Path, typer.Argument(help="File to write: a name that ends in .safetensors")],
     flags: dict[str, Any],
-    snapshot: Annotated[str | None, typer.Option(help="Which, as `harness ls` shows it. Default: the newest")] = None,
-    step: Annotated[int | None, typer.Option(help="Which, by its step")] = None,
-    only: Annotated[str | None, typer.Option(help="One state, e.g. model: its tensors under their plain names")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there")] = False,
+    snapshot: Annotated[
+        str | None, typer.Option(help="Snapshot, as `harness ls` shows it. Default: the newest")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Instead of --snapshot: the newest one of this step")] = None,
+    only: Annotated[str | None, typer.Option(help="Only this state, e.g. model, with plain tensor names")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a snapshot, or one state of it, to a safetensors file, for any script. Exits 70 if a byte differs."""
@@ -27,7 +29,7 @@ def export(
     with output.patience(flags["store"]) as waiting:
 
         def say(text: str) -> None:
-            waiting.cancel()  # that is a word already
+            waiting.cancel()  # this line shows already that the command is at work
             output.say(text)
 
         settings = settings_of(flags)

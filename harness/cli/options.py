@@ -1,6 +1,6 @@
-"""Options that several commands share. Those of a run are made from `Settings`: name, type, help and heading.
+"""Options that several commands share. The options of a run are made from `Settings`: name, type, help and heading.
 
-Owns how a setting becomes an option; `Settings` owns which there are and what they mean.
+Owns how a setting becomes an option; `Settings` owns the list of settings and their meaning.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from harness.errors import ConfigError
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout")]
 
 TO_FIND = ("store", "run", "s3_endpoint")
-"""Settings that say which run is meant."""
+"""Settings that identify a run."""
 TO_LOOK = ("store", "run", "local", "s3_endpoint")
-"""Those, and where its other tier is."""
+"""Settings that identify a run and its local tier."""
 TO_TRY = tuple(name for name in OPTIONS if name not in ("fresh", "continue_"))
-"""Everything that a run can be told, but where to begin."""
+"""Every setting of a run, except where to begin (`fresh`, `continue_`)."""
 TO_RUN = tuple(OPTIONS)
 
 Command = Callable[..., None]
 
 
 def with_settings(*names: str) -> Callable[[Command], Command]:
-    """Give a command an option for each of these settings, in the place of its parameter `flags`.
+    """Give a command an option for each of these settings, in place of its parameter `flags`.
 
-    The command is called with `flags`: what was given on the command line by the names of settings, `None` for what
-    was not.
+    The command is called with `flags`: a mapping from the name of each setting to its value on the command line, or to
+    `None` if the option was not given.
     """
 
     def decorate(command: Command) -> Command:
@@ -55,18 +55,18 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
 
 
 def settings_of(flags: Mapping[str, Any]) -> Settings:
-    """The settings of a run to look at. It needs no name where the store holds a single one.
+    """Return the settings of the run that a command looks at. If the store holds only one run, it need not be named.
 
     Raises:
-        ConfigError: the settings cannot be, or the run has to be named.
+        ConfigError: a setting is invalid, or the run has to be named.
     """
     if flags["run"] is None and "HARNESS_RUN" not in os.environ:
         from harness.inspect.ls import runs
 
         try:
             names = runs(resolve({**flags, "run": "_"}, os.environ, here(), script=None))
-        except Denied as err:  # a role may list below its own run only
-            raise ConfigError(f"name a run with --run; which ones the store holds cannot be seen: {err}") from err
+        except Denied as err:  # the role may be allowed to list only below its own run
+            raise ConfigError(f"name a run with --run; the runs of the store cannot be listed: {err}") from err
         if len(names) != 1:
             raise ConfigError(f"name a run with --run; the store holds {', '.join(names) or 'none'}")
         flags = {**flags, "run": names[0]}
@@ -76,7 +76,7 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
 def _parameter(name: str) -> inspect.Parameter:
     option = OPTIONS[name]
     shown = typer.Option(option.flag, help=option.help, rich_help_panel=option.heading)
-    hint = option.kind | None  # what is not given must be told from what is
+    hint = option.kind | None  # `None`: the option was not given
     return inspect.Parameter(name, _BY_NAME, default=None, annotation=Annotated[hint, shown])
 
 

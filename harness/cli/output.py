@@ -1,6 +1,6 @@
-"""What the commands print: words for people on stderr, data on stdout, tables, JSON.
+"""Output of the commands: lines for people on stderr; data, tables and JSON on stdout.
 
-Owns how a text from elsewhere (a store, a notice, a host) is made harmless, and what happens where nothing can be
+Owns how a text from elsewhere (a store, a notice, a host) is made harmless, and what happens if the output cannot be
 written.
 """
 
@@ -34,7 +34,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def patience(store: str | None) -> Generator[threading.Timer]:
-    """Say once, after two seconds, that the command is still at work on `store`. Cancel the timer to say nothing."""
+    """After two seconds, print once that the command is still at work on `store`. Cancel the timer to print nothing."""
     waiting = threading.Timer(_SILENCE_S, say, [f"still at work on {store or 'the store'} …"])
     waiting.daemon = True
     waiting.start()
@@ -45,7 +45,7 @@ def patience(store: str | None) -> Generator[threading.Timer]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines of data. Raises ConfigError: stdout takes nothing, as each of these."""
+    """Print lines of data. Raises ConfigError if stdout cannot be written, as do the other `print_…` functions."""
     with _output():
         typer.echo("\n".join(map(printable, lines)))
 
@@ -57,7 +57,7 @@ def print_json(value: object) -> None:
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print names and values, a pair in each line, folded on a terminal; "-" where there is no value."""
+    """Print one name and value per line, folded on a terminal; "-" stands for `None`."""
     from rich.console import Console
     from rich.table import Table
 
@@ -75,7 +75,7 @@ def print_fields(fields: Mapping[str, Any]) -> None:
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Print one line for each row, below the names of the columns. The last column is prose.
 
-    Only that one is folded, and only on a terminal: what goes into a pipe is searched by lines.
+    Only the last column is folded, and only on a terminal: output in a pipe is searched line by line.
     """
     from rich.console import Console
     from rich.table import Table
@@ -103,14 +103,14 @@ def _output() -> Generator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has enough: `harness ls | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has closed the pipe: `harness ls | head`
     except OSError as err:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python writes again when it exits
         raise ConfigError(f"the output could not be written: {err.strerror}") from err
 
 
 def _cell(value: object) -> Text:
-    """Make a cell that shows the text itself: no terminal escape and no rich markup in it counts."""
+    """Make a cell that shows the text itself: terminal escapes and rich markup in it have no effect."""
     from rich.text import Text
 
     return Text("-" if value is None else printable(str(value)))

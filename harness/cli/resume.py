@@ -1,4 +1,4 @@
-"""`harness resume`: run a training on a machine that nobody watches."""
+"""`harness resume`: run a training on an unattended machine."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def resume(
     context: typer.Context,
     flags: dict[str, Any],
     line: Annotated[
-        str | None, typer.Option("--command", help="The program as one line, instead of what is behind --")
+        str | None, typer.Option("--command", help="The program as one line, instead of the words after --")
     ] = None,
     self_test: Annotated[
         str | None,
         typer.Option(
-            help='To succeed before the first start; "" for none. Default: nvidia-smi -L where there is a GPU'
+            help='Command to succeed before the first start; "" for none. Default: nvidia-smi -L if there is a GPU'
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be resumed and run, and change nothing")
+        bool, typer.Option("--dry-run", help="Print what would be resumed and run, and change nothing")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document on stdout")] = False,
 ) -> None:
-    """Run it as often as it takes: on a spot instance of a fleet, in a Slurm or Kubernetes job, on a laptop.
+    """Run a program as often as needed: on a spot instance of a fleet, in a Slurm or Kubernetes job, on a laptop.
 
     Settings and program come from options, then the environment (HARNESS_RUN, HARNESS_STORE, HARNESS_COMMAND, …), then
     the instance's tags (harness-run, harness-store, harness-command).
 
-    Exits with the last `harness run`'s code; in a fleet, after doing what follows from it.
+    Exits with the code of the last `harness run`; in a fleet, it first acts on that code.
     """
     from harness.node import main as node
     from harness.node.job import Request
@@ -48,5 +48,5 @@ def resume(
         print_json(found.to_json()) if as_json else print_lines(found.lines())
         raise typer.Exit(found.code)
     if as_json:
-        raise ConfigError("--json goes with --dry-run")
+        raise ConfigError("--json needs --dry-run")
     raise typer.Exit(node.resume(request, self_test))

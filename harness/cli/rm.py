@@ -14,9 +14,9 @@ from harness.cli.output import say
 def rm(
     snapshot: Annotated[str, typer.Argument(help="A snapshot, as `harness ls` shows it; or ALL for the whole run")],
     flags: dict[str, Any],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
 ) -> None:
-    """Delete a snapshot from every tier, or a whole run with everything that is known of it."""
+    """Delete a snapshot from every tier, or a whole run with its snapshots, records and unfinished uploads."""
     from harness.inspect.remove import remove
 
     settings = settings_of(flags)

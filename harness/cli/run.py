@@ -1,4 +1,4 @@
-"""`harness run`: start a training script, or resume it, with an agent around it."""
+"""`harness run`: start a training script, or resume it, under an agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.config.settings import Settings, check_alone, here, resolve
 
 @with_settings(*TO_RUN)
 def run(context: typer.Context, flags: dict[str, Any]) -> None:
-    """Run a training script; start it or resume it, whichever it is.
+    """Run a training script: start it, or resume it if it has run before.
 
     Exit codes: 0 finished, 75 interrupted and durable (run me again), 74 interrupted and only local, 73 superseded,
     70 bug, 64 usage, 130 Ctrl-C; otherwise the script's own.

@@ -29,7 +29,7 @@ def start(port: Port = 1338) -> None:
         try:
             serving = stack.enter_context(MetadataSimulator(port=port))
         except (OSError, OverflowError) as err:
-            raise ConfigError(f"port {port} cannot be listened on: {err}") from err
+            raise ConfigError(f"cannot listen on port {port}: {err}") from err
         typer.echo(serving.url)
         try:
             serving.wait()
@@ -46,35 +46,35 @@ def notice(
     action: Annotated[str, typer.Option(help="terminate, stop or hibernate")] = "terminate",
     port: Port = 1338,
 ) -> None:
-    """A spot interruption notice."""
+    """Send a spot interruption notice."""
     _steer(port, "notice", in_s=in_s, lead_s=lead_s, action=action)
 
 
 @simulator.command(epilog="Example: harness metadata-sim rebalance")
 def rebalance(port: Port = 1338) -> None:
-    """A rebalance recommendation: make a snapshot durable and go on."""
+    """Send a rebalance recommendation: a snapshot is made durable, and training continues."""
     _steer(port, "rebalance")
 
 
 @simulator.command(epilog="Example: harness metadata-sim lifecycle Terminated")
 def lifecycle(state: Annotated[str, typer.Argument(help="e.g. InService, Terminated")], port: Port = 1338) -> None:
-    """The Auto Scaling group's target state."""
+    """Set the Auto Scaling group's target state."""
     _steer(port, "lifecycle", state=state)
 
 
 @simulator.command(epilog="Example: harness metadata-sim withdraw")
 def withdraw(port: Port = 1338) -> None:
-    """Take every notice back."""
+    """Withdraw every notice."""
     _steer(port, "withdraw")
 
 
 @simulator.command(epilog="Example: harness metadata-sim fault token-expiry --for 10")
 def fault(
     kind: Annotated[str, typer.Argument(help="token-expiry, hang, 5xx, xhtml, slow, unauthorized, ...")],
-    for_s: Annotated[float, typer.Option("--for", help="Seconds")] = 10.0,
+    for_s: Annotated[float, typer.Option("--for", help="Seconds that the fault lasts")] = 10.0,
     port: Port = 1338,
 ) -> None:
-    """Misbehave for a while."""
+    """Make the simulator misbehave for a while."""
     _steer(port, "fault", kind=kind, for_s=for_s)
 
 

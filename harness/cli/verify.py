@@ -15,7 +15,7 @@ from harness.errors import ExitCode
 def verify(
     flags: dict[str, Any],
     lift: Annotated[
-        bool, typer.Option("--lift", help="Read what is quarantined too, and use again what is what was committed")
+        bool, typer.Option("--lift", help="Read quarantined snapshots too, and end the quarantine of intact ones")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The program that trains: its command line, its script, and what can be seen to be wrong with it before a start."""
+"""The program that trains: its command line, its script, and the mistakes that can be found before a start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from harness.errors import ConfigError
 
 @dataclass(frozen=True)
 class Program:
-    """What trains, and how it comes to be.
+    """The program that trains: a child of the agent, or a trainer that connects by itself.
 
     Attributes:
         command: the command line of a child; `None` for a trainer that connects by itself.
         environ: the environment that a child gets.
-        script: the command line of a trainer that is no child, to be remembered.
-        starter: pid of the trainer that has started this agent, and is about to connect.
+        script: the command line of a trainer that is not a child, for the run's records.
+        starter: pid of the trainer that started this agent and is about to connect.
     """
 
     command: Sequence[str] | None = None
@@ -28,19 +28,19 @@ class Program:
 
     @property
     def is_child(self) -> bool:
-        """Whether the agent starts it."""
+        """Whether the agent starts the program."""
         return self.command is not None
 
     @property
     def remembered(self) -> tuple[str, ...]:
-        """The command line in any case, if it is known."""
+        """The command line of the program, for a child and for other trainers; empty if unknown."""
         return tuple(self.command or self.script)
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuse what can be seen to be wrong before anything is started.
+    """Raise if the command is certain to fail, before anything is started.
 
-    A start that is bound to fail must not ask for a run that another host is training.
+    A start that is certain to fail must not claim a run that another host is training.
 
     Raises:
         ConfigError: nothing to run, a program that cannot be executed, or a Python script that does not exist.
@@ -55,12 +55,12 @@ def check_command(command: Sequence[str]) -> None:
             raise ConfigError(f"{program}: command not found (looked in {os.getcwd()})")  # noqa: PTH109
         raise ConfigError(f"{program} cannot be executed: it is a directory, or not executable (chmod +x)")
     script = script_of(command)
-    if script is not None and not os.path.exists(script):  # noqa: PTH110  a user's word, shown as it was given
+    if script is not None and not os.path.exists(script):  # noqa: PTH110  shown as the user gave it
         raise ConfigError(f"{script}: no such script (looked in {os.getcwd()})")  # noqa: PTH109
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The Python script that a command runs, as it was given; `None` for `-m`, `-c` and other programs."""
+    """Return the Python script that a command runs, as it was given; `None` for `-m`, `-c` and other programs."""
     if not os.path.basename(command[0]).startswith("python"):  # noqa: PTH119
         return command[0] if command[0].endswith(".py") else None
     words = iter(command[1:])

@@ -1,6 +1,7 @@
 """Options, defaults and units: defaults < harness.toml < HARNESS_* < flags, validated once, printed at start.
 
-Owns every environment read of the harness. Used by the command line, and by a Checkpointer without `harness run`.
+Owns every read of an environment variable in the harness. Used by the command line, and by a Checkpointer without
+`harness run`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from harness.errors import ConfigError
 
 DEFAULT_STORE = ".harness"
 CONFIG_FILE = "harness.toml"
-_ONLY_FLAGS = frozenset({"fresh", "continue_", "run_named"})  # written down somewhere, each start would begin anew
+_ONLY_FLAGS = frozenset({"fresh", "continue_", "run_named"})  # in a file, `fresh` would affect every start
 SOCKET_VARIABLE = "HARNESS_SOCKET"  # set by the agent for its child
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 OFF_VARIABLE = "HARNESS"  # HARNESS=off makes every Checkpointer inert
@@ -32,7 +33,7 @@ OFF_VARIABLE = "HARNESS"  # HARNESS=off makes every Checkpointer inert
 
 @dataclass(frozen=True)
 class Help:
-    """What a setting means, as help shows it, and the heading under which it is listed."""
+    """Help text of a setting, and the heading that the help lists it under."""
 
     text: str
     heading: str
@@ -45,18 +46,18 @@ _WHERE, _WHEN, _KEPT, _NOTICE, _LIMITS, _S3 = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run can be told. Durations are seconds, sizes bytes; a setting with `Help` is an option as well.
+    """All settings of a run. Durations are in seconds, sizes in bytes. A setting with `Help` is also an option.
 
     Attributes:
-        run_named: whether the user chose the name, as opposed to the script's.
-        overlap: copy what a torch optimizer owns during the next step, and not at the boundary.
-        runtime_dir: where agents listen on this host.
-        shared: new files in directory stores have what the umask leaves, and are not the user's alone.
+        run_named: whether the user chose the run's name; otherwise it is the script's.
+        overlap: copy parameters and state of torch optimizers during the next step, instead of at the boundary.
+        runtime_dir: directory of the sockets on which agents of this host listen.
+        shared: new files in directory stores get the permissions that the umask leaves, instead of the user's alone.
     """
 
     store: Annotated[str, Help("Durable store: a directory, or s3://bucket/prefix. Default: ./.harness", _WHERE)]
     run: Annotated[
-        str, Help("Name of the run. Default: the script's name; to look at a run, the only one of the store", _WHERE)
+        str, Help("Name of the run. Default: the script's name; to look at a run, the only run in the store", _WHERE)
     ]
     run_named: bool = True
     local: Annotated[
@@ -69,30 +70,30 @@ class Settings:
     ] = None
     every_s: Annotated[float, Help("Seconds between snapshots: into the local tier, if there is one", _WHEN)] = 60.0
     durable_every_s: Annotated[
-        float, Help("Seconds between snapshots into the store, where there is a local tier as well", _WHEN)
+        float, Help("Seconds between snapshots into the store, if there is a local tier too", _WHEN)
     ] = 300.0
-    every_steps: Annotated[int | None, Help("Take a snapshot at each multiple of this step, too", _WHEN)] = None
+    every_steps: Annotated[int | None, Help("Also take a snapshot at each multiple of this step", _WHEN)] = None
     keep_last: Annotated[int, Help("Snapshots to keep in the store", _KEPT)] = 3
-    keep_every: Annotated[int | None, Help("Keep the snapshots of each multiple of this step forever", _KEPT)] = None
+    keep_every: Annotated[int | None, Help("Keep the snapshots at multiples of this step forever", _KEPT)] = None
     keep_local: Annotated[int, Help("Snapshots to keep in the local tier", _KEPT)] = 2
     slots: Annotated[
         int | None, Help("Images of the state in shared memory. Default: 2, or 1 below 32 GB of memory", _LIMITS)
     ] = None
     overlap: bool = False
-    grace_s: Annotated[float, Help("Seconds that a SIGTERM or a drain file leaves, since they do not say", _NOTICE)] = (
-        30.0
-    )
-    drain_file: Annotated[str | None, Help("A file whose appearance is a notice", _NOTICE)] = None
+    grace_s: Annotated[
+        float, Help("Seconds from a SIGTERM, or a drain file without a number, to the deadline", _NOTICE)
+    ] = 30.0
+    drain_file: Annotated[str | None, Help("File that counts as a notice as soon as it exists", _NOTICE)] = None
     max_crashes: Annotated[
-        int, Help("Crashes in a row without progress that are answered by a restart in place", _LIMITS)
+        int, Help("Restarts in place, at most, after crashes in a row without progress", _LIMITS)
     ] = 3
-    fresh: Annotated[bool, Help("Start at step 0 although the run has snapshots, and ignore those", _WHERE)] = False
-    continue_: Annotated[bool, Help("Go on with a run that its program stopped early", _WHERE)] = False
+    fresh: Annotated[bool, Help("Start at step 0, and ignore the snapshots of the run", _WHERE)] = False
+    continue_: Annotated[bool, Help("Continue a run that its program stopped early", _WHERE)] = False
     handover_s: Annotated[
-        float, Help("Seconds of silence after which an older start of this run counts as dead", _LIMITS)
+        float, Help("Seconds of silence after which a previous start of this run counts as dead", _LIMITS)
     ] = 150.0
     upload_bytes_s: Annotated[
-        float | None, Help("Bytes a second to the store while training, at most; no limit after a notice", _LIMITS)
+        float | None, Help("Upload limit while training, in bytes per second; no limit after a notice", _LIMITS)
     ] = None
     s3_endpoint: Annotated[str | None, Help("URL of an S3-compatible store. Default: AWS", _S3)] = None
     s3_sse: Annotated[
@@ -122,11 +123,11 @@ class Settings:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be more than 0, not {value}")
         if "://" in (self.local or ""):
-            raise ConfigError(f"local is a directory on a disk of this machine, not {self.local}")
+            raise ConfigError(f"local must be a directory on a disk of this machine, not {self.local}")
         if self.log_format not in (None, "text", "logfmt"):
-            raise ConfigError(f"log_format is text or logfmt, not {self.log_format!r}")
+            raise ConfigError(f"log_format must be text or logfmt, not {self.log_format!r}")
         if self.s3_sse not in (None, "AES256", "aws:kms"):
-            raise ConfigError(f"s3_sse is AES256 or aws:kms, not {self.s3_sse!r}")
+            raise ConfigError(f"s3_sse must be AES256 or aws:kms, not {self.s3_sse!r}")
         if self.s3_kms_key_id is not None and self.s3_sse != "aws:kms":
             raise ConfigError("s3_kms_key_id needs s3_sse = aws:kms")
         for name in ("every_steps", "keep_last", "keep_every", "keep_local"):
@@ -136,19 +137,19 @@ class Settings:
         if self.slots is not None and not 1 <= self.slots <= 8:
             raise ConfigError(f"slots must be from 1 to 8, not {self.slots}")
         if self.fresh and self.continue_:
-            raise ConfigError("--fresh starts at step 0, and --continue goes on: one of them")
+            raise ConfigError("--fresh starts at step 0, and --continue continues the run: use one of them")
         if self.max_crashes < 0:
             raise ConfigError("max_crashes must not be negative")
 
     @property
     def store_identity(self) -> str:
-        """Tells stores apart on one host: a URL of S3 at another endpoint is another store."""
+        """Identity of the store on this host: the same S3 URL at another endpoint is another store."""
         elsewhere = self.s3_endpoint is not None and "://" in self.store
         return f"{self.s3_endpoint} {self.store}" if elsewhere else self.store
 
     @property
     def local_tier(self) -> str | None:
-        """Where the local tier of this store lies below `local`: runs of one name in two stores are two runs."""
+        """Directory below `local` for this store's local tier: runs of one name in two stores are two runs."""
         if self.local is None:
             return None
         words = re.sub(r"[^A-Za-z0-9]+", "-", self.store_identity).strip("-")[-40:].strip("-")
@@ -157,35 +158,35 @@ class Settings:
 
     @property
     def slot_disk(self) -> Path | None:
-        """Where a slot is kept that memory has no room for: the local tier's disk, or the store's if that is one."""
+        """Directory for a slot that does not fit into memory: `local`, else the store, or `None` if that is a URL."""
         if self.local is not None:
             return Path(self.local)
         return None if "://" in self.store else Path(self.store)
 
     def to_json(self) -> str:
-        """For another process of the harness."""
+        """Return the settings as text, for another process of the harness."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """The inverse of `to_json`."""
+        """Parse the text that `to_json` returned."""
         return cls(**json.loads(text))
 
     def remembered(self) -> dict[str, str]:
-        """What a later start of the same run is compared with."""
+        """Return the settings that a later start of the same run compares with its own."""
         names = ("every_s", "durable_every_s", "every_steps", "keep_last", "keep_every", "keep_local")
         return {name: str(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting on the command line.
+    """A setting as a command-line option.
 
     Attributes:
-        flag: as it is written: --every-s.
-        kind: of its value.
-        help: what it means.
-        heading: under which help lists it.
+        flag: its name, e.g. --every-s.
+        kind: type of its value.
+        help: its help text.
+        heading: heading that the help lists it under.
     """
 
     flag: str
@@ -206,16 +207,16 @@ def _options() -> dict[str, Option]:
 
 
 def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, script: str | None) -> Settings:
-    """The settings in force.
+    """Return the settings in force.
 
     Args:
         flags: options given on the command line; `None` values count as not given.
         environ: the environment: HARNESS_STORE, ... and AWS's own variables for the metadata service and S3.
         cwd: where harness.toml and relative directories are looked up.
-        script: file name of the training script, which names the run when nobody else does; `None` if it has none.
+        script: file name of the training script, which names the run if nothing else does; `None` without a script.
 
     Raises:
-        ConfigError: a value that cannot be, an unknown key in harness.toml, or no name for the run.
+        ConfigError: an invalid value, an unknown key in harness.toml, or no name for the run.
     """
     values: dict[str, Any] = _metadata_from(environ) | _endpoint_from(environ)
     values |= _from_file(cwd / CONFIG_FILE)
@@ -240,7 +241,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, 
 
 
 def here() -> Path:
-    """The current directory. Raises ConfigError: it is not there any more."""
+    """Return the current directory. Raises ConfigError if it no longer exists."""
     try:
         return Path.cwd()
     except OSError as err:
@@ -253,7 +254,7 @@ def is_off(environ: Mapping[str, str]) -> bool:
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError: this is one of several processes of one training, and nobody saves the others' state."""
+    """Raise ConfigError in one of several processes of one training: the state of the others would not be saved."""
     size = environ.get("WORLD_SIZE", "")
     if size.isdecimal() and int(size) > 1:
         raise ConfigError(
@@ -272,7 +273,7 @@ def _absolute(location: str, cwd: Path) -> str:
         raise ConfigError("a store or a local tier has an empty name: is a variable unset?")
     if re.match(r"[\w+.-]+://[^/]", location):
         return location.rstrip("/")
-    if re.match(r"[\w+.-]+:/", location):  # a slip of the pen; as a directory it would be durable nowhere
+    if re.match(r"[\w+.-]+:/", location):  # a typo, e.g. s3:/bucket; a directory of that name is not durable
         raise ConfigError(f"{location}: a store is a directory or s3://bucket/prefix")
     try:
         return os.path.normpath(cwd / Path(location).expanduser())
@@ -284,7 +285,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     try:
         if not path.exists():
             return {}
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would block
             raise ConfigError(f"{path} is not a file")
         table = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
@@ -292,12 +293,12 @@ def _from_file(path: Path) -> dict[str, Any]:
     kinds = {name: kind for name, kind in _kinds().items() if name not in _ONLY_FLAGS}
     unknown = sorted(set(table) - set(kinds))
     if unknown:
-        raise ConfigError(f"{path}: unknown option {unknown[0]!r}; there are: {', '.join(sorted(kinds))}")
+        raise ConfigError(f"{path}: unknown option {unknown[0]!r}; the options are: {', '.join(sorted(kinds))}")
     return {name: _convert(value, kinds[name], f"{path}: {name}") for name, value in table.items()}
 
 
 def _kinds() -> dict[str, type]:
-    """The plain type of each option: `float | None` is float."""
+    """Return the plain type of each setting: float for `float | None`."""
     kinds = {}
     for name, hint in typing.get_type_hints(Settings).items():
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -306,7 +307,7 @@ def _kinds() -> dict[str, type]:
 
 
 OPTIONS: Mapping[str, Option] = _options()
-"""The settings that the command line takes, by their names."""
+"""The command-line options, by the names of their settings."""
 
 
 def _convert(value: Any, kind: type, where: str) -> Any:
@@ -333,7 +334,7 @@ def _metadata_from(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _endpoint_from(environ: Mapping[str, str]) -> dict[str, Any]:
-    """S3's endpoint by AWS's own variables, so that one bucket name at two endpoints is two stores on this host."""
+    """Return the endpoint in AWS's own variables: one bucket name at two endpoints is two stores on this host."""
     if environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return {}
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
@@ -353,7 +354,7 @@ def instance_store(
     by_id: Path = Path("/dev/disk/by-id"),
     block: Path = Path("/sys/class/block"),
 ) -> Path | None:
-    """Where the instance's own NVMe disk is mounted and can be written, alone or in a RAID; `None` if nowhere."""
+    """Return the writable mount of the instance's own NVMe disk, alone or in a RAID; `None` if there is none."""
     try:
         disks = {link.resolve().name for link in by_id.glob("nvme-Amazon_EC2_NVMe_Instance_Storage_*")}
         lines = [line.split() for line in mounts.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What is exported of a snapshot, and the layout of the one safetensors file that it becomes. No I/O.
+"""The export of a snapshot: which document is exported, and the layout of its one safetensors file. No I/O.
 
 Owns the *document*: small state, or one state of it, in the tagged encoding of `harness.core.tree`, still encoded: to
 decode a numpy scalar, numpy would be needed. Its tensor references say which tensors the file holds.
@@ -30,7 +30,7 @@ _Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class FileLayout:
-    """A safetensors file before its tensors are there.
+    """The layout of a safetensors file, before its tensors are written.
 
     Attributes:
         header: its first bytes.
@@ -44,20 +44,20 @@ class FileLayout:
 
     @property
     def tensors(self) -> int:
-        """How many names mean a tensor; those of a tied one all count."""
+        """Number of tensor names in the file; every name of a tied tensor counts."""
         return sum(map(len, self.targets.values()))
 
 
 def pick(state: bytes, only: str | None) -> Any:
-    """The document: the state named `only`, or every state by its name, and beside them step, rng and the rest.
+    """Return the document: the state named `only`, or every state by its name, together with step, rng and the rest.
 
     Args:
         state: small state as a part holds it.
-        only: a state's name, or `None` for all there is.
+        only: a state's name, or `None` for everything.
 
     Raises:
-        ConfigError: it has no such state; or none at all, since no Checkpointer has written it.
-        SnapshotCorrupt: it is not what a Checkpointer writes.
+        ConfigError: the snapshot has no such state, or no states because no Checkpointer has written it.
+        SnapshotCorrupt: a Checkpointer does not write such small state.
     """
     try:
         small = msgspec.json.decode(state)
@@ -67,7 +67,7 @@ def pick(state: bytes, only: str | None) -> Any:
     if nodes is None:
         raise ConfigError("this snapshot was not written by a Checkpointer: it holds no named states")
     if not isinstance(nodes, dict) or not all(isinstance(node, dict) and "state" in node for node in nodes.values()):
-        raise SnapshotCorrupt("the states in small state are not such as a Checkpointer writes")
+        raise SnapshotCorrupt("the states in small state do not have the form that a Checkpointer writes")
     if only is None:
         return small | {name: node["state"] for name, node in nodes.items()}
     if only not in nodes:
@@ -76,15 +76,15 @@ def pick(state: bytes, only: str | None) -> Any:
 
 
 def lay_out(document: Any, stored: Mapping[str, Placed], metadata: Mapping[str, str]) -> FileLayout:
-    """The file with every tensor under its path in the document: what somebody expects who knows the state_dict.
+    """Lay out the file, with every tensor under its path in the document, as in the state_dict.
 
-    Each name has bytes of its own, since readers of safetensors know no tied weights. Where the document says more than
-    names and tensors, it is in the metadata as "state". The references in `document` get the new names.
+    Each name has bytes of its own, since readers of safetensors know no tied weights. If the document holds more than
+    names and tensors, the metadata has it as "state". The references in `document` get the new names.
 
     Args:
         document: what `pick` returned; changed.
         stored: the tensors in the snapshot's shards, by name.
-        metadata: what else the file shall say of itself.
+        metadata: further metadata of the file.
 
     Raises:
         SnapshotCorrupt: the document refers to a tensor that is not there.
@@ -101,7 +101,7 @@ def lay_out(document: Any, stored: Mapping[str, Placed], metadata: Mapping[str, 
 
 
 def _references(value: Any, path: _Path = (), depth: int = 0) -> Iterator[tuple[_Path, dict[str, Any]]]:
-    """Every tensor reference in an encoded tree, in order, and the path to it."""
+    """Yield every tensor reference in an encoded tree, in order, with the path to it."""
     if depth > 4 * tree.MAX_DEPTH:  # a container is an object and a list or two
         raise SnapshotCorrupt("small state: nested too deep")
     inside: Iterable[tuple[_Path, Any]] = ()
@@ -139,7 +139,7 @@ def _find(reference: dict[str, Any], stored: Mapping[str, Placed]) -> Placed:
 
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:
-    """`name`, or where it is taken with "~2" behind it, as in a shard."""
+    """Return `name`, or if it is taken, with "~2" behind it, as in a shard."""
     unused, copies = name, 1
     while unused in taken or unused in ("", _METADATA):
         copies += 1
@@ -148,7 +148,7 @@ def _unused(name: str, taken: Mapping[str, object]) -> str:
 
 
 def _is_flat(document: Any) -> bool:
-    """Whether names and tensors are all that it says, as a module's state_dict does."""
+    """Return whether the document holds only names and tensors, as a module's state_dict does."""
     return isinstance(document, dict) and all(
         isinstance(value, dict) and value.get("$") == "tensor" for value in document.values()
     )

@@ -19,7 +19,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=Tr
     """Base of every event; the class name is the tag in JSON."""
 
     def fields(self) -> dict[str, object]:
-        """As a document, without its name."""
+        """Return the event as a document, without its name."""
         return msgspec.structs.asdict(self)
 
 
@@ -35,14 +35,14 @@ class AgentStarted(Event, frozen=True):
 
 
 class Claimed(Event, frozen=True):
-    """A generation is ours, in the store."""
+    """The agent has claimed a generation in the store."""
 
     generation: int
     run_id: str
 
 
 class ClaimDeferred(Event, frozen=True):
-    """The store could not be asked: training goes on under a number to be claimed later."""
+    """The store could not be asked: training continues under a number that the agent claims later."""
 
     generation: int
     reason: str
@@ -56,7 +56,7 @@ class Located(Event, frozen=True):
 
 
 class NothingToResume(Event, frozen=True):
-    """There is no snapshot of this run anywhere: it starts at step 0, and this is said."""
+    """There is no snapshot of this run anywhere: it starts at step 0, and the log says so."""
 
     reason: str
 
@@ -72,7 +72,7 @@ class Fetched(Event, frozen=True):
 
 
 class Rejected(Event, frozen=True):
-    """A snapshot that looked newest was not used, and why."""
+    """A snapshot that looked newest was not used; `reason` says why."""
 
     snapshot: str
     tier: str
@@ -101,7 +101,7 @@ class TrainerConnected(Event, frozen=True):
 
 
 class Restored(Event, frozen=True):
-    """The trainer's live state is the snapshot's."""
+    """The trainer has restored the snapshot into its live state."""
 
     snapshot: str
     step: int
@@ -113,7 +113,7 @@ class FirstStep(Event, frozen=True):
 
     Attributes:
         step: its number.
-        seconds: since the agent started, or since the trainer's previous end where it was restarted in place.
+        seconds: since the agent started, or since the trainer's previous end if it was restarted in place.
     """
 
     step: int
@@ -121,21 +121,21 @@ class FirstStep(Event, frozen=True):
 
 
 class Restarted(Event, frozen=True):
-    """What the time from the end of the last life to the first step of this one went into. The parts sum to `total_s`.
+    """Where the time from the previous attempt's end to the first step of this one went. The parts sum to `total_s`.
 
-    What the agent does while the trainer imports counts only as far as the trainer waited for it.
+    The agent's work while the trainer imports counts only as far as the trainer waited for it.
 
     Attributes:
-        step: the first one of this life.
-        snapshot: what was resumed; `None` where there was none yet.
+        step: the first one of this attempt.
+        snapshot: the one that was resumed; `None` if there was none yet.
         tier: where it was found.
         total_s: the sum of the parts.
-        detect_s: from the end of the last life to the start of this one, back-off and capacity included. `None` if
-            nobody knows when the last one ended: the total then begins with this one.
+        detect_s: from the end of the previous attempt to the start of this one, back-off and capacity included. `None`
+            if that end is unknown: the total then begins with the start of this one.
         start_s: the agent, and the program's own way to its loop: Python, torch, model, data.
-        wait_s: of the program, for what it resumes: the store's answer, older generations, bytes and their digests.
-        first_step_s: the live state became the snapshot's, and the first step was made.
-        fetching_s: no part: what the fetch took in all, whether the trainer waited or not.
+        wait_s: the program's wait for what it resumes: the store's answer, older generations, bytes and their digests.
+        first_step_s: restoring the snapshot into the live state, and the first step.
+        fetching_s: not a part: how long the fetch took in all, whether the trainer waited or not.
     """
 
     step: int
@@ -149,14 +149,14 @@ class Restarted(Event, frozen=True):
     fetching_s: float
 
     def words(self) -> str:
-        """One line for people."""
-        since = "the start" if self.detect_s is None else "the end of the last life"
+        """Return one line for people."""
+        since = "the start" if self.detect_s is None else "the end of the previous attempt"
         parts = [
             ("detect", self.detect_s), ("start", self.start_s), ("wait", self.wait_s), ("first step", self.first_step_s)
         ]  # fmt: skip
         told = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds is not None)
         beside_s = self.fetching_s - self.wait_s
-        beside = f"; {beside_s:.1f} s of fetching went on beside the start" if beside_s >= 0.05 else ""
+        beside = f"; {beside_s:.1f} s of fetching overlapped with the start" if beside_s >= 0.05 else ""
         return f"{self.total_s:.1f} s from {since} to step {self.step}: {told}{beside}"
 
 
@@ -166,7 +166,7 @@ class SlotsReady(Event, frozen=True):
     Attributes:
         slots: how many.
         bytes: of each.
-        on_disk: memory has no room for one: the training loop waits for the disk at each snapshot.
+        on_disk: whether they are on a disk, for want of memory: the training loop waits for it at each snapshot.
     """
 
     slots: int
@@ -175,13 +175,13 @@ class SlotsReady(Event, frozen=True):
 
 
 class Due(Event, frozen=True):
-    """A snapshot was asked for, and why."""
+    """A snapshot was requested; `reason` says why."""
 
     reason: str
 
 
 class Sealed(Event, frozen=True):
-    """A snapshot is complete in memory. `stall_s` is what it cost the training loop."""
+    """A snapshot is complete in memory. `stall_s` is how long the training loop waited for it."""
 
     step: int
     bytes: int
@@ -196,7 +196,7 @@ class ShardStored(Event, frozen=True):
         step: the snapshot's.
         name: the shard's.
         bytes: its size.
-        how: "sent"; "copied" by the store itself from the snapshot before; "kept" where it was there already.
+        how: "sent"; "copied" by the store itself from the snapshot before; "kept" if it was there already.
     """
 
     tier: str
@@ -207,7 +207,7 @@ class ShardStored(Event, frozen=True):
 
 
 class NotCopied(Event, frozen=True):
-    """A store did not copy a shard that it should hold already. It is sent."""
+    """A store did not copy a shard that it should hold already. The agent sends it instead."""
 
     tier: str
     step: int
@@ -251,7 +251,7 @@ class Verified(Event, frozen=True):
 
 
 class SaveFailed(Event, frozen=True):
-    """A tier could not take a snapshot. Training goes on; the tier tries again."""
+    """A tier could not save a snapshot. Training continues; the tier tries again."""
 
     tier: str
     step: int
@@ -260,7 +260,7 @@ class SaveFailed(Event, frozen=True):
 
 
 class StoreSilent(Event, frozen=True):
-    """A store takes nothing of a snapshot for a while. Training goes on; the call ends by itself, or is repeated."""
+    """A store takes no byte of a snapshot for a while. Training continues; the call ends by itself, or is repeated."""
 
     tier: str
     step: int
@@ -288,7 +288,7 @@ class Retired(Event, frozen=True):
 
 
 class UpkeepFailed(Event, frozen=True):
-    """Verification, retention or reservation could not be done just now; it is tried again after the next snapshot."""
+    """Verification, retention or reservation failed; the tier tries it again after the next snapshot."""
 
     tier: str
     reason: str
@@ -310,12 +310,12 @@ class NoticeWithdrawn(Event, frozen=True):
 
 
 class SourceBlind(Event, frozen=True):
-    """A source of notices cannot be asked: a notice could be missed.
+    """A source of notices does not answer: a notice could be missed.
 
     Attributes:
         source: its name.
         reason: why.
-        expected: false where it should not answer here, and never has: the metadata service off the cloud.
+        expected: false if it should not answer here, and never has: the metadata service outside a cloud.
     """
 
     source: str
@@ -330,7 +330,7 @@ class SourceBack(Event, frozen=True):
 
 
 class StoreBlind(Event, frozen=True):
-    """The store does not answer at a start: it is asked again, and nothing is concluded meanwhile."""
+    """The store does not answer at a start. The agent asks again, and concludes nothing meanwhile."""
 
     store: str
     reason: str
@@ -367,13 +367,13 @@ class HandoverAwaited(Event, frozen=True):
 
 
 class HandoverOver(Event, frozen=True):
-    """Every older generation has ended or is silent: the newest commit is the resume point. `seconds` were waited."""
+    """Every older generation has ended or is silent: the newest commit is the resume point. The wait took `seconds`."""
 
     seconds: float
 
 
 class SupersededBy(Event, frozen=True):
-    """A newer generation asks for the run: this one makes its newest step durable, and leaves."""
+    """A newer generation asks for the run: this one makes its newest step durable, and exits."""
 
     generation: int
     host: str
@@ -386,7 +386,7 @@ class Draining(Event, frozen=True):
         choice: finish, newest or new.
         step: the trainer's.
         needs_s: until it is durable, at the measured rates.
-        has_s: until the instance ends; `None` when nobody knows.
+        has_s: until the instance ends; `None` if unknown.
         replaces: whether an upload in flight is given up for it.
     """
 
@@ -398,12 +398,12 @@ class Draining(Event, frozen=True):
 
 
 class Drained(Event, frozen=True):
-    """What became of the plan.
+    """The result of a drain.
 
     Attributes:
         durable_step: the newest that survives this machine.
         durable_in_s: from the beginning of the drain to its commit; 0 if it was durable before, `None` if nothing is.
-        lost_steps: what the trainer had done beyond it.
+        lost_steps: steps that the trainer had completed beyond it.
     """
 
     durable_step: int | None
@@ -412,7 +412,7 @@ class Drained(Event, frozen=True):
 
 
 class Drilling(Event, frozen=True):
-    """A drill has begun: the plan that a notice of `has_s` would lead to. Training goes on."""
+    """A drill has begun: the plan that a notice of `has_s` would lead to. Training continues."""
 
     choice: str
     step: int | None
@@ -421,13 +421,13 @@ class Drilling(Event, frozen=True):
 
 
 class Drilled(Event, frozen=True):
-    """What a drill came to.
+    """The result of a drill.
 
     Attributes:
         durable_step: the newest that survives this machine.
         durable_in_s: from the drill's notice to the commit of its snapshot; `None` if that was not made in time.
-        has_s: what the notice left.
-        lost_steps: what the trainer would have done beyond `durable_step` when it left.
+        has_s: seconds that the notice left.
+        lost_steps: steps that the trainer would have completed beyond `durable_step` when it left.
     """
 
     durable_step: int | None
@@ -469,14 +469,14 @@ class AgentReplaced(Event, frozen=True):
 
 
 class Heartbeat(Event, frozen=True):
-    """Nothing happened, and the agent lives."""
+    """The agent is alive, and nothing else happened."""
 
     step: int | None = None
     durable_step: int | None = None
 
 
 class Ended(Event, frozen=True):
-    """The agent's last word: its recorded outcome."""
+    """The agent's last event: its recorded outcome."""
 
     outcome: str
     exit_code: int
@@ -496,7 +496,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         at: ISO 8601 UTC, for people.
         mono: the host's monotonic seconds; differences within one host's lines are true durations.
-        generation: the generation that was current, 0 before one was.
+        generation: the generation that was current, 0 before there was one.
         body: the event.
     """
 
@@ -507,7 +507,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_line(line: Line) -> bytes:
-    """One line of the journal, newline included."""
+    """Return one line of the journal, newline included."""
     return msgspec.json.encode(line) + b"\n"
 
 
@@ -517,7 +517,7 @@ def decode_line(data: bytes) -> Line:
 
 
 def describe(event: Event) -> str:
-    """`name key=value ...`, the body of a log line."""
+    """Return `name key=value ...`, the body of a log line."""
     fields = " ".join(
         f"{field}={_short(value)}"
         for field in event.__struct_fields__

@@ -24,7 +24,7 @@ MAX_RECORD_BYTES = 512 * 1024 * 1024
 MAX_STATE_BYTES = MAX_RECORD_BYTES // 2
 """Small state larger than this is not saved: what could be saved can be resumed."""
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
-"""Whoever reads holds several chunks in memory."""
+"""A reader holds several chunks in memory."""
 MAX_SHARD_BYTES = 1024**5
 _CRC = re.compile(r"[0-9a-f]{16}")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -34,7 +34,7 @@ _OUTCOMES = frozenset({"finished", STOPPED_EARLY, "interrupted", "superseded", "
 
 
 class ForeignFormat(SnapshotCorrupt):
-    """A record of another version of the format: not damaged, but not for us."""
+    """A record of another version of the format: not damaged, but this version cannot read it."""
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's agent has made durable: its shards and its small state.
+    """One rank's part of a snapshot, as its agent made it durable: its shards and its small state.
 
     Attributes:
         format: `FORMAT`.
@@ -70,7 +70,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         sealed_at: ISO 8601 UTC, for people; nothing is decided by it.
         shards: in file order.
         state: small state in the tagged encoding (`harness.core.tree`), still encoded.
-        state_crc64nvme: of the very bytes of `state`, 16 hex digits: a counter with a flipped bit is still JSON.
+        state_crc64nvme: of the exact bytes of `state`, 16 hex digits: a counter with a flipped bit is still JSON.
         environment: what bit-identity depends on, as text.
     """
 
@@ -102,7 +102,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The commit: names one directory and holds every rank's part, in rank order.
 
-    A function of the parts alone, so whichever agent writes it writes the same bytes.
+    A function of the parts alone, so that every agent writes the same bytes.
     """
 
     format: int
@@ -120,7 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nonce(self) -> str:
-        """What the directory is named by beside generation and step; that of the generation's claim."""
+        """The nonce in the directory's name, which is that of the generation's claim."""
         return self.directory.rpartition("-")[2]
 
     @property
@@ -130,24 +130,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who started a generation. Never deleted: it is also how a run is known to exist.
+    """The record of who started a generation. Never deleted: it also shows that a run exists.
 
     Attributes:
         format: `FORMAT`.
-        run_id: identity of the run; made by the first claim, or anew by a `fresh` one, and copied by every later one.
+        run_id: identity of the run; a new one in the first claim and in a `fresh` one, copied by every later claim.
         generation: the number claimed.
         nonce: tells this claimant from one that raced for the same number.
         claimed_at: ISO 8601 UTC, for people.
         host: where the agent runs.
         pid: the agent's process.
-        fresh: whether everything before this generation is to be ignored (`--fresh`).
-        continues: whether it goes on although a program had stopped the run early (`--continue`).
+        fresh: whether to ignore everything before this generation (`--fresh`).
+        continues: whether it continues a run that its program had stopped early (`--continue`).
         parent: the snapshot resumed from, where it was known when claiming.
         command: the trainer's command line.
         named: whether the user named the run, as opposed to the name of the script.
         settings: the configuration that a later start is compared with, as text.
         agent: tells one agent's generations (restarts in place) from another agent's.
-        lock_id: the lock that the agent held: who holds it now knows that this agent is dead. `place` in the record.
+        lock_id: the lock that the agent held: its holder now knows that this agent is dead. `place` in the record.
     """
 
     format: int
@@ -168,7 +168,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """How a generation ended.
+    """The record of how a generation ended.
 
     Attributes:
         format: `FORMAT`.
@@ -188,7 +188,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a snapshot is not used any more, after two independent failed reads."""
+    """The record of why a snapshot is not used any more, after two independent failed reads."""
 
     format: int
     generation: int
@@ -203,12 +203,12 @@ _T = TypeVar("_T", Claim, Part, Manifest, Done, Quarantine)
 
 
 def encode(record: Record) -> bytes:
-    """The record's bytes: JSON with fields in declared order, one trailing newline."""
+    """Return the record's bytes: JSON with fields in declared order, one trailing newline."""
     return msgspec.json.encode(record) + b"\n"
 
 
 def combine_parts(parts: Sequence[Part]) -> Manifest:
-    """The manifest of complete `parts` (I11: one step, one generation, one directory, every rank once).
+    """Return the manifest of complete `parts` (I11: one step, one generation, one directory, every rank once).
 
     Raises:
         SnapshotCorrupt: the parts do not make one snapshot.
@@ -238,7 +238,7 @@ def parse_claim(data: bytes, key: str) -> Claim:
 
 
 def parse_done(data: bytes, key: str) -> Done:
-    """Parse and validate an end. Raises SnapshotCorrupt, naming `key`."""
+    """Parse and validate the record of an end. Raises SnapshotCorrupt, naming `key`."""
     done = _decode(data, Done, key)
     _require(done.outcome in _OUTCOMES, key, "outcome")
     return done

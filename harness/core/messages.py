@@ -1,13 +1,13 @@
-"""Every message between a trainer and its agent, and between an agent and whoever asks it, as types.
+"""Every message between a trainer and its agent, and between an agent and other processes, as types.
 
 Owns which messages there are, what they carry, and their bytes: one JSON object with a `type`. Framing, descriptors and
-liveness are `ipc.channel`. A message is decoded once, where it arrives; what is none of these is refused there, and
-behind that nobody handles names of fields. Every time is monotonic seconds of this host, every size bytes.
+liveness are `ipc.channel`. A message is decoded once, where it arrives. Anything else is refused there, so that no
+other code handles names of fields. Every time is monotonic seconds of this host, every size bytes.
 
     trainer ──▶ agent    Hello Layout Restored FirstStep Sealed SaveWanted SignalReceived Training Finished Leaving Bye
     agent ──▶ trainer    Welcome Refused ResumeHeader ResumeReady ResumeNone ResumeFailed Slots NoSlots Superseded
-    anybody ──▶ agent    AskStatus AskDrill Takeover
-    agent ──▶ anybody    Status · Drilling DrillDone NoDrill · Busy HandedOver
+    others ──▶ agent     AskStatus AskDrill Takeover
+    agent ──▶ others     Status · Drilling DrillDone NoDrill · Busy HandedOver
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.core import events
 from harness.core.restart import Span
 
 PROTOCOL = 4
-"""Raised with any change that an agent and a trainer of two versions would misunderstand."""
+"""Increased with any change that an agent and a trainer of two versions would misunderstand."""
 
 
 class RunState(enum.Enum):
@@ -39,7 +39,7 @@ class RunState(enum.Enum):
 
 
 class GenerationInfo(msgspec.Struct, frozen=True):
-    """One start of the trainers, as it travels.
+    """One start of the trainers, as messages carry it.
 
     Attributes:
         number: of the generation; may still rise while it is not claimed.
@@ -68,13 +68,13 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=_kebab):
 
 
 class Hello(Message, frozen=True):
-    """A Checkpointer is there. With descriptors of control page and slots where it goes on after its agent died.
+    """A Checkpointer connects. It sends the descriptors of control page and slots if it continues after its agent died.
 
     Attributes:
         protocol: `PROTOCOL` of its version.
         rank: of the process.
-        world_size: how many there are.
-        generation: which it has begun; `None` for one that asks what it resumes.
+        world_size: number of ranks.
+        generation: the one that it has begun; `None` if it asks what to resume.
         indexes: of the slots whose descriptors follow that of the page.
     """
 
@@ -86,14 +86,14 @@ class Hello(Message, frozen=True):
 
 
 class Layout(Message, frozen=True):
-    """Slots of `bytes` are needed. `number` tells one layout from the next."""
+    """The trainer needs slots of `bytes`. `number` distinguishes one layout from the next."""
 
     bytes: int
     number: int
 
 
 class Restored(Message, frozen=True):
-    """The live state is the snapshot's; its slot is the agent's again."""
+    """The trainer has restored the snapshot, and returns its slot to the agent."""
 
     snapshot: str
     step: int
@@ -101,13 +101,13 @@ class Restored(Message, frozen=True):
 
 
 class FirstStep(Message, frozen=True):
-    """The first step of this process is complete, and what its time went into.
+    """The first step of this process is complete. Carries what its time was spent on.
 
     Attributes:
         step: its number.
         at: when it was complete.
-        waits: for what the agent was still finding or fetching.
-        wanted_at: when it was ready to make the snapshot's state its own.
+        waits: when the process waited for the agent to find or fetch the snapshot.
+        wanted_at: when the process was ready to restore the snapshot.
     """
 
     step: int
@@ -117,14 +117,14 @@ class FirstStep(Message, frozen=True):
 
 
 class Sealed(Message, frozen=True):
-    """A snapshot is in a slot.
+    """A snapshot is sealed in a slot.
 
     Attributes:
         index: of the slot.
         step: completed optimizer steps.
         bytes: of all shards.
         stall_s: how long the loop waited.
-        copy_s: how long it would have, without overlap.
+        copy_s: how long it would have waited without overlap.
         held: whether it counts only once the program's exit code is known to be 0.
     """
 
@@ -147,7 +147,7 @@ class SignalReceived(Message, frozen=True):
 
 
 class Training(Message, frozen=True):
-    """A loop has begun after one whose end was taken for that of the training."""
+    """Another loop has begun, after the end of a loop that was taken for the end of the training."""
 
 
 class Finished(Message, frozen=True):
@@ -157,17 +157,17 @@ class Finished(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """It waits for its newest snapshot to be durable, and then ends."""
+    """The trainer waits until its newest snapshot is durable, and then exits."""
 
 
 class Bye(Message, frozen=True):
-    """The last word of a Checkpointer: its process ends, or goes on without it.
+    """The last message of a Checkpointer: its process exits, or continues without it.
 
     Attributes:
-        exception: it ends by one, or by an exit code that says so.
-        early: the program left its outermost loop before its end.
-        hopeless: by an exception that the same program would meet again.
-        process_lives: the process goes on.
+        exception: whether it ends by an exception, or by an exit code that means failure.
+        early: whether the program left its outermost loop before its end.
+        hopeless: whether the same program would meet that exception again.
+        process_lives: whether the process continues.
     """
 
     exception: bool
@@ -183,11 +183,11 @@ class Welcome(Message, frozen=True):
     """The answer to `Hello`, with the control page's descriptor.
 
     Attributes:
-        generation: which is begun, or goes on.
-        restarts: how many there were before it, by this agent.
+        generation: the one that begins, or continues.
+        restarts: how many restarts by this agent there were before.
         settings: of the run, as `Settings.to_json`.
-        detached: whether the agent is no parent of its trainer.
-        command: the trainer's command line, as it is remembered.
+        detached: whether the agent is not the parent of its trainer.
+        command: the trainer's command line, as claims record it.
         sequence: number of the newest seal on this host.
     """
 
@@ -200,13 +200,13 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The other answer to `Hello`: why this trainer cannot be this agent's."""
+    """The other answer to `Hello`: why this agent cannot serve this trainer."""
 
     message: str
 
 
 class ResumeHeader(Message, frozen=True):
-    """Which snapshot is fetched, and its small state: `record` is a slot's record. Tensors follow."""
+    """The snapshot that is being fetched, and its small state: `record` is a slot's record. Tensors follow."""
 
     snapshot: str
     tier: str
@@ -230,7 +230,7 @@ class ResumeNone(Message, frozen=True):
 
 
 class ResumeFailed(Message, frozen=True):
-    """What there is cannot be resumed. `error` names an exception of `harness.errors`."""
+    """The run cannot be resumed. `error` names an exception of `harness.errors`."""
 
     error: str
     message: str
@@ -251,23 +251,23 @@ class NoSlots(Message, frozen=True):
 
 
 class Superseded(Message, frozen=True):
-    """A newer start has asked for the run: who leaves on the next command leaves with that exit code."""
+    """A newer start has asked for the run. A trainer that leaves on the next command exits with the superseded code."""
 
 
 # ---- of this host's other processes ---------------------------------------------------------------------------------
 
 
 class AskStatus(Message, frozen=True):
-    """What is the run doing? The answer is `Status`."""
+    """Ask what the run is doing. The answer is `Status`."""
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What a notice would come to if it came now, at the measured rates.
+    """The outcome that an interruption notice would have now, at the measured rates.
 
     Attributes:
-        in_s: seconds that it would leave.
+        in_s: seconds that the notice would leave.
         needs_s: seconds until the snapshot that can be saved would be durable.
-        lost_steps: steps that the trainer has made beyond it.
+        lost_steps: steps that the trainer has completed beyond that snapshot.
     """
 
     in_s: float
@@ -276,7 +276,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """What a live agent says of its run.
+    """The status of a run, as its live agent reports it.
 
     Attributes:
         run: its name.
@@ -287,20 +287,20 @@ class Status(Message, frozen=True, kw_only=True):
         run_id: identity of the run.
         claimed: whether the store knows of this start.
         step: completed optimizer steps; `None` before the loop.
-        step_age_s: seconds since it was reached, as the agent has seen it.
+        step_age_s: seconds since the agent saw that step complete.
         local_step: newest step committed on this machine.
         durable_step: newest step committed in the store.
-        durable_age_s: seconds since that.
-        bytes_copied: what the store copied by itself of the newest snapshot.
-        bytes_pending: what is still to be sent of the one in flight.
-        estimate_s: seconds that will take.
-        deadline_s: seconds until the instance ends; `None` where no end is announced.
-        notice: what one would come to now; `None` before the first step, and once one is in force.
-        finished_step: at which the last loop ended.
-        everything_durable: whether the newest snapshot is.
-        restarts: in place, by this agent.
-        restart: what the newest start took.
-        unreachable: sources of notices that should answer here, and do not.
+        durable_age_s: seconds since the commit of that snapshot.
+        bytes_copied: bytes of the newest snapshot that the store copied by itself.
+        bytes_pending: bytes still to be sent of the upload in flight.
+        estimate_s: estimated seconds to send them.
+        deadline_s: seconds until the instance ends; `None` if no end is announced.
+        notice: forecast for a notice now; `None` before the first step, and once a notice is in force.
+        finished_step: step at which the last loop ended.
+        everything_durable: whether the newest snapshot is durable.
+        restarts: number of restarts in place, by this agent.
+        restart: what the time of the newest start was spent on.
+        unreachable: sources of notices that should answer here, but do not.
         agent_pid: of the process that answers.
         trainer_pid: of the connected trainer.
     """
@@ -331,18 +331,18 @@ class Status(Message, frozen=True, kw_only=True):
     trainer_pid: int | None
 
     def fields(self) -> dict[str, Any]:
-        """As a document: what `harness status --json` shows."""
+        """Return the document that `harness status --json` shows."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         document.pop("type")
         return document | {"restart": None if self.restart is None else self.restart.fields()}
 
 
 class AskDrill(Message, frozen=True):
-    """What would a notice come to that leaves `in_s` seconds? `Drilling` and `DrillDone` follow, or `NoDrill`.
+    """Ask for a drill, as for a notice that leaves `in_s` seconds. `Drilling` and `DrillDone` follow, or `NoDrill`.
 
     Attributes:
         in_s: seconds until the end of the instance, had it been a notice.
-        end: whether the run then really leaves.
+        end: whether the run then really exits.
     """
 
     in_s: float
@@ -350,20 +350,20 @@ class AskDrill(Message, frozen=True):
 
 
 class Drilling(Message, frozen=True):
-    """It has begun: the plan, for people."""
+    """The drill has begun. `words` is its plan, for people."""
 
     words: str
 
 
 class DrillDone(Message, frozen=True):
-    """What it came to, and that for people."""
+    """The drill is over. `drilled` is its result, `words` the same for people."""
 
     drilled: events.Drilled
     words: str
 
 
 class NoDrill(Message, frozen=True):
-    """It cannot be done, or not be carried through."""
+    """The drill cannot be done, or was broken off."""
 
     why: str
 
@@ -373,13 +373,13 @@ class Takeover(Message, frozen=True):
 
 
 class Busy(Message, frozen=True):
-    """It is being trained here, by this process."""
+    """The run is being trained here, by this process."""
 
     trainer_pid: int
 
 
 class HandedOver(Message, frozen=True):
-    """Here are the sealed slots, whose descriptors come with this, and the generations that made them."""
+    """The handover: the sealed slots, whose descriptors come with this, and the generations that made them."""
 
     indexes: tuple[int, ...]
     generations: tuple[GenerationInfo, ...]
@@ -397,11 +397,11 @@ _decoder = msgspec.json.Decoder(AnyMessage)
 
 
 def encode(message: AnyMessage) -> bytes:
-    """One message's bytes."""
+    """Return one message's bytes."""
     return _encoder.encode(message)
 
 
 def decode(data: bytes) -> AnyMessage:
-    """The inverse of `encode`; fields of a newer version are ignored. Raises ValueError where it is no message."""
+    """The inverse of `encode`; fields of a newer version are ignored. Raises ValueError if `data` is not a message."""
     message: AnyMessage = _decoder.decode(data)
     return message

@@ -1,7 +1,7 @@
 """How fast something has been lately, pessimistically.
 
-Owns the sliding window that every promise about time is made from: the 10th percentile of the newest samples, so that
-nine times out of ten the thing turns out faster than promised. Pure; the caller measures.
+Owns the sliding window behind every promise about time: the 10th percentile of the newest samples, so that nine times
+out of ten the work is faster than promised. Pure; the caller measures.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ WINDOW = 32  # samples: a minute of a busy upload, or the last half hour of smal
 
 
 class Rate:
-    """So much per second: bytes of a copy, a write or an upload; optimizer steps. Not thread-safe."""
+    """An amount per second: bytes of a copy, a write or an upload; optimizer steps. Not thread-safe."""
 
     def __init__(self, window: int = WINDOW) -> None:
         """`window` is how many of the newest samples count."""
         self._samples: deque[float] = deque(maxlen=window)
 
     def add(self, amount: int, seconds: float) -> None:
-        """One measurement: `amount` took `seconds`. What was nothing tells nothing."""
+        """Add a measurement: `amount` took `seconds`. An amount of 0 is ignored."""
         if amount > 0:
             self._samples.append(amount / max(seconds, 1e-6))
 

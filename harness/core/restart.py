@@ -1,10 +1,10 @@
-"""What a restart's time went into: moments of the agent and the trainer in, parts that sum to the total out.
+"""Where a restart's time goes: moments of the agent and the trainer in, parts that sum to the total out.
 
-Owns the four parts, and which of two things that happen at once counts; asks no clock. The first step waits for the
-trainer, so each instant belongs to what the trainer was doing then: the agent's work counts only where it was waited
-for.
+Owns the four parts, and which of two things that happen at once counts; reads no clock. The first step waits for the
+trainer, so each instant belongs to what the trainer was doing then: the agent's work counts only while the trainer
+waited for it.
 
-    last life ends   this one begins            wants its tensors            first step complete
+    previous ends    this one begins            wants its tensors            first step complete
          │   detect       │   start  ┊ wait ┊ start  ┊ wait ┊│       first step       │
 """
 
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 Span = tuple[float, float]
-"""From, until: monotonic seconds of one host."""
+"""Begin and end, in monotonic seconds of one host."""
 
 NO_TIME: Span = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """When things happened. All monotonic seconds of this host; in whatever order they came.
+    """The moments of one start. All are monotonic seconds of this host; they may be in any order.
 
     Attributes:
-        ended_at: when the trainer of the last life was last known to live; `None` if nobody knows.
-        began_at: when this life was begun: the agent's process, or its decision to start the trainer again.
+        ended_at: when the trainer of the previous attempt was last known to live; `None` if unknown.
+        began_at: when this attempt began: the agent's process, or its decision to start the trainer again.
         spawned_at: when the trainer's process was started.
-        waits: the trainer waits to be told what is resumed, and for the tensors.
-        wanted_at: when the trainer was ready to make the snapshot's state its own.
+        waits: when the trainer waited to learn what it resumes, and for the tensors.
+        wanted_at: when the trainer was ready to restore the snapshot.
         stepped_at: when the first optimizer step was complete.
     """
 
@@ -43,7 +43,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Parts:
-    """Milliseconds of the first step's waiting, each instant in one part: they sum to `total` exactly."""
+    """Milliseconds until the first step, each instant in one part: the parts sum to `total` exactly."""
 
     detect: int
     start: int
@@ -52,15 +52,15 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of the parts, in milliseconds."""
         return sum(vars(self).values())
 
 
 def divide(moments: Moments) -> Parts:
-    """Divide the time from the end of the last life to the first step of this one among what it was spent on."""
+    """Divide the time from the end of the previous attempt to the first step of this one into its parts."""
     spawned_at = moments.spawned_at
     if moments.ended_at is not None and spawned_at < moments.ended_at <= moments.began_at:
-        spawned_at = moments.ended_at  # the shell that had run the last life became this one's trainer: `exec`
+        spawned_at = moments.ended_at  # the shell that had run the previous attempt became this one's trainer: `exec`
     began_at = min(moments.began_at, spawned_at)  # a detached agent is started by its trainer
     start = began_at if moments.ended_at is None else min(moments.ended_at, began_at)
     end = max(moments.stepped_at, start)
@@ -81,5 +81,5 @@ def divide(moments: Moments) -> Parts:
 
 
 def _ms(instant: float) -> int:
-    """Whole milliseconds, once for every moment: differences of whole numbers sum without a rest."""
+    """Round a moment to whole milliseconds: differences of whole numbers sum without a remainder."""
     return round(instant * 1000)

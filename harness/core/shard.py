@@ -52,8 +52,8 @@ ALIGNMENT: Final = 4096
 
 MAX_SHARD_BYTES: Final = 1024**3
 MAX_FROZEN_SHARD_BYTES: Final = 256 * 1024**2
-"""Smaller, because a store copies what has not changed shard by shard: one frozen tensor that changes after all (an
-average that is kept by hand, say) costs no more than this."""
+"""Smaller, because a store copies unchanged tensors by whole shards: if one frozen tensor changes after all (an average
+that is kept by hand, say), no more than this is sent again."""
 MAX_HEADER_BYTES: Final = 100_000_000
 """safetensors' own limit."""
 
@@ -71,7 +71,7 @@ class TensorSpec:
         name: unique within the plan.
         dtype: a key of `DTYPE_BYTES`.
         shape: sizes of its dimensions; empty for a scalar.
-        frozen: it is not expected to change during the run.
+        frozen: whether it is expected not to change during the run.
     """
 
     name: str
@@ -81,7 +81,7 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return _tensor_bytes(self.dtype, self.shape)
 
 
@@ -90,7 +90,7 @@ class Placed:
     """A tensor's place in a shard.
 
     Attributes:
-        name: the tensor.
+        name: of the tensor.
         dtype: a key of `DTYPE_BYTES`.
         shape: sizes of its dimensions.
         offset: its first byte, from the start of the file; a multiple of its element size.
@@ -125,7 +125,7 @@ def plan_shards(specs: Iterable[TensorSpec], max_shard_bytes: int = MAX_SHARD_BY
     """Divide tensors among shards and place every one. The same specs in any order give the same plan.
 
     Frozen tensors come first, in smaller shards of their own, which keep their numbers when the optimizer's state grows
-    and are not sent again while they stay as they are. A tensor larger than a shard has one to itself.
+    and are not sent again while they do not change. A tensor larger than a shard has a shard to itself.
 
     Raises:
         StateError: so many or so long names that a header exceeds safetensors' limit.
@@ -141,7 +141,7 @@ def plan_shards(specs: Iterable[TensorSpec], max_shard_bytes: int = MAX_SHARD_BY
 
 
 def header_bytes(prefix: bytes, file_size: int) -> int:
-    """How many bytes of a shard come before its data, from its first 8: what to read for `parse_header`.
+    """Return how many bytes of a shard come before its data, from its first 8. `parse_header` needs so many.
 
     Raises:
         SnapshotCorrupt: the file cannot hold such a header.
@@ -157,7 +157,7 @@ def header_bytes(prefix: bytes, file_size: int) -> int:
 
 
 def parse_header(prefix: bytes, file_size: int, index: int = 0) -> ShardLayout:
-    """Read a shard's header, believing nothing: what comes out is as safe to map as what `plan_shards` makes.
+    """Parse a shard's header without trusting it. The result is as safe to map as a layout of `plan_shards`.
 
     Args:
         prefix: the file's first bytes, at least `header_bytes` of them.
@@ -165,7 +165,7 @@ def parse_header(prefix: bytes, file_size: int, index: int = 0) -> ShardLayout:
         index: the shard's number.
 
     Raises:
-        SnapshotCorrupt: the file is not what `plan_shards` and a copy of tensors can have made.
+        SnapshotCorrupt: `plan_shards` and a copy of tensors cannot have made this file.
     """
     start = header_bytes(prefix, file_size)
     if len(prefix) < start:
@@ -249,7 +249,7 @@ def _parse_json(text: bytes) -> dict[str, Any]:
     if not text.startswith(b"{"):
         _corrupt("a shard's header does not start with '{'")
     try:
-        # The standard library's parser, because it is the one that shows a key that comes twice.
+        # The standard library's parser, because it alone shows a key that appears twice.
         header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_corrupt)
     except (ValueError, RecursionError) as err:
         raise SnapshotCorrupt(f"a shard's header is not JSON: {str(err)[:200]}") from err
@@ -261,7 +261,7 @@ def _parse_json(text: bytes) -> dict[str, Any]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
-    return unique if len(unique) == len(pairs) else _corrupt("a name comes twice in a shard's header")
+    return unique if len(unique) == len(pairs) else _corrupt("a name appears twice in a shard's header")
 
 
 def _parse_tensor(name: str, entry: Any, start: int) -> Placed:
@@ -276,7 +276,7 @@ def _parse_tensor(name: str, entry: Any, start: int) -> Placed:
         raise SnapshotCorrupt(f"tensor {name[:120]!r}: {err}") from err
     begin, end = offsets
     if not 0 <= begin <= end <= _MAX_INT or end - begin != size:
-        _corrupt(f"tensor {name[:120]!r} of {size} bytes is said to be at {begin} to {end}")
+        _corrupt(f"tensor {name[:120]!r} of {size} bytes has data_offsets {begin} to {end}")
     return Placed(name, dtype, tuple(shape), start + begin, size)
 
 

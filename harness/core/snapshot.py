@@ -57,7 +57,7 @@ def check_run_name(run: str) -> str:
 
 
 def shard_name(rank: int, world_size: int, index: int) -> str:
-    """The file name of one shard of one rank, e.g. "rank-00003-of-00008.00.safetensors"."""
+    """Return the file name of one shard of one rank, e.g. "rank-00003-of-00008.00.safetensors"."""
     return f"rank-{rank:05d}-of-{world_size:05d}.{index:02d}.safetensors"
 
 
@@ -72,11 +72,11 @@ class RunKeys:
     run: str
 
     def claim(self, generation: int) -> str:
-        """Who started a generation; put-if-absent, never deleted, remote store only."""
+        """Return the key of a generation's claim; put-if-absent, never deleted, remote store only."""
         return f"{self.run}/generations/{generation:08d}.json"
 
     def done(self, generation: int) -> str:
-        """How a generation ended; put-if-absent."""
+        """Return the key of the record of how a generation ended; put-if-absent."""
         return f"{self.run}/generations/{generation:08d}.done.json"
 
     @property
@@ -105,37 +105,37 @@ class RunKeys:
         return f"{self.run}/events/"
 
     def commit(self, snapshot: SnapshotId) -> str:
-        """The manifest: its presence is the commit."""
+        """Return the key of a manifest: its presence is the commit."""
         return f"{self.commits}{snapshot}.json"
 
     def quarantined(self, snapshot: SnapshotId) -> str:
-        """Says that a snapshot is unusable, and why."""
+        """Return the key of the record that says that a snapshot is unusable, and why."""
         return f"{self.quarantine}{snapshot}.json"
 
     def directory(self, snapshot: SnapshotId, nonce: str) -> str:
-        """The directory of one attempt at a snapshot; the nonce keeps two claimants' payloads apart."""
+        """Return the directory of one attempt at a snapshot; the nonce keeps two claimants' payloads apart."""
         if not _NONCE.fullmatch(nonce):
             raise ValueError(f"not a nonce: {nonce[:40]!r}")
         return f"{snapshot}-{nonce}"
 
     def payload(self, directory: str, name: str) -> str:
-        """One file in a snapshot's directory."""
+        """Return the key of one file in a snapshot's directory."""
         return f"{self.snapshots}{directory}/{name}"
 
     def part(self, directory: str, rank: int, world_size: int) -> str:
-        """What one rank's agent has made durable; put-if-absent, after its shards."""
+        """Return the key of one rank's part; put-if-absent, after its shards."""
         return self.payload(directory, f"rank-{rank:05d}-of-{world_size:05d}.json")
 
     def journal(self, generation: int, host: str, segment: int) -> str:
-        """One segment of the journal; put once."""
+        """Return the key of one segment of the journal; put once."""
         return f"{self.journal_of(generation)}{host}/{segment:08d}.jsonl"
 
     def journal_of(self, generation: int) -> str:
-        """Prefix of one generation's segments, whatever host wrote them."""
+        """Return the prefix of one generation's segments, of all hosts."""
         return f"{self.events}{generation:08d}-"
 
     def is_ours(self, key: str) -> bool:
-        """Whether the harness makes keys of this form: whatever else lies below the run's name is somebody else's."""
+        """Return whether the harness makes keys of this form. Other keys below the run's name are foreign."""
         parsers = (
             self.parse_commit,
             self.parse_claim,
@@ -147,28 +147,28 @@ class RunKeys:
         return any(parse(key) is not None for parse in parsers)
 
     def parse_segment(self, key: str) -> int | None:
-        """The number of a segment of the journal, or `None` for a foreign object."""
+        """Return the number of a segment of the journal, or `None` for a foreign object."""
         match = _SEGMENT.search(key) if key.startswith(self.events) else None
         return None if match is None else int(match[1])
 
     def parse_commit(self, key: str) -> SnapshotId | None:
-        """The snapshot that a key under `commits` names, or `None` for a foreign object."""
+        """Return the snapshot that a key under `commits` names, or `None` for a foreign object."""
         return _parse(key, self.commits, ".json")
 
     def parse_quarantined(self, key: str) -> SnapshotId | None:
-        """The snapshot that a key under `quarantine` names, or `None` for a foreign object."""
+        """Return the snapshot that a key under `quarantine` names, or `None` for a foreign object."""
         return _parse(key, self.quarantine, ".json")
 
     def parse_claim(self, key: str) -> int | None:
-        """The generation that a claim's key names, or `None` (ends and foreign objects)."""
+        """Return the generation that a claim's key names, or `None` (ends and foreign objects)."""
         return _parse_generation(key, self.generations, ".json")
 
     def parse_done(self, key: str) -> int | None:
-        """The generation that an end's key names, or `None`."""
+        """Return the generation that an end's key names, or `None`."""
         return _parse_generation(key, self.generations, ".done.json")
 
     def parse_directory(self, key: str) -> tuple[SnapshotId, str] | None:
-        """The snapshot and directory that a payload's key lies in, or `None` for a foreign object."""
+        """Return the snapshot and directory that a payload's key lies in, or `None` for a foreign object."""
         if not key.startswith(self.snapshots):
             return None
         directory = key[len(self.snapshots) :].split("/", 1)[0]

@@ -18,11 +18,11 @@ class name anywhere; what is not in the set is refused with its path and a remed
     enum member                            {"$": "enum", "value": ...}         decodes to EnumValue
     TensorRef                              {"$": "tensor", "name": "...", "dtype": "F32"}   "kind", "order" if needed
 
-A type counts exactly: a subclass would come back as its base, so it is refused. That holds for namedtuples too; whoever
-restores could find their class in the live object only once that object has one, which an optimizer before its first
-step has not. Dicts keep their order.
+Types must match exactly: a subclass would come back as its base, so it is refused. That holds for namedtuples too: a
+restore could find their class only in a live object that has one, and an optimizer before its first step has none.
+Dicts keep their order.
 
-Knows no torch, and numpy only where somebody else has imported it or a stored value asks for it.
+Knows no torch, and uses numpy only if it is already imported or a stored value needs it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ import msgspec
 from harness.errors import SnapshotCorrupt, StateError
 
 MAX_VALUES: Final = 10_000_000
-"""Values in one small state, containers included: a few seconds and a gigabyte or two for whoever decodes it."""
+"""Values in one small state, containers included: decoding them takes a few seconds and a gigabyte or two."""
 MAX_DEPTH: Final = 64
 """Containers inside containers; more is a cycle or an attack. Some 6 frames each, so Python's limit of 1000 is far."""
 
@@ -65,7 +65,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Stands in a tree where a tensor was; the bytes are in a shard.
+    """Stands in a tree in place of a tensor, whose bytes are in a shard.
 
     Attributes:
         name: the tensor's name in the shards, e.g. "model/transformer.h.0.weight".
@@ -88,13 +88,13 @@ KINDS: Final = frozenset({"plain", "complex", "numpy", "numpy-complex"})
 
 @dataclass(frozen=True)
 class EnumValue:
-    """An enum member by its value. Whoever restores looks up the class in the live object."""
+    """An enum member by its value. A restore looks up the class in the live object."""
 
     value: Any
 
 
 def encode(tree: object, path: Path = ()) -> Any:
-    """`tree` as a value that any JSON writer can write.
+    """Return `tree` as a value that any JSON writer can write.
 
     Args:
         tree: small state.
@@ -142,18 +142,18 @@ def loads(data: bytes) -> Any:
 
 
 def _has_too_many(data: bytes) -> bool:
-    """Whether a JSON text has more values than a small state may have, told without decoding it."""
+    """Return whether a JSON text has more values than a small state may have, without decoding it."""
     return _most_values(data) > MAX_VALUES and _most_values(_JSON_STRING.sub(b"", data)) > MAX_VALUES
 
 
 def _most_values(data: bytes) -> int:
-    """No fewer than there are: each follows a comma, or a bracket that opens, or stands alone."""
+    """Return an upper bound of the number of values: each follows a comma or an opening bracket, or stands alone."""
     return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """No garbage collection in between: with millions of new containers, all reachable, it takes most of the time."""
+    """Suspend garbage collection: with millions of new containers, all reachable, it takes most of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -164,7 +164,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two trees are equal with their types: True is not 1, 0.0 is not -0.0, and nan is nan.
+    """Return whether two trees are equal with their types: True is not 1, 0.0 is not -0.0, and nan is nan.
 
     The order of a dict counts. A value outside the closed set equals only itself.
     """
@@ -190,7 +190,7 @@ def same(a: object, b: object) -> bool:
 
 
 def format_path(path: Sequence[str | int]) -> str:
-    """A path as a user would write it: `scheduler.lr_lambdas[0]`."""
+    """Return a path as a user would write it: `scheduler.lr_lambdas[0]`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -355,7 +355,7 @@ def _decode(value: object, depth: int) -> Any:
 def _decode_items(value: dict[str, Any], depth: int) -> list[Any]:
     (items,) = _fields(value, "items")
     if not isinstance(items, list):
-        _corrupt("items that are no list")
+        _corrupt("items that are not a list")
     return [_decode(item, depth) for item in items]
 
 
@@ -374,7 +374,7 @@ def _decode_frozenset(value: dict[str, Any], depth: int) -> Any:
 def _decode_dict(value: dict[str, Any], depth: int) -> Any:
     pairs = _decode_items(value, depth)
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        _corrupt("a dict's item that is no pair")
+        _corrupt("a dict's item that is not a pair")
     return _hashed(dict, pairs)
 
 
@@ -420,7 +420,7 @@ def _decode_int(value: dict[str, Any], depth: int) -> Any:
 def _decode_float(value: dict[str, Any], depth: int) -> Any:
     (text,) = _fields(value, "value")
     if not (isinstance(text, str) and text in _NON_FINITE):
-        _corrupt("a float that is none of nan, inf, -inf")
+        _corrupt("a float that is not one of nan, inf, -inf")
     return _NON_FINITE[text]
 
 
@@ -432,7 +432,7 @@ def _decode_numpy(value: dict[str, Any], depth: int) -> Any:
     if len(data) != int(dtype[2:]):
         _corrupt(f"{len(data)} bytes for a numpy {dtype}")
     try:
-        # By name: this room depends on no numpy, and only a process whose own state holds numpy values comes here.
+        # By name: this package does not depend on numpy, and only a process whose state holds numpy values comes here.
         numpy = importlib.import_module("numpy")
     except ImportError as err:
         raise StateError("this snapshot holds numpy values, and numpy is not installed: install it") from err
@@ -451,9 +451,9 @@ def _decode_tensor(value: dict[str, Any], depth: int) -> Any:
     if not (isinstance(kind, str) and kind in KINDS):
         _corrupt(f"tensor kind {str(kind)[:40]!r}")
     if not (isinstance(order, list) and all(type(dim) is int for dim in order)):
-        _corrupt("a tensor's order that is no list of integers")
+        _corrupt("a tensor's order that is not a list of integers")
     if sorted(order) != list(range(len(order))):
-        _corrupt("a tensor's order that is no permutation")
+        _corrupt("a tensor's order that is not a permutation")
     return TensorRef(_string(value["name"]), _string(value["dtype"]), kind, tuple(order))
 
 

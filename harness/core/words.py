@@ -1,6 +1,6 @@
-"""What is shown on a terminal of what others wrote: names, reasons and commands from stores, notices and hosts.
+"""Text for people: names, reasons and commands from stores, notices and hosts, as a terminal may show them.
 
-Owns how it is made harmless, and which arguments of a command are nobody else's to know.
+Owns how such text is made harmless, which arguments of a command are secret, and how numbers are written.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator, Sequence
 
 HIDDEN = "***"
-"""Stands where a secret was."""
+"""Stands in place of a secret."""
 
 _HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and newline, DEL, C1: a terminal obeys them
-    "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they turn the order of what is read
+    "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the order in which text is read
     "\ud800-\udfff]"
 )
-_NAME = (  # the last words of an option: --max-tokens and --tokenizer are none
+_NAME = (  # the last words of an option; --max-tokens and --tokenizer do not match
     r"(?:[\w.+-]*[-_.])?(?:secret|token|passw(?:or)?d|passphrase|credentials?"
     r"|(?:(?:secret|api|access|private|auth|account)[-_]?)+key)"
 )
@@ -30,17 +30,17 @@ _KNOWN = re.compile(  # as their issuers write them
 
 
 def printable(text: str) -> str:
-    """`text` as a terminal may have it: what would move the cursor, colour or hide something is shown as an escape."""
+    """Return `text` safe for a terminal: what would move the cursor, colour or hide something becomes an escape."""
     return _HARMFUL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def count(number: int | None) -> str:
-    """A number as people read it: 12 034; "?" for none."""
+    """Return a number for people: 12 034; "?" for `None`."""
     return "?" if number is None else f"{number:,}".replace(",", " ")
 
 
 def size(number_of_bytes: float) -> str:
-    """A number of bytes as people read it: 1.5 GB, 340 MB, 12 kB."""
+    """Return a number of bytes for people: 1.5 GB, 340 MB, 12 kB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number_of_bytes >= unit:
             return f"{number_of_bytes / unit:.3g} {name}"
@@ -48,7 +48,7 @@ def size(number_of_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration as people say it: 30 ms, 4.0 s, 41 s, 5.0 min, 3.2 h, 4.1 days."""
+    """Return a duration for people: 30 ms, 4.0 s, 41 s, 5.0 min, 3.2 h, 4.1 days."""
     for unit, name in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds > 2 * unit:
             return f"{seconds / unit:.1f} {name}"
@@ -58,15 +58,15 @@ def duration(seconds: float) -> str:
 
 
 def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
-    """A command line for others to read: the values of options whose names say that they are secret are hidden.
+    """Return a command line with the values of options hidden whose names say that they are secret.
 
-    So are passwords in URLs, and tokens of a form that is known. What else is secret nobody can see.
+    Passwords in URLs and tokens of a known form are hidden too. Other secrets cannot be recognised.
     """
     return tuple(_text(word) for word in _hidden(command))
 
 
 def _text(word: str) -> str:
-    """Without what stands for bytes that are no UTF-8: a record is text."""
+    """Return `word` with escapes for bytes that are not UTF-8: a record is text."""
     return word.encode(errors="backslashreplace").decode()
 
 

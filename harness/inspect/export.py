@@ -1,7 +1,7 @@
-"""One snapshot as one safetensors file that needs no harness: choose → plan → copy, verified → give it its name.
+"""Export one snapshot to one safetensors file that needs no harness: choose → plan → copy and verify → rename.
 
-Owns the file's bytes until it has its name; what is in it is `harness.core.document`. Nothing stands under the target's
-name before every byte in it was compared with what was committed. Memory is bounded by one chunk, the shards' headers
+Owns the file's bytes until it has its name; `harness.core.document` owns the content. The file gets the target's name
+only after every byte in it was compared with what was committed. Memory is bounded by one chunk, the shards' headers
 and the document, whatever the snapshot's size.
 """
 
@@ -35,7 +35,7 @@ from harness.snapshots.open import open_existing_store
 
 _CALL_S = 120.0
 _LOOKS = 5
-"""How often a snapshot that was retired under our eyes is followed by another look."""
+"""How often the stores are listed, in case a snapshot is retired while it is read."""
 
 Say = Callable[[str], None]
 
@@ -53,16 +53,16 @@ def export(
     """Write one snapshot to `target`, a .safetensors file. Blocks until it is durable.
 
     Args:
-        settings: which run, in which store, and its local tier.
+        settings: the run, its store and its local tier.
         target: the file to make.
-        say: told what a person should know meanwhile.
-        snapshot: which one; without it and `step`, the newest that is committed and not quarantined.
-        step: or the newest one of this step.
+        say: called with each line for the user.
+        snapshot: id of the snapshot; without it and `step`, the newest that is committed and not quarantined.
+        step: instead of `snapshot`, the newest one of this step.
         only: name of a state, e.g. "model": its tensors under their plain names, and nothing else.
         force: replace a file that is there.
 
     Returns:
-        What was written.
+        A description of the export, with the fields of `harness export --json`.
 
     Raises:
         ConfigError: there is no such snapshot or state, or `target` cannot be written.
@@ -98,7 +98,7 @@ def export(
 
 
 class _Asked:
-    """The snapshots that a user may mean, as the stores list them now."""
+    """The snapshots that match the user's request, as the stores list them now."""
 
     def __init__(self, settings: Settings, snapshot: str | None, step: int | None) -> None:
         self._keys = RunKeys(settings.run)
@@ -112,14 +112,14 @@ class _Asked:
         self._run_id = "" if claim is None else claim.run_id
 
     def use(self, write: Callable[[StoredCopy, Manifest], dict[str, Any]], say: Say) -> dict[str, Any] | None:
-        """Write the newest of them, from the nearest copy that can be used.
+        """Write the newest matching snapshot, from the nearest copy that can be used.
 
         Returns:
-            What was written; `None` where what could be meant was retired while it was read: look again.
+            The result of `write`; `None` if matching snapshots were retired while they were read: look again.
 
         Raises:
-            SnapshotCorrupt: no copy of it can be used.
-            ConfigError: there is none.
+            SnapshotCorrupt: no copy of that snapshot can be used.
+            ConfigError: no snapshot matches.
             CloudError: a store failed.
         """
         damage: Exception | None = None
@@ -151,26 +151,26 @@ class _Asked:
         raise self._not_found()
 
     def _copies(self) -> Iterator[list[StoredCopy]]:
-        """The copies of each of them, newest snapshot first."""
+        """Yield the copies of each matching snapshot, newest snapshot first."""
         ids = {known for _, _, found in self._surveys for known in found.commits if self._is_meant(known)}
         for known in sorted(ids, reverse=True):
             yield [StoredCopy(known, tier, store) for tier, store, found in self._surveys if known in found.commits]
 
     def _read(self, copy: StoredCopy) -> Manifest:
-        """Its manifest. Raises SnapshotCorrupt, ForeignRun, CloudError."""
+        """Read the manifest of a copy. Raises SnapshotCorrupt, ForeignRun, CloudError."""
         manifest = records.read_manifest(copy.store, self._keys, copy.id, Deadline.after(_CALL_S))
         self._run_id = self._run_id or manifest.run_id
-        # What lay here before --fresh is no snapshot of this run, unless somebody names it; and a local disk may have
-        # served another store.
+        # A snapshot from before --fresh is not one of this run, unless the user names it. A local disk may have served
+        # another store.
         if self._named is None or copy.tier != "remote":
             check_run(manifest, self._run_id)
         return manifest
 
     def _not_found(self) -> HarnessError:
-        """There is none."""
+        """Return the error for a request that no snapshot matches."""
         where = f"run {self._settings.run!r} in {self._settings.store}"
         if any(self._is_meant(known) for _, _, found in self._surveys for known in found.quarantined):
-            what = self._snapshot or "what is asked for"
+            what = self._snapshot or "the requested snapshot"
             return SnapshotCorrupt(f"{what} of {where} is quarantined; see harness ls")
         what = "snapshot"
         if self._snapshot is not None or self._step is not None:
@@ -200,11 +200,11 @@ def _parse_id(snapshot: str | None, step: int | None) -> SnapshotId | None:
     if snapshot is None:
         return None
     if step is not None:
-        raise ConfigError("a snapshot is named by --snapshot or by --step, not by both")
+        raise ConfigError("--snapshot and --step both name a snapshot: use one of them")
     try:
         return SnapshotId.parse(snapshot)
     except ValueError as err:
-        raise ConfigError(f"{err}; harness ls shows what there is") from err
+        raise ConfigError(f"{err}; harness ls shows the snapshots") from err
 
 
 @dataclass(frozen=True)
@@ -216,19 +216,19 @@ class _Source:
     manifest: Manifest
 
     def shard(self, entry: ShardEntry) -> StoredShard:
-        """One of its shards."""
+        """Return one shard of the snapshot."""
         return StoredShard(self.store, self.keys.payload(self.manifest.directory, entry.name), entry)
 
 
-# What is in the file -------------------------------------------------------------------------------------------------
+# Content of the file -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A file before its bytes are there, and where they come from.
+    """The layout of a file to write, and the shards that its bytes come from.
 
     Attributes:
-        layout: of the file.
+        layout: layout of the file.
         shards: the snapshot's shards, their headers parsed but not yet verified.
     """
 
@@ -239,11 +239,11 @@ class _Plan:
 def _plan(source: _Source, only: str | None) -> _Plan:
     manifest = source.manifest
     if len(manifest.parts) != 1:
-        raise ConfigError(f"{manifest.id} is of {len(manifest.parts)} ranks; only one rank's can be exported")
+        raise ConfigError(f"{manifest.id} has {len(manifest.parts)} ranks; only a snapshot of one rank can be exported")
     part = manifest.parts[0]
     picked = document.pick(bytes(part.state), only)
     shards = [(shard, _read_header(source, shard, number)) for number, shard in enumerate(part.shards)]
-    # "format" is what transformers asks for.
+    # transformers requires "format".
     metadata = {"format": "pt", "run": source.keys.run, "snapshot": str(manifest.id), "step": str(manifest.step)}
     return _Plan(document.lay_out(picked, _stored_tensors(shards), metadata), shards)
 
@@ -252,7 +252,7 @@ def _plan(source: _Source, only: str | None) -> _Plan:
 
 
 def _read_header(source: _Source, entry: ShardEntry, number: int) -> ShardLayout:
-    """A shard's layout, from bytes that are compared later, when its chunks are read (`_read_shard`)."""
+    """Read a shard's layout. Its bytes are compared later, when `_read_shard` reads the chunks."""
     shard = source.shard(entry)
     shard.stat(Deadline.after(_CALL_S))
     first = bytearray(8)
@@ -273,7 +273,7 @@ def _stored_tensors(shards: Sequence[tuple[ShardEntry, ShardLayout]]) -> dict[st
 
 
 def _read_shard(shard: StoredShard, layout: ShardLayout, wanted: Sequence[Placed]) -> Iterator[tuple[int, memoryview]]:
-    """The chunks of a shard that hold its header or a wanted tensor: where in it each begins, and its bytes."""
+    """Yield the chunks of a shard that hold its header or a wanted tensor: offset in the shard, and bytes."""
     needed = [Placed("", "U8", (), 0, len(layout.header)), *wanted]
 
     def is_needed(begin: int, size: int) -> bool:
@@ -282,7 +282,7 @@ def _read_shard(shard: StoredShard, layout: ShardLayout, wanted: Sequence[Placed
 
     for begin, piece in shard.chunks(lambda: Deadline.after(_CALL_S), is_needed):
         parsed = layout.header[begin : begin + len(piece)]
-        if piece[: len(parsed)] != parsed:  # else what was parsed would not be what is verified
+        if piece[: len(parsed)] != parsed:  # otherwise the parsed header is not the verified one
             raise SnapshotCorrupt(f"{shard.key}: two reads of its header differ")
         yield begin, piece
 
@@ -297,8 +297,8 @@ def _end(placed: Placed) -> int:
 def _check_target(target: Path, force: bool) -> None:
     if target.suffix != ".safetensors":
         raise ConfigError(
-            f"{target}: a file to export to ends in .safetensors; for one of torch's, "
-            "torch.save(safetensors.torch.load_file(FILE), ...) afterwards"
+            f"{target}: the name must end in .safetensors; for a torch file, export first, then "
+            "torch.save(safetensors.torch.load_file(FILE), ...)"
         )
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: there is no directory {target.parent}")
@@ -307,7 +307,7 @@ def _check_target(target: Path, force: bool) -> None:
 
 def _check_free(target: Path, force: bool) -> None:
     if target.is_dir() or (target.exists() and not force):
-        raise ConfigError(f"{target} is there already: {'it is a directory' if target.is_dir() else 'see --force'}")
+        raise ConfigError(f"{target} exists already: {'it is a directory' if target.is_dir() else 'see --force'}")
 
 
 def _write(source: _Source, plan: _Plan, target: Path, force: bool, mode: int) -> None:
@@ -322,7 +322,7 @@ def _write(source: _Source, plan: _Plan, target: Path, force: bool, mode: int) -
 
 
 def _fill(source: _Source, plan: _Plan, draft: Path) -> None:
-    """Write every byte that was planned: the shards are read in their order, the file is written here and there."""
+    """Write every planned byte: read the shards in order, write to the file at scattered offsets."""
     with draft.open("r+b") as file:
         fd = file.fileno()
         os.ftruncate(fd, plan.layout.size)
@@ -338,7 +338,7 @@ def _fill(source: _Source, plan: _Plan, draft: Path) -> None:
 def _scatter(
     fd: int, piece: memoryview, offset: int, wanted: Sequence[Placed], targets: Mapping[str, Sequence[int]]
 ) -> None:
-    """Put what a piece of a shard holds of the wanted tensors where it belongs."""
+    """Write the bytes of wanted tensors in a piece of a shard to their offsets in the file."""
     for placed in wanted[bisect_right(wanted, offset, key=_end) :]:
         if placed.offset >= offset + len(piece):
             return
@@ -355,7 +355,7 @@ def _put(fd: int, data: memoryview, at: int) -> None:
 
 @contextlib.contextmanager
 def _draft(target: Path, mode: int) -> Generator[Path]:
-    """A new hidden file beside `target`. It goes at the end, unless it was given a name."""
+    """Make a hidden file beside `target`. Delete it at the end, unless it was renamed."""
     draft = target.with_name(f".harness-export-{secrets.token_hex(8)}")
     draft.touch(mode, exist_ok=False)
     try:
@@ -365,9 +365,9 @@ def _draft(target: Path, mode: int) -> Generator[Path]:
 
 
 def _name(draft: Path, target: Path, force: bool) -> None:
-    """Let `draft` become `target`, whole and durable."""
+    """Rename `draft` to `target`, and make both the bytes and the name durable."""
     _sync(draft)
-    _check_free(target, force)  # it may have come meanwhile
+    _check_free(target, force)  # another process may have made it meanwhile
     draft.replace(target)
     _sync(target.parent)
 

@@ -1,4 +1,4 @@
-"""What a store holds: its runs, and the snapshots of one."""
+"""List the runs of a store, and the snapshots of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.snapshots.open import open_existing_store
 
 
 def runs(settings: Settings) -> list[str]:
-    """Names of the runs in the store. What else lies there, however much, is passed by."""
+    """Return the names of the runs in the store. Other objects there, however many, are skipped."""
     store, deadline = open_existing_store(settings.store, settings), Deadline.after(CALL_S)
     names: list[str] = []
     after = ""
@@ -27,11 +27,11 @@ def runs(settings: Settings) -> list[str]:
         keys = RunKeys(name)
         if any(next(iter(store.list(prefix, deadline=deadline)), None) for prefix in (keys.generations, keys.commits)):
             names.append(name)
-        after = f"{name}/~"  # behind every key below it
+        after = f"{name}/~"  # sorts after every key below it
 
 
 def snapshots(settings: Settings) -> list[dict[str, Any]]:
-    """One row for each committed snapshot of each tier, oldest first, with why it cannot be used if so."""
+    """Return a row for each committed snapshot of each tier, oldest first; `unusable` says why it cannot be used."""
     rows = []
     for tier, store in tiers(settings):
         keys = RunKeys(settings.run)

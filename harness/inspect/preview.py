@@ -1,7 +1,7 @@
-"""What a start would resume, found without doing it: nothing is claimed, quarantined, probed or downloaded.
+"""Find out what a start would resume, without a start: nothing is claimed, quarantined, probed or downloaded.
 
-Owns the words of `harness resume --dry-run`. It goes the way of `agent.resume`, by records and by what the stores say
-of shards; that bytes are what was committed is known only once they are read.
+Owns the words of `harness resume --dry-run`. It follows the steps of `agent.resume`, but only reads records and asks
+the stores about shards. Only a start reads the bytes and finds out whether they are what was committed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Preview:
     """What a start would do.
 
     Attributes:
-        used: what it would resume; `None` if nothing.
-        why: in words, for `used` as for nothing.
-        rejected: what it would pass over before that, and everything in quarantine.
-        notes: what else there is to know.
-        refused: the exit code where it would not start at all.
+        used: the snapshot that it would resume; `None` if it would begin at step 0 or fail.
+        why: the reason for `used`, or for `None`, in words.
+        rejected: snapshots that it would skip before `used`, and every one in quarantine.
+        notes: other facts for the user.
+        refused: the exit code of a start that would be refused or fail; else `None`.
     """
 
     used: Row | None
@@ -58,28 +58,28 @@ class Preview:
     refused: ExitCode | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the fields for `--json`."""
         return dataclasses.asdict(self) | {"refused": None if self.refused is None else int(self.refused)}
 
 
 def preview(settings: Settings) -> Preview:
-    """Look at the run in its store and in the local tier.
+    """Find out what a start of the run would do, from its store and the local tier.
 
     Raises:
-        CloudError: the store cannot be asked: a start would wait for it, and nothing can be said.
+        CloudError: the store cannot be asked; a start would wait for it.
         SnapshotCorrupt: the newest claim cannot be read: a start would be refused.
     """
     store, keys = open_existing_store(settings.store, settings), RunKeys(settings.run)
     known = records.survey(store, keys, Deadline.after(CALL_S))
     notes = tuple(_notes(settings, known))
     if settings.fresh:
-        passed = f", and passes {len(known.commits)} snapshots over" if known.commits else ""
+        passed = f", and ignores {len(known.commits)} snapshots" if known.commits else ""
         return Preview(None, f"--fresh begins at step 0 under a new identity{passed}", notes=notes)
     if known.finished_at is not None:
         why = f"the run finished at step {known.finished_at}: a start is refused; --fresh begins at step 0"
         return Preview(None, why, notes=notes, refused=ExitCode.USAGE)
     if known.stopped_early is not None and not settings.continue_:
-        why = "the run's own program stopped it early: a start is refused; --continue goes on, --fresh begins at step 0"
+        why = "the program stopped the run early: a start is refused; --continue resumes it, --fresh begins at step 0"
         return Preview(None, why, notes=notes, refused=ExitCode.USAGE)
     if not known.run_id:
         return Preview(None, "there is no run of this name in the store: it begins at step 0", notes=notes)
@@ -102,16 +102,16 @@ def _notes(settings: Settings, known: records.Survey) -> Iterator[str]:
         yield str(err)
         return
     if live is not None:
-        yield f"it is being trained on this host already, by process {live.trainer_pid or live.agent_pid}"
+        yield f"the run is being trained on this host already, by process {live.trainer_pid or live.agent_pid}"
     elif claim is not None and known.done is None and not settings.fresh:
         yield (
-            f"generation {claim.generation} on {claim.host} has not said that it ended: if it lives, a start asks it "
-            "to leave and goes on from its last snapshot"
+            f"generation {claim.generation} on {claim.host} has not recorded its end: if it is alive, a start asks it "
+            "to hand over, and continues from its last snapshot"
         )
 
 
 class _Search:
-    """All tiers' copies, and what is wrong with those that come first."""
+    """The search for a copy to resume, in all tiers, and the reasons why newer copies are unusable."""
 
     def __init__(self, keys: RunKeys, run_id: str) -> None:
         self._keys, self._run_id = keys, run_id
@@ -121,7 +121,7 @@ class _Search:
         self._lost = False
 
     def add(self, tier: str, store: ObjectStore, known: records.Survey) -> None:
-        """What a survey of one tier found, and what a start would commit there first."""
+        """Add the snapshots that a survey found in one tier, and those that a start would commit there first."""
         deadline = Deadline.after(CALL_S)
         for manifest in commit.complete(store, self._keys, self._run_id, deadline):
             self._uncommitted[tier, manifest.id] = manifest
@@ -133,7 +133,7 @@ class _Search:
             self._lost |= tier == "remote" and self._is_ours(store, snapshot, deadline)
 
     def outcome(self, notes: tuple[str, ...]) -> Preview:
-        """The newest copy that can be used, as far as one can tell from here."""
+        """Choose the newest copy that looks usable without reading its bytes, and return the preview."""
         rejected: list[Row] = []
         unusable = False
 
@@ -175,7 +175,7 @@ class _Search:
         return records.read_manifest(copy.store, self._keys, copy.id, Deadline.after(CALL_S))
 
     def _check(self, copy: StoredCopy, manifest: Manifest) -> None:
-        """Whether the store has every shard as it was committed, by its own word. Raises SnapshotCorrupt, NotFound."""
+        """Check that the store reports every shard as it was committed. Raises SnapshotCorrupt, NotFound."""
         for part in manifest.parts:
             for shard in part.shards:
                 stored = StoredShard(copy.store, self._keys.payload(manifest.directory, shard.name), shard)
@@ -194,6 +194,6 @@ class _Search:
         try:
             return records.read_manifest(store, self._keys, snapshot, deadline).run_id == self._run_id
         except NotFound:
-            return False  # retired since
+            return False  # retired meanwhile
         except SnapshotCorrupt:
             return True

@@ -1,6 +1,6 @@
-"""Delete a snapshot, or a run with everything that is known of it.
+"""Delete a snapshot, or a run with its snapshots, records and unfinished uploads.
 
-Owns what is the run's and what is somebody else's work below its name: that is left alone, and named.
+Owns the distinction between the run's objects and foreign ones below its name: those are left alone, and named.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from harness.ipc.client import ask_status
 from harness.snapshots import retire
 
 _REMOVE_S = 24 * 3600.0
-_NAMED = 10  # of what is left
+_NAMED = 10  # at most, of the foreign objects that are left alone
 
 
 def remove(settings: Settings, snapshot: str) -> Iterator[str]:
-    """Delete one snapshot, or the whole run for "ALL". Yields a line for each thing done.
+    """Delete one snapshot, or the whole run for "ALL". Yields a line for each action.
 
     Raises:
         ConfigError: there is no such snapshot, or the run is being trained here.
-        AgentSilent: an agent of it is frozen here.
+        AgentSilent: an agent of the run is frozen on this host.
     """
     if ask_status(settings) is not None:
         raise ConfigError(f"run {settings.run!r} is being trained on this host: stop it first")
@@ -42,7 +42,7 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
             if not _is_run(store, keys):
                 continue
             begun: Sequence[str] = ()
-            with contextlib.suppress(Denied):  # who may not ask has a lifecycle rule for them
+            with contextlib.suppress(Denied):  # without this permission, a lifecycle rule deletes them
                 begun = store.unfinished(f"{settings.run}/", deadline=Deadline.after(CALL_S))
             for key in begun:
                 store.abandon(key, deadline=Deadline.after(CALL_S))
@@ -61,7 +61,7 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
 
 
 def _is_run(store: ObjectStore, keys: RunKeys) -> bool:
-    """Whether there is anything of a run: a directory of that name may hold somebody's work."""
+    """Return whether the store holds anything of the run: a directory of that name may hold only foreign files."""
     prefixes = (keys.generations, keys.commits, keys.quarantine, keys.snapshots, keys.events)
     listed = (info.key for prefix in prefixes for info in store.list(prefix, deadline=Deadline.after(CALL_S)))
     if any(keys.is_ours(key) for key in listed):
@@ -72,7 +72,7 @@ def _is_run(store: ObjectStore, keys: RunKeys) -> bool:
 
 
 def _left_alone(store: ObjectStore, run: str, tier: str, keys: Sequence[str]) -> Iterator[str]:
-    """A line on what is still below the run's name: objects of somebody else's, and in a directory pipes and links."""
+    """Yield a line that names what is left below the run's name: foreign objects; in a directory pipes and links."""
     where, left = f"{store.url}/{run}", sorted(key.removeprefix(f"{run}/") for key in keys)
     if (root := store.local_path(run)) is not None:
         where = str(root)

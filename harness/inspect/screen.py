@@ -1,6 +1,6 @@
-"""One screen on a run, for people: is it safe, is it moving, what would a notice cost now?
+"""One screen about a run, for people: is it safe, is it moving, what would a notice cost now?
 
-Owns the words of `harness status`; the figures are `status.py`'s.
+Owns the words of `harness status`; `status.py` owns the figures.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from harness.core import events
 from harness.core.words import count, duration, size
 
-_NEWS_S = 60.0  # a step that takes longer than this is worth a second look
+_NEWS_S = 60.0  # after this time without a new step, the screen asks whether that is normal
 
 
 def screen(found: Mapping[str, Any], fleet: str | None) -> list[tuple[str, str]]:
-    """Headings and sentences, a pair for each line.
+    """Return one pair of heading and sentence for each line.
 
     Args:
         found: what `inspect.status.status` found.
@@ -48,7 +48,7 @@ def _safe(found: Mapping[str, Any]) -> str:
     durable, local = found["durable_step"], found["local_step"]
     if durable is None:
         return "nothing is durable yet" + ("" if local is None else f"; step {count(local)} is on this machine's disk")
-    since = "" if found["durable_age_s"] is None else f", since {duration(found['durable_age_s'])}"
+    since = "" if found["durable_age_s"] is None else f", committed {duration(found['durable_age_s'])} ago"
     nearer = f"; step {count(local)} is on this machine's disk" if local is not None and local > durable else ""
     return f"step {count(durable)} is durable{since}{nearer}"
 
@@ -60,14 +60,14 @@ def _moving(found: Mapping[str, Any]) -> str:
         return "not yet: the training loop has not begun"
     age_s = found["step_age_s"]
     since = "" if age_s is None else f", reached {duration(age_s)} ago"
-    stands = " (is this how long a step takes?)" if age_s is not None and age_s > _NEWS_S else ""
+    stands = " (does a step take this long?)" if age_s is not None and age_s > _NEWS_S else ""
     times = f"; restarted in place {found['restarts']} times" if found["restarts"] else ""
     return f"step {count(found['step'])}{since}{stands}{times}"
 
 
 def _notice(found: Mapping[str, Any]) -> str:
     if found["deadline_s"] is not None:
-        return f"in force: this machine is to be left in {duration(found['deadline_s'])}"
+        return f"in force: its deadline is in {duration(found['deadline_s'])}"
     deaf = ", ".join(found["unreachable"])
     heard = f". {deaf} does not answer: a notice could be missed" if deaf else ""
     forecast = found["notice"]
@@ -75,8 +75,8 @@ def _notice(found: Mapping[str, Any]) -> str:
         return f"nothing could be saved yet{heard}"
     window, needs = duration(forecast["in_s"]), duration(forecast["needs_s"])
     if forecast["lost_steps"]:
-        return f"of {window} would cost {count(forecast['lost_steps'])} steps: to save takes {needs}{heard}"
-    return f"of {window} would cost nothing: to save takes {needs}{heard}"
+        return f"of {window} would cost {count(forecast['lost_steps'])} steps: saving takes {needs}{heard}"
+    return f"of {window} would cost nothing: saving takes {needs}{heard}"
 
 
 def _stored(found: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -90,5 +90,5 @@ def _stored(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("run", f"{found['run']}: {state}{start}"), ("safe", f"{safe} ({kept}{bad})")]
     step = found["step"]
     if step is not None and durable is not None and step > durable:
-        rows.append(("moving", f"step {count(step)} was the last one that its journal tells of"))
+        rows.append(("moving", f"step {count(step)} is the last one in its journal"))
     return rows

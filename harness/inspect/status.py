@@ -1,6 +1,6 @@
-"""What a run is doing: its live agent's own answer, or what its store and its journal tell.
+"""Report what a run is doing: by its live agent's own answer, or from its store and its journal.
 
-Owns how the journal is read for that: both ends of it, however long it is.
+Owns how the journal is read for that: only its beginning and its end, however long it is.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from harness.snapshots.journal import MAX_SEGMENT_BYTES, decode_segment, segment
 from harness.snapshots.open import open_existing_store
 
 _JOURNAL_S = 20.0
-_FIRST_SEGMENTS, _LAST_SEGMENTS = 48, 16  # what a start took is told once, figures every 15 s
-_READS = 16  # at once
+_FIRST_SEGMENTS, _LAST_SEGMENTS = 48, 16  # `Restarted` comes once, near the beginning; figures every 15 s
+_READS = 16  # concurrently
 
 
 def status(settings: Settings) -> dict[str, Any]:
-    """A live agent's own answer; without one, what the journal in the store says of the last generation.
+    """Return a live agent's own answer; without one, what the store and its journal hold of the last generation.
 
     Raises:
         ConfigError: there is no such run.
@@ -62,7 +62,7 @@ def status(settings: Settings) -> dict[str, Any]:
 
 
 def fold(lines: Iterator[events.Line]) -> dict[str, Any]:
-    """The last word of a journal on each figure."""
+    """Return the newest value of each figure in a journal."""
     told: dict[str, Any] = {"step": None, "local_step": None, "durable_step": None, "restart": None}
     for line in lines:
         body = line.body
@@ -80,7 +80,7 @@ def fold(lines: Iterator[events.Line]) -> dict[str, Any]:
 
 
 def _read_ends(store: ObjectStore, keys: RunKeys, generation: int) -> Iterator[events.Line]:
-    """What a generation's journal tells at its beginning and at its end. What cannot be read is passed over."""
+    """Yield the first and the last lines of a generation's journal. Skip what cannot be read."""
     deadline, wanted = Deadline.after(_JOURNAL_S), list[str]()
     with contextlib.suppress(CloudError):
         for first, last in segments(store, keys, generation, _FIRST_SEGMENTS, _LAST_SEGMENTS, deadline):

@@ -1,6 +1,6 @@
-"""Where a run's snapshots are: the tiers that can be looked at, and what stands in each.
+"""The tiers of a run that can be read, and the snapshots in each.
 
-Owns the walk over tiers that `ls`, `verify` and `rm` share.
+Owns the iteration over tiers that `ls`, `verify` and `rm` share.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ CALL_S = 60.0
 
 
 def tiers(settings: Settings) -> Iterator[tuple[str, ObjectStore]]:
-    """Each tier's name and store; the local one only if its directory is there. Raises ConfigError."""
+    """Yield each tier's name and store; the local tier only if its directory exists. Raises ConfigError."""
     if settings.local_tier is not None and Path(settings.local_tier).is_dir():
         yield "local", open_existing_store(settings.local_tier, settings)
     yield "remote", open_existing_store(settings.store, settings)
 
 
 def all_snapshots(store: ObjectStore, keys: RunKeys) -> list[tuple[SnapshotId, str | None]]:
-    """Every snapshot with a manifest, and the reason of its quarantine if it is in one."""
+    """Return every snapshot with a manifest, and the reason of its quarantine, or `None` if it is in none."""
     deadline, reasons = Deadline.after(CALL_S), {}
     for info in store.list(keys.quarantine, deadline=deadline):
         if (snapshot := keys.parse_quarantined(info.key)) is not None:
@@ -42,11 +42,11 @@ def all_snapshots(store: ObjectStore, keys: RunKeys) -> list[tuple[SnapshotId, s
 
 
 def is_committed(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId) -> bool:
-    """Whether a snapshot is committed still; true where the store cannot say."""
+    """Return whether a snapshot is still committed; true if the store cannot say."""
     try:
         store.stat(keys.commit(snapshot), deadline=Deadline.after(CALL_S))
     except NotFound:
         return False
     except CloudError:
-        return True  # whoever asked reports it
+        return True  # the caller reports the error
     return True

@@ -1,4 +1,4 @@
-"""Whether the snapshots of a run are what was committed: every byte is read again."""
+"""Read every byte of a run's snapshots again, and compare it with what was committed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _VERIFY_S = 24 * 3600.0
 
 
 def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
-    """One row for each snapshot of each tier: "ok", or what differs. Reads every byte.
+    """Return one row for each snapshot of each tier: "ok", or what differs. Reads every byte.
 
     Args:
-        settings: which run, where.
-        lift: read what is quarantined as well, and end the quarantine of what is what was committed.
+        settings: the run, its store and its local tier.
+        lift: read quarantined snapshots as well, and end the quarantine of those that are what was committed.
     """
     rows = []
     for tier, store in tiers(settings):

@@ -1,8 +1,9 @@
 """The Unix socket between trainer and agent: messages, and the descriptors that come with them.
 
-Owns framing, and who may be at the other end; what messages mean is `core.messages`. A message is framed by its length,
-with file descriptors beside it. Payload never travels here: it lies in slots. A connection that is closed tells nothing
-of a trainer's death: after its SIGKILL forked DataLoader workers keep its socket open for seconds (`process.py`).
+Owns framing, and the check of who is at the other end; `core.messages` defines the messages. A message is framed by its
+length, with file descriptors beside it. Payload never travels here: it lies in slots. The connection does not show
+whether the trainer lives: after its SIGKILL, forked DataLoader workers keep the socket open for seconds. `process.py`
+watches the process instead.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Channel:
         self._send_lock = threading.Lock()
 
     def fileno(self) -> int:
-        """For selectors; -1 once closed."""
+        """Return the socket's descriptor, for selectors; -1 once closed."""
         return self.socket.fileno()
 
     def send(self, message: AnyMessage, fds: Sequence[int] = ()) -> None:
@@ -53,7 +54,7 @@ class Channel:
 
         Raises:
             ChannelClosed: the other side is gone.
-            TimeoutError: it has not read for as long as `connect` was told to wait; the channel is of no use any more.
+            TimeoutError: it did not read within the timeout given to `connect`; the channel is unusable from then on.
         """
         data = messages.encode(message)
         frame = memoryview(_LENGTH.pack(len(data)) + data)
@@ -68,11 +69,11 @@ class Channel:
                 raise ChannelClosed(f"cannot send {type(message).__name__}: {err}") from err
 
     def receive(self) -> Received:
-        """The next message. Blocks until it is complete.
+        """Return the next message. Blocks until it is complete.
 
         Raises:
-            ChannelClosed: the other side is gone, or what came is no message.
-            TimeoutError: nothing came for as long as `connect` was told to wait; the channel is of no use any more.
+            ChannelClosed: the other side is gone, or it sent something that is not a message.
+            TimeoutError: nothing came within the timeout given to `connect`; the channel is unusable from then on.
         """
         fds: tuple[int, ...] = ()
         try:
@@ -118,7 +119,7 @@ class Channel:
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`; the caller holds the run's lock, so a socket that is there is a dead agent's."""
+    """Listen at `path`. The caller holds the run's lock, so a socket found there is a dead agent's: replace it."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -133,14 +134,14 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path, timeout_s: float | None = None) -> Channel | None:
-    """Connect to the agent at `path`; `None` if nobody listens there.
+    """Connect to the agent at `path`; `None` if no agent listens there.
 
     Args:
-        path: its address.
-        timeout_s: for this and for each later call of the channel; `None` for as long as it takes.
+        path: of the agent's socket.
+        timeout_s: of this call and of each later call of the channel; `None` to wait without a limit.
 
     Raises:
-        TimeoutError: it listens, and is too busy or frozen to answer.
+        TimeoutError: an agent listens, but is too busy or frozen to answer.
         PermissionError: another user listens there.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -161,16 +162,16 @@ def connect(path: Path, timeout_s: float | None = None) -> Channel | None:
 
 
 def peer_pid(channel: Channel) -> int:
-    """The process at the other end when it connected, or began to listen (SO_PEERCRED)."""
+    """Return the id of the process at the other end when it connected, or began to listen (SO_PEERCRED)."""
     return _credentials(channel)[0]
 
 
 def peer_uid(channel: Channel) -> int:
-    """The user of that process, by the effective id that it had then."""
+    """Return the effective user id that the process at the other end had when it connected, or began to listen."""
     return _credentials(channel)[1]
 
 
 def _credentials(channel: Channel) -> tuple[int, int, int]:
-    """Process, user and group."""
+    """Return the ids of process, user and group at the other end."""
     pid, uid, gid = struct.unpack("3i", channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid, gid

@@ -1,6 +1,6 @@
-"""What another process of this host asks a run's agent: what it is doing, and what a notice would come to.
+"""Requests of other processes on this host to a run's agent: for its status, and for a drill.
 
-Owns the questions and their limits; knows nothing of how an agent finds its answers.
+Owns the requests and their timeouts; knows nothing of how an agent answers them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ANSWER_S = 5.0  # an agent may be busy for a moment
 
 
 class AgentSilent(ConfigError):
-    """An agent of the run listens on this host, and does not answer: frozen, or the host is overloaded."""
+    """An agent of the run listens on this host, but does not answer: it is frozen, or the host is overloaded."""
 
 
 def ask_status(settings: Settings) -> Status | None:
-    """The answer of this host's agent of the run; `None` if none listens. Blocks for seconds. Raises AgentSilent."""
+    """Ask the run's agent here for its status; `None` if none listens. Blocks for seconds. Raises AgentSilent."""
     try:
         channel = _connect(settings, ANSWER_S)
         if channel is None:
@@ -42,20 +42,20 @@ def ask_status(settings: Settings) -> Status | None:
 
 
 def drill(settings: Settings, in_s: float, *, end: bool, on_plan: Callable[[str], None]) -> tuple[Drilled, str]:
-    """Tell the run's agent on this host of a notice that is none, and wait for what it comes to.
+    """Have the run's agent on this host rehearse an interruption notice, and wait for the result.
 
     Args:
         settings: of the run.
         in_s: seconds from the notice to the end of the instance.
-        end: whether the run then really leaves, with exit code 75.
-        on_plan: called with the plan, in words, before it starts.
+        end: whether the run then really exits, with exit code 75.
+        on_plan: called with the plan, in words, before the drill starts.
 
     Returns:
-        What it came to, and the same for people.
+        The result, as an event and as text for people.
 
     Raises:
-        ConfigError: no agent of this run listens here, or it cannot be done now.
-        AgentSilent: it is frozen.
+        ConfigError: no agent of this run listens here, or a drill is not possible now.
+        AgentSilent: the agent listens, but does not answer.
     """
     if ask_status(settings) is None or (channel := _connect(settings, None)) is None:
         raise ConfigError(
@@ -82,10 +82,10 @@ def _runtime_dir(settings: Settings) -> RuntimeDir:
 
 
 def _connect(settings: Settings, timeout_s: float | None) -> Channel | None:
-    """The run's agent on this host; `None` if there is none. Raises TimeoutError."""
+    """Connect to the run's agent on this host; `None` if there is none. Raises TimeoutError."""
     try:
         return connect(_runtime_dir(settings).socket, timeout_s)
     except TimeoutError:
         raise
     except OSError:
-        return None  # where nobody can listen, nobody does
+        return None  # no agent of this user can listen there

@@ -1,14 +1,14 @@
-"""The control page: what agent and trainer tell each other between two steps, without a system call.
+"""The control page: values that agent and trainer exchange between two steps, without a system call.
 
-Owns one page of 64-bit words in shared memory, and who writes which: each word has one writer, and one method that
-writes it. An aligned 8-byte store is atomic on every machine that PyTorch runs on.
+Owns one page of 64-bit words in shared memory. Each word has one writer, and one method that writes it. An aligned
+8-byte store is atomic on every machine that PyTorch runs on.
 
     AgentSide  ──COMMAND, GRANT, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS──▶  TrainerSide
     AgentSide  ◀──TRAINER_STEP───────────────────────────────────────────────── TrainerSide
 
-COMMAND and GRANT carry a sequence number, so that the other side sees that they are news. They are two words because
-they are two facts: a slot is granted as soon as one is free, long before a snapshot is due; and what is commanded may
-change while the same slot stays granted.
+COMMAND and GRANT carry a sequence number, so that the other side sees that a value is new. They are two words because
+they change independently: the agent grants a slot as soon as one is free, long before a snapshot is due, and the
+command may change while the same slot stays granted.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ NO_SLOT = 255
 
 
 class Command(enum.IntEnum):
-    """What the agent wants of the trainer at its next boundary."""
+    """What the trainer has to do at its next boundary."""
 
     NOTHING = 0
     SNAPSHOT = 1
-    """Take a snapshot into the slot that is granted."""
+    """Take a snapshot into the granted slot."""
     SNAPSHOT_AND_LEAVE = 2
-    """Take one as soon as a slot is granted, then leave the loop."""
+    """Take a snapshot as soon as a slot is granted, then leave the loop."""
     LEAVE = 3
-    """Leave the loop with what is sealed already."""
+    """Leave the loop without a new snapshot; the sealed ones count."""
 
     @classmethod
     def of(cls, news: int) -> Command:
-        """What a COMMAND word says."""
+        """Return the command in a COMMAND word."""
         return cls(news & 0xFF)
 
     @property
     def leaves(self) -> bool:
-        """Whether the loop is to be left."""
+        """Whether the trainer has to leave its loop."""
         return self in (Command.SNAPSHOT_AND_LEAVE, Command.LEAVE)
 
 
 class Word(enum.IntEnum):
-    """Words of the page, by their place. Steps are kept as step + 1, and 0 stands for none."""
+    """Index of each word in the page. Steps are stored as step + 1, and 0 stands for none."""
 
     COMMAND = 0  # sequence << 8 | Command
     GRANT = 1  # sequence << 8 | slot, or NO_SLOT; that slot may be filled once for each new sequence
     LOCAL_STEP = 3
     DURABLE_STEP = 4
     DEADLINE_NS = 5  # monotonic; 0 for none
-    ACKED = 6  # sequence of the newest seal that the agent has taken notice of; until then the trainer fills no slot
+    ACKED = 6  # sequence of the newest seal that the agent has noticed; until then the trainer fills no slot
     TRAINER_STEP = 8  # completed optimizer steps
 
 
@@ -70,7 +70,7 @@ class Request:
     sequence: int
 
     def encode(self) -> int:
-        """The word."""
+        """Return the word."""
         return self.sequence << 8 | self.value
 
     @classmethod
@@ -80,10 +80,10 @@ class Request:
 
 
 class _Page:
-    """The mapped words."""
+    """The mapped page, as 64-bit words."""
 
     def __init__(self, fd: int | None) -> None:
-        """Map the memfd `fd`, which this side owns from now on; `None` for a page that nobody has on the other side."""
+        """Map the memfd `fd`, which this side owns from now on; `None` for a page without another side."""
         self.fd = -1 if fd is None else fd
         self._map = bytearray(PAGE) if fd is None else mmap.mmap(fd, PAGE)
         if isinstance(self._map, mmap.mmap):
@@ -107,11 +107,11 @@ class _Page:
 
 
 class AgentSide(_Page):
-    """What the agent writes, and reads of its trainer. The main thread's, but for `trainer_step`."""
+    """The agent's side of the page. For the main thread only, except `trainer_step`."""
 
     @classmethod
     def create(cls) -> AgentSide:
-        """A new page, all zero."""
+        """Create a new page, all zero."""
         fd = os.memfd_create("harness-control", os.MFD_CLOEXEC)
         os.ftruncate(fd, PAGE)
         return cls(fd)
@@ -122,62 +122,62 @@ class AgentSide(_Page):
         return self._step(Word.TRAINER_STEP)
 
     def forget_step(self) -> None:
-        """The trainer that wrote the step is gone: the next one has made none."""
+        """Clear the step, because the trainer that wrote it is gone; the next one has completed none."""
         self.words[Word.TRAINER_STEP] = 0
 
     def command(self, command: Command) -> None:
-        """To be followed at the next boundary; news each time."""
+        """Write the command for the next boundary; each call makes it new."""
         self._write(Word.COMMAND, command)
 
     def grant(self, index: int | None) -> None:
-        """The slot that may be filled, or none; news each time."""
+        """Grant the slot that may be filled, or none; each call makes it new."""
         self._write(Word.GRANT, NO_SLOT if index is None else index)
 
     def acknowledge(self, sequence: int) -> None:
-        """Every seal up to number `sequence` is known: from now on a grant counts again."""
+        """Acknowledge every seal up to number `sequence`: from now on the trainer follows grants again."""
         self.words[Word.ACKED] = sequence
 
     def tell_steps(self, local: int | None, durable: int | None) -> None:
-        """The newest committed steps."""
+        """Publish the newest committed steps."""
         for word, step in ((Word.LOCAL_STEP, local), (Word.DURABLE_STEP, durable)):
             self.words[word] = 0 if step is None else step + 1
 
     def tell_deadline(self, at: float) -> None:
-        """Until when the trainer may wait, monotonic seconds."""
+        """Publish the time until which the trainer may wait, in monotonic seconds."""
         self.words[Word.DEADLINE_NS] = int(at * 1e9)
 
     def _write(self, word: Word, value: int) -> None:
-        """Under a new sequence number, so that the trainer sees that it is news."""
+        """Write `value` under a new sequence number, so that the trainer sees that it is new."""
         self.words[word] = Request(value, Request.decode(self.words[word]).sequence + 1).encode()
 
 
 class TrainerSide(_Page):
-    """What the trainer writes, and reads of its agent. Never blocks."""
+    """The trainer's side of the page. Never blocks."""
 
     def completed(self, step: int) -> int:
-        """Tell that `step` is complete; what `news` is now. The whole cost of a normal step."""
+        """Publish that `step` is complete, and return `news`. This is the whole cost of a normal step."""
         words = self.words
         words[_TRAINER_STEP] = step + 1
         return words[_COMMAND]
 
     @property
     def news(self) -> int:
-        """Another number whenever the agent has written a command."""
+        """A number that changes whenever the agent writes a command."""
         return self.words[_COMMAND]
 
     @property
     def command(self) -> Command:
-        """What is wanted at the next boundary."""
+        """The agent's command for the next boundary."""
         return Command.of(self.words[_COMMAND])
 
     def granted(self, used: int, sealed: int) -> Request | None:
-        """The slot that may be filled now, with its grant's sequence; `None` while there is none.
+        """Return the slot that may be filled now, with its grant's sequence; `None` while there is none.
 
-        A grant that was written before the agent took notice of the last seal may be for the very slot that it is about
-        to read; so none counts until then.
+        A grant that the agent wrote before it noticed the last seal may name the slot that it is about to read. So no
+        grant counts until the agent has acknowledged that seal.
 
         Args:
-            used: the grant that was used last.
+            used: sequence number of the grant that was used last.
             sealed: sequence number of the last seal.
         """
         if self.words[Word.ACKED] < sealed:
@@ -197,6 +197,6 @@ class TrainerSide(_Page):
 
     @property
     def time_is_up(self) -> bool:
-        """Whether the deadline that the agent has told, if any, has passed."""
+        """Whether the deadline that the agent has published, if any, has passed."""
         deadline_ns = self.words[Word.DEADLINE_NS]
         return bool(deadline_ns) and time.monotonic_ns() >= deadline_ns

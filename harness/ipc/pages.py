@@ -1,18 +1,19 @@
-"""The memory behind a slot: huge pages where the host has them, and every page allocated before anybody fills it.
+"""The memory behind a slot: huge pages where the host has them, and every page allocated before the slot is filled.
 
-Owns two things, and knows nothing of what a slot holds: how its memory comes, and how it is mapped. A disk moves huge
-pages in fewer and larger requests, and they are cheaper to allocate. Measured at 1 GB on one virtual disk: O_DIRECT
-writes up to 1.8 times as fast, reads one at a time up to 2.6, and a quarter of the time to make where the host has the
+Owns how a slot's memory is allocated and how it is mapped; knows nothing of what a slot holds. A disk moves huge pages
+in fewer and larger requests, and they are cheaper to allocate. Measured at 1 GB on one virtual disk: O_DIRECT writes up
+to 1.8 times as fast, reads one at a time up to 2.6, and allocation in a quarter of the time where the host has the
 memory at hand.
 
-A memfd gets huge pages of itself only where an administrator has switched that on (`shmem_enabled`, "never" nearly
-everywhere). MADV_COLLAPSE (Linux 6.1) asks for them once, whatever is switched on, in a range that has one page at
-least. It needs a mapping that lies as the huge pages do; and so does whoever reads or writes them, or they are mapped
-like small ones, each with a fault of its own: the first copy of 2 GB out of a slot took 0.42 s that way, and 0.13 s
-this. Where there are none, not enough, or no such call, the rest is allocated as ever.
+By itself, a memfd gets huge pages only where an administrator has switched that on (`shmem_enabled`, "never" nearly
+everywhere). MADV_COLLAPSE (Linux 6.1) asks for them once, whatever that setting is, in a range that has at least one
+page. It needs a mapping that is aligned to huge pages. So does every reader and writer: in another mapping they are
+mapped like small pages, with a fault for each. The first copy of 2 GB out of a slot took 0.42 s in such a mapping, and
+0.13 s in an aligned one. If there are no huge pages, not enough, or no such call, the rest is allocated as small pages.
 
-Nor where they are slow to come: memory has to be put in order first, or the host of a virtual machine has taken it back
-(it takes whole huge pages), and has to find some. That was 30 times as slow here, and a start waits for its first slot.
+The same holds if huge pages are slow to come: the kernel has to compact memory first, or the host of a virtual machine
+has taken it back (it takes whole huge pages) and has to find some. That was 30 times as slow here, and a start waits
+for its first slot.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ import time
 from collections.abc import Generator
 
 PAGE = 4096
-HUGE = 2 * 1024 * 1024  # on x86-64, and on 64-bit Arm with pages of 4 KiB; a wrong one is refused
-_MOST_FAILURES = 3  # one may be chance; where memory is in pieces, each takes the kernel milliseconds
-_PAGE_S, _SLACK_S = 0.0005, 0.02  # what as much in small pages takes; so much later is late
+HUGE = 2 * 1024 * 1024  # on x86-64, and on 64-bit Arm with pages of 4 KiB; the kernel refuses a wrong size
+_MOST_FAILURES = 3  # one may be chance; where memory is fragmented, each costs milliseconds
+_PAGE_S, _SLACK_S = 0.0005, 0.02  # time that as much takes in small pages; how far behind that counts as slow
 _MADV_COLLAPSE = 25
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _FAILED = ctypes.c_void_p(-1).value
 
 
 def allocate(fd: int, size: int) -> None:
-    """Allocate all of an empty memfd. Raises OSError (ENOMEM); then the memfd is worth nothing."""
+    """Allocate all of an empty memfd. Raises OSError (ENOMEM); then the memfd is unusable."""
     for _ in allocating(fd, size):
         pass
 
 
 def allocating(fd: int, size: int) -> Generator[int]:
-    """Allocate an empty memfd from front to back, without the GIL, and tell how far that is.
+    """Allocate an empty memfd from front to back, without the GIL, and yield the progress.
 
     Yields:
-        Bytes from the beginning on that are there, `size` at last.
+        Bytes that are allocated, from the beginning; `size` at last.
 
     Raises:
-        OSError: there is not so much memory (ENOMEM); then the memfd is worth nothing.
+        OSError: there is not enough memory (ENOMEM); then the memfd is unusable.
     """
     os.ftruncate(fd, size)
     ask = _Asking(fd, size)
@@ -56,7 +57,7 @@ def allocating(fd: int, size: int) -> Generator[int]:
             end = min(start + HUGE, size)
             if end - start == HUGE:
                 ask.for_huge_page(start)
-            reserve(fd, start, end - start)  # what is there already stays as it is
+            reserve(fd, start, end - start)  # pages that exist already do not change
             yield end
     finally:
         ask.close()
@@ -65,7 +66,7 @@ def allocating(fd: int, size: int) -> Generator[int]:
 def reserve(fd: int, start: int, length: int) -> None:
     """Allocate a range of a file or memfd that holds zeros or nothing yet. Raises OSError (ENOMEM, ENOSPC).
 
-    Where a sandbox's kernel has no such call, zeros are written.
+    Writes zeros where a sandbox's kernel has no such call.
     """
     try:
         os.posix_fallocate(fd, start, length)
@@ -78,7 +79,10 @@ def reserve(fd: int, start: int, length: int) -> None:
 
 
 def mapped(fd: int, size: int) -> tuple[mmap.mmap, int]:
-    """Map all of a memfd, at a multiple of `HUGE` if that can be; what closes the mapping, and where in it it begins.
+    """Map all of a memfd, at a multiple of `HUGE` if possible.
+
+    Returns:
+        The mapping, whose `close` unmaps the memfd, and the offset in it at which the memfd begins.
 
     Raises:
         OSError: there is no room in the address space.
@@ -90,12 +94,12 @@ def mapped(fd: int, size: int) -> tuple[mmap.mmap, int]:
 
 
 def address_of(mapping: mmap.mmap) -> int:
-    """Where a writable mapping begins."""
+    """Return the address at which a writable mapping begins."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
 
 
 class _Asking:
-    """Huge pages for a memfd, for as long as it is worth asking."""
+    """Requests for huge pages for a memfd; they stop when they no longer pay."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd, self._failures, self._left_s = fd, 0, _SLACK_S
@@ -108,7 +112,7 @@ class _Asking:
                 self.close()
 
     def for_huge_page(self, start: int) -> None:
-        """One from `start` on. Raises OSError (ENOMEM)."""
+        """Request the huge page that begins at `start`. Raises OSError (ENOMEM)."""
         if self._mapping is None:
             return
         began = time.monotonic()
@@ -126,14 +130,14 @@ class _Asking:
 
 
 def _mapped_like_huge_pages(fd: int, size: int) -> tuple[mmap.mmap, int]:
-    """Room for more, and the memfd where it must be in it: who closes the room unmaps both."""
+    """Reserve a larger range of addresses, and map the memfd at an aligned place in it; `close` unmaps both."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE  # never touched, so it takes no memory
     room = mmap.mmap(-1, size + HUGE, flags=private)
     start = -address_of(room) % HUGE
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     wanted = ctypes.c_void_p(address_of(room) + start)
-    readable, shared = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED  # inside what is ours
+    readable, shared = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED  # inside the reserved range
     if libc.mmap(wanted, ctypes.c_size_t(size), readable, shared, fd, ctypes.c_long(0)) == _FAILED:
         room.close()
         raise OSError(ctypes.get_errno(), "mmap")
@@ -141,6 +145,6 @@ def _mapped_like_huge_pages(fd: int, size: int) -> tuple[mmap.mmap, int]:
 
 
 def keep_from_children(mapping: mmap.mmap) -> None:
-    """Forked children get none of it. A sandbox may not know how; then a fork costs more."""
+    """Keep a mapping out of forked children. A sandbox may not support that; then a fork costs more."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_DONTFORK)

@@ -1,6 +1,6 @@
-"""Processes of this host, as agent and trainer see each other: whether one lives, since when, how an agent is started.
+"""Processes of this host, as agent and trainer see each other: whether one lives, since when, how to start an agent.
 
-Owns pidfds, which tell of a death at once, and the command line of a process of our own.
+Owns pidfds, which report a death at once, and the command line of the harness's own processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.ipc.runtime_dir import RuntimeDir
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when `pid` dies; `None` if it is gone already."""
+    """Return a descriptor that becomes readable when `pid` dies; `None` if it is gone already."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -30,7 +30,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def check_kernel() -> None:
-    """Raises ConfigError: the kernel, or a seccomp profile, lets us have no memfd or no pidfd."""
+    """Raise ConfigError if the kernel, or a seccomp profile, allows no memfd or no pidfd."""
     try:
         os.close(os.memfd_create("harness-check", os.MFD_CLOEXEC))
         os.close(os.pidfd_open(os.getpid()))
@@ -42,22 +42,22 @@ def check_kernel() -> None:
 
 
 def is_ignored(signum: int) -> bool:
-    """Whether whoever started this process wants it to ignore a signal, as nohup does. Before a handler is installed.
+    """Return whether this process was started with a signal ignored, as by nohup. Call it before installing a handler.
 
-    Nobody ignores SIGTERM for others.
+    Only SIGHUP and SIGINT count: no program starts another one with SIGTERM ignored on purpose.
     """
     return signum in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(signum) is signal.SIG_IGN
 
 
 def pidfd_dead(pidfd: int) -> bool:
-    """Whether the process behind `pidfd` has ended."""
+    """Return whether the process behind `pidfd` has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def began_at(pid: int) -> float:
-    """When a process of this host was started, monotonic, to 10 ms; now if it is gone already."""
+    """Return when a process of this host was started, in monotonic seconds, to 10 ms; now if it is gone already."""
     now = time.monotonic()
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -68,7 +68,7 @@ def began_at(pid: int) -> float:
 
 
 def safe_python(module: str) -> list[str]:
-    """The command line that runs a module of the harness as this process has it.
+    """Return the command line that runs a module of the harness, of the same installation as this process.
 
     IMPORTANT: without -P the current directory comes first, and a file there that happens to be called harness.py or
     queue.py, or that another user has put there, would be run instead.
@@ -81,13 +81,13 @@ def start_agent(
 ) -> Channel:
     """Start a detached agent for `place` and connect to it.
 
-    Another process may start one at the same moment: the lock decides, and whoever lost connects to the winner.
+    Another process may start one at the same moment. The lock decides which agent stays; both callers connect to it.
 
     Args:
-        place: where it shall listen.
-        arguments: passed to `python -P -m harness.agent`, and our pid after them.
+        place: the directory in which it has to listen.
+        arguments: passed to `python -P -m harness.agent`, followed by our pid.
         environment: the agent's whole environment.
-        wait_s: how long it may take to listen.
+        wait_s: how long it may take until it listens.
 
     Raises:
         ConnectionError: no agent listens; the message holds the end of its log.
@@ -114,10 +114,10 @@ def start_agent(
             continue
         if process.returncode != 0 and connect(place.socket) is None:
             break
-    raise ConnectionError(f"no agent came up: {_tail(place.log)}")
+    raise ConnectionError(f"the agent did not start: {_tail(place.log)}")
 
 
 def _tail(path: Path, count: int = 2000) -> str:
     with contextlib.suppress(OSError):
-        return path.read_bytes()[-count:].decode(errors="replace").strip()
-    return f"nothing in {path}"
+        return path.read_bytes()[-count:].decode(errors="replace").strip() or f"{path} is empty"
+    return f"cannot read {path}"

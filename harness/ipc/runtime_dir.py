@@ -1,7 +1,7 @@
-"""Where the agent of one run is met on this host: a private directory with its lock, its socket and its log.
+"""The private directory of one run's agent on this host, with its lock, its socket and its log.
 
-Owns those names, who may have the directory, and who has the lock. Another user of this host can put nothing in its
-place (ADR 0020).
+Owns those names, the check of the directory's owner and permissions, and the lock. Another user of this host can put
+nothing in the directory's place (ADR 0020).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RuntimeDir:
-    """Where the agent of one run lives on this host: a short private directory, since socket paths end at 107 bytes.
+    """The private directory of one run's agent on this host. Its path is short: socket paths have at most 107 bytes.
 
     Attributes:
         directory: 0700, one per (user, store, run, rank's node).
@@ -28,31 +28,31 @@ class RuntimeDir:
 
     @classmethod
     def of(cls, runtime_dir: Path, store_url: str, run: str) -> RuntimeDir:
-        """The place of `run` in `store_url`; two stores may hold runs of one name."""
+        """Return the directory for `run` in `store_url`; two stores may hold runs of the same name."""
         name = hashlib.blake2b(os.fsencode(f"{store_url}\0{run}"), digest_size=6).hexdigest()
         return cls(runtime_dir / name)
 
     @property
     def socket(self) -> Path:
-        """The agent's address."""
+        """Path of the agent's socket."""
         return self.directory / "agent.sock"
 
     @property
     def log(self) -> Path:
-        """What a detached agent prints."""
+        """Path of the log: the output of a detached agent."""
         return self.directory / "agent.log"
 
     @property
     def outcome(self) -> Path:
-        """What the last agent that ended here has come to."""
+        """Path of the file in which the last agent that ended here has recorded its outcome."""
         return self.directory / "outcome.json"
 
     def prepare(self) -> None:
-        """Create the directory, private to this user, and see that nobody else can put another one in its place.
+        """Create the directory, private to this user, and check that no other user can put another one in its place.
 
         Raises:
-            PermissionError: it, or the one that it is in, is another user's, or a link, or others may write there.
-            OSError: it cannot be made.
+            PermissionError: it or its parent belongs to another user, is a link, or is writable by others.
+            OSError: it cannot be created.
         """
         parent = self.directory.parent
         for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
@@ -65,7 +65,7 @@ class RuntimeDir:
                 pass
 
     def try_lock(self) -> int | None:
-        """The run's lock on this host as a descriptor to keep open, or `None` if another agent holds it."""
+        """Take the run's lock on this host. Return a descriptor to keep open, or `None` if another agent holds it."""
         fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +75,7 @@ class RuntimeDir:
         return fd
 
     def holder(self) -> str:
-        """Who has the lock, in words for an error; empty if that cannot be seen."""
+        """Return the process that holds the lock, as words for an error; empty if that cannot be found out."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             found = (self.directory / "lock").stat()
             where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
@@ -86,7 +86,7 @@ class RuntimeDir:
         return ""
 
     def identity(self, lock: int) -> str:
-        """Names the lock that `try_lock` gave, on any host and boot: who holds it knows that no other holder lives."""
+        """Return a name for the lock, unique among hosts and boots. Its holder knows that no other holder lives."""
         found = os.fstat(lock)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}-{found.st_dev:x}-{found.st_ino:x}"
@@ -94,20 +94,20 @@ class RuntimeDir:
 
 @contextlib.contextmanager
 def _safe_directory(path: Path, *, shared: bool) -> Iterator[int]:
-    """A directory, open, in which no other user can replace what is ours.
+    """Open a directory in which no other user can replace our files.
 
     Args:
-        path: its name. It must be no link.
-        shared: whether it may be the system's own, as /run is; or anybody's to make files in, as /tmp is, where the
-            sticky bit keeps each user's from the others.
+        path: its name. It must not be a link.
+        shared: whether it may belong to root, as /run does, or be writable by all users, as /tmp is, where the sticky
+            bit protects each user's files from the others.
 
     Raises:
-        PermissionError: it is none.
+        PermissionError: it is not such a directory.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError as err:
-        raise PermissionError(f"{path} is a link, or no directory") from err
+        raise PermissionError(f"{path} is a link, or not a directory") from err
     try:
         found = os.fstat(fd)
         if found.st_uid not in ((os.geteuid(), 0) if shared else (os.geteuid(),)):

@@ -58,12 +58,12 @@ class ShardSpan:
 
 @dataclass(frozen=True)
 class SlotRecord:
-    """What a sealed slot holds.
+    """The record of a sealed slot, which describes its content.
 
     Attributes:
         step: completed optimizer steps.
-        rank: whose shards these are.
-        world_size: of how many.
+        rank: the rank that the shards belong to.
+        world_size: number of ranks.
         generation: the start of the trainers that made it.
         shards: in file order.
         state: small state, JSON text in the tagged encoding.
@@ -81,7 +81,7 @@ class SlotRecord:
     sealed_at: str
 
     def encode(self) -> bytes:
-        """The record's bytes: a line of JSON, then the small state as it is."""
+        """Return the record's bytes: a line of JSON, then the small state unchanged."""
         head = {**vars(self), "shards": [vars(span) for span in self.shards]}
         state = str(head.pop("state"))
         return json.dumps(head).encode() + b"\n" + state.encode()
@@ -105,7 +105,7 @@ def place_shards(sizes: Sequence[tuple[str, int]]) -> tuple[ShardSpan, ...]:
 
 
 def slot_bytes(spans: Sequence[ShardSpan], record_bytes: int) -> int:
-    """Size of a slot that holds `spans` and a record of up to twice `record_bytes`: small state may grow."""
+    """Return the size of a slot that holds `spans` and a record of up to twice `record_bytes`: small state may grow."""
     end = spans[-1].offset + spans[-1].size if spans else PAGE
     return _align(end) + _align(max(_MIN_RECORD_BYTES, 2 * record_bytes))
 
@@ -134,10 +134,10 @@ class Slot:
 
         Args:
             size: bytes.
-            directory: where on a disk; `None` for memory.
+            directory: of a slot on a disk; `None` for a slot in memory.
 
         Raises:
-            OSError: there is not so much room (ENOMEM, ENOSPC).
+            OSError: there is not enough room (ENOMEM, ENOSPC).
         """
         fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC) if directory is None else _unnamed_file(directory)
         try:
@@ -155,15 +155,15 @@ class Slot:
             size: bytes.
 
         Returns:
-            The slot, empty, and what allocates it: see `pages.allocating`.
+            The empty slot, and the generator that allocates it: see `pages.allocating`.
 
         Raises:
-            OSError: there is no memory at all, or no room in the address space.
+            OSError: there is no memory even for its first page, or no room in the address space.
         """
         fd = os.memfd_create("harness-slot", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, size)
-            pages.reserve(fd, 0, min(PAGE, size))  # the header's: where there is none, a write to it would kill us
+            pages.reserve(fd, 0, min(PAGE, size))  # the header page: without memory for it, a write would kill us
             return cls._empty(fd), pages.allocating(fd, size)
         except BaseException:
             os.close(fd)
@@ -176,12 +176,12 @@ class Slot:
         return slot
 
     def populate(self, *, to_write: bool = True) -> None:
-        """Map every page now, in small pieces through ctypes, so that neither the first copy nor the GIL waits.
+        """Map every page now, so that the first copy does not wait. Small pieces through ctypes do not hold the GIL.
 
-        A slot on a disk is none that is filled through its mapping.
+        Does nothing for a slot on a disk, which is not filled through its mapping.
 
         Args:
-            to_write: pages that are only going to be read are mapped several at a time.
+            to_write: whether the pages will be written. Pages that will only be read are mapped several at a time.
         """
         if self.on_disk:
             return
@@ -195,13 +195,13 @@ class Slot:
 
     @property
     def state(self) -> SlotState:
-        """EMPTY for a foreign or damaged header too: such a slot holds nothing."""
+        """The slot's state; EMPTY for a foreign or damaged header too, since such a slot holds nothing."""
         magic, state, *_ = _HEADER.unpack_from(self.buffer)
         return SlotState(state) if magic == _MAGIC and state in (1, 2) else SlotState.EMPTY
 
     @property
     def sequence(self) -> int:
-        """Order of sealing on this host; 0 before the first seal."""
+        """Sequence number of the last seal: the order of seals on this host; 0 before the first."""
         return int(_HEADER.unpack_from(self.buffer)[2])
 
     @property
@@ -215,11 +215,11 @@ class Slot:
         return int(_HEADER.unpack_from(self.buffer)[4])
 
     def begin(self) -> None:
-        """Declare the content void, before the first byte changes."""
+        """Mark the content as void, before its first byte changes."""
         struct.pack_into("<Q", self.buffer, _STATE_AT, SlotState.FILLING)
 
     def seal(self, record: SlotRecord, sequence: int) -> None:
-        """Name the payload that is in place now.
+        """Seal the payload that is in place: write the record that names it, then the state word.
 
         Raises:
             SlotFull: the record does not fit behind the shards.
@@ -235,7 +235,7 @@ class Slot:
         struct.pack_into("<Q", self.buffer, _STATE_AT, SlotState.SEALED)
 
     def record(self) -> SlotRecord | None:
-        """The sealed content's record; `None` if there is no sealed content or it cannot be trusted."""
+        """Return the sealed content's record; `None` if there is no sealed content or it cannot be trusted."""
         magic, state, _, _, _, offset, length, crc = _HEADER.unpack_from(self.buffer)
         if magic != _MAGIC or state != SlotState.SEALED or offset + length > self.size:
             return None
@@ -250,22 +250,22 @@ class Slot:
         return record if inside else None
 
     def shard(self, span: ShardSpan) -> memoryview:
-        """The bytes of one shard, without a copy."""
+        """Return the bytes of one shard, without a copy."""
         return self.buffer[span.offset : span.offset + span.size]
 
     def at_close(self, call: Callable[[], object]) -> None:
-        """Call `call` before the memory goes: for whoever has registered it somewhere."""
+        """Call `call` before the memory is unmapped, for a caller that has registered it elsewhere."""
         self._at_close.append(call)
 
     def close(self) -> None:
-        """Unmap where nothing refers to the memory any more (tensors may), and close the descriptor. Idempotent."""
+        """Close the descriptor, and unmap the memory unless something (such as a tensor) still uses it. Idempotent."""
         if self.fd < 0:
             return
         while self._at_close:
             self._at_close.pop()()
         os.close(self.fd)
         self.fd = -1
-        with contextlib.suppress(BufferError):  # views are alive: the mapping goes with the last of them
+        with contextlib.suppress(BufferError):  # views are alive: the mapping ends with the last of them
             self.buffer.release()
             self._map.close()
 
@@ -276,13 +276,13 @@ class Slot:
 
 
 def _unnamed_file(directory: Path) -> int:
-    """A file that vanishes with its last descriptor. Raises OSError."""
+    """Create a file that vanishes with its last descriptor. Raises OSError."""
     with tempfile.TemporaryFile(dir=directory) as file:  # O_TMPFILE, or made and unlinked at once
         return os.dup(file.fileno())
 
 
 def _is_memory(fd: int) -> bool:
-    """Whether a descriptor is a memfd. Whoever is sent one has nothing else to tell by: only memory has seals."""
+    """Return whether a descriptor is a memfd. Its receiver has no other way to tell: only memory has seals."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:

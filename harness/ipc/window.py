@@ -2,9 +2,10 @@
 
 Owns how bytes get into the file behind a slot where memory has no room for one; knows nothing of what they mean.
 
-Not through the slot's mapping: each page would cost a fault and be dirty for as long as the kernel likes, five times
-slower in all, in memory that there is too little of. What has passed here is on its way to the disk at once, and out of
-memory two windows later, whatever the kernel's own thresholds are. It is nothing durable: that is what commits are for.
+Bytes do not go through the slot's mapping. There, each page would cost a fault and stay dirty for as long as the kernel
+likes, in memory that is short already; that is five times slower in all. Bytes written here start their way to the disk
+at once, and are out of memory two windows later, whatever the kernel's own thresholds are. They are not durable: only
+commits make them so.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from harness.ipc.slots import Slot
 WINDOW_BYTES = 32 * 1024 * 1024
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # sync_file_range(2)
 _libc = ctypes.CDLL(None, use_errno=True)
-_UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}  # what a kernel or a sandbox without it says
+_UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}  # errors of a kernel or a sandbox without it
 
 
 class Window:
-    """One filling of one slot. `buffer` is what is written next; its first byte stands for a multiple of a page."""
+    """One filling of one slot. `buffer` holds the bytes to write next; its first byte is at a multiple of a page."""
 
     def __init__(self, slot: Slot, size: int = WINDOW_BYTES) -> None:
         """Allocate the buffer.
 
         Args:
-            slot: on a disk, and declared void.
+            slot: on a disk, and marked as void.
             size: of the buffer, a multiple of 4096.
         """
         self.size = size
@@ -40,10 +41,10 @@ class Window:
         self._passed: list[tuple[int, int]] = []
 
     def write(self, start: int, end: int) -> None:
-        """Write what the buffer holds of `start` to `end` in the slot. Blocks for as long as the disk takes.
+        """Write the buffer's bytes for `start` to `end` of the slot. Blocks for as long as the disk takes.
 
         Raises:
-            OSError: the disk failed (EIO, ENOSPC), now or with what was written before; the slot stays void.
+            OSError: the disk failed (EIO, ENOSPC), now or in an earlier write; the slot stays void.
         """
         if start == end:
             return
@@ -55,7 +56,7 @@ class Window:
             _drop(self._fd, *self._passed.pop(0))
 
     def move(self, source: Slot) -> None:
-        """Write all that `source` holds, and last what names it: whatever dies, this slot is void or complete."""
+        """Copy the slot `source` into this one, its header page last: whatever dies, this slot is void or complete."""
         for start in range(PAGE, source.size, self.size):
             end = min(start + self.size, source.size)
             self.buffer[: end - start] = source.buffer[start:end]
@@ -65,21 +66,21 @@ class Window:
         self.close()
 
     def close(self) -> None:
-        """Wait until the disk has all that passed, or was written beside it, and let nothing of it stay in memory.
+        """Wait until the disk has all bytes written here or through the mapping, and drop the former from memory.
 
-        IMPORTANT: before the slot is sealed. What a disk does not take, the kernel forgets: the next reader of the slot
-        gets what was there before, and digests of that agree with it.
+        IMPORTANT: call this before the slot is sealed. The kernel forgets bytes that a disk does not take. The next
+        reader of the slot gets the bytes that were there before, and digests of those agree with them.
 
         Raises:
             OSError: the disk failed; the slot stays void.
         """
-        os.fdatasync(self._fd)  # the shards' headers went through the mapping: nobody else waits for those
+        os.fdatasync(self._fd)  # the shards' headers went through the mapping: nothing else waits for those
         while self._passed:
             _drop(self._fd, *self._passed.pop(0))
 
 
 def put(slot: Slot, start: int, data: memoryview) -> None:
-    """Write `data` at `start` of a slot on a disk: then the disk has it, and memory has not. From any thread.
+    """Write `data` at `start` of a slot on a disk, wait for the disk, and drop it from memory. From any thread.
 
     Raises:
         OSError: the disk failed (EIO, ENOSPC); the slot is void.
@@ -101,7 +102,10 @@ def _drop(fd: int, start: int, end: int) -> None:
 
 
 def _write_back(fd: int, start: int, end: int, flags: int) -> None:
-    """Where the kernel does not know this, it writes back when it sees fit; only what it could not is asked for."""
+    """Start the write-back of a range, or wait for it.
+
+    A kernel without this call writes back when it sees fit. A wait then calls `fdatasync`, which reports errors.
+    """
     if _libc.sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(end - start), ctypes.c_uint(flags)) == 0:
         return
     code = ctypes.get_errno()

@@ -1,1 +1,1 @@
-"""The supervisor around `harness run`: what is to be run, where we are, and what follows from how it ended."""
+"""The supervisor around `harness run`: what to run, on which platform, and what to do after it has ended."""

@@ -1,7 +1,7 @@
-"""What is done about the place once a run has ended: the job ended, the fleet stopped, people told, the hook completed.
+"""Actions on the platform once a run has ended: end the job, stop the fleet, notify people, complete the hook.
 
-Owns the calls and what becomes of one that fails: it is said, people are told where they can be, and that is all. No
-failure here changes an exit code.
+Owns the calls. Failed calls are logged. If a failed AWS call could leave an instance running, it is also published to
+the SNS topic. No failure here changes an exit code.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from harness.node.context import Context
 from harness.node.exit_policy import Act
 from harness.node.platform import Platform
 
-ACT_S = 120.0  # throttled calls are asked again: an instance that is not ended costs money
+ACT_S = 120.0  # throttled calls are retried: an instance that is not ended costs money
 NOTIFY_S = 20.0
 LOOK_AGAIN_S = 2.0
 
 
 class Actions:
-    """Main thread. Blocks for as long as AWS takes, within the limits above.
+    """Acts on the platform. For the main thread; blocks for as long as AWS takes, within the limits above.
 
     Args:
         context: of this `harness resume`.
-        platform: what is acted upon.
-        let_go_s: how long the group is given to begin with the end of this instance, so that its hook can be completed.
+        platform: the platform to act on.
+        let_go_s: how long to wait until the group begins to end this instance, so that its hook can be completed.
     """
 
     def __init__(self, context: Context, platform: Platform, let_go_s: float) -> None:
@@ -34,7 +34,7 @@ class Actions:
         self._platform, self._let_go_s = platform, let_go_s
 
     def do(self, actions: Sequence[Act], cause: str) -> None:
-        """Do all of them, in turn. `cause`, in words, is for people."""
+        """Do all actions, in turn. `cause` is the reason, as text for people."""
         for act in actions:
             if act is not Act.COMPLETE:
                 self._say(f"{act.value}: {cause}")
@@ -45,7 +45,7 @@ class Actions:
                 self._do(act, fleet, cause)
 
     def replace(self, cause: str) -> None:
-        """This machine must not train: have the group start another."""
+        """Have the group replace this machine, which must not train."""
         if (fleet := self._platform.fleet) is not None:
             if self._try(fleet.mark_unhealthy, "mark this instance as unhealthy", cause):
                 self._notify(fleet, "this instance is replaced", cause)
@@ -67,21 +67,21 @@ class Actions:
         except CloudError as err:
             self._say(f"{what}: {err}")
             self._notify(
-                self._platform.fleet, f"could not {what}", f"{cause}, but: {err}. Instances go on and cost money"
+                self._platform.fleet, f"could not {what}", f"{cause}, but: {err}. Instances keep running and cost money"
             )
             return False
         return True
 
     def _notify(self, fleet: Fleet | None, what: str, text: str) -> None:
-        text = f"{text}.\n\n{self._platform.words}. `journalctl -u harness` there, or its log group, has the rest."
+        text = f"{text}.\n\n{self._platform.words}. For details see `journalctl -u harness` there, or its log group."
         try:
             if fleet is not None:
                 fleet.notify(f"run {self._run}: {what}", text, Deadline.after(NOTIFY_S, self._clock))
         except CloudError as err:
-            self._say(f"nobody could be notified: {err}")
+            self._say(f"the SNS topic could not be notified: {err}")
 
     def _complete(self, fleet: Fleet) -> None:
-        """Tell the group that it need not wait for us, as soon as it does, some seconds after it was asked."""
+        """Tell the group to stop waiting for us, as soon as it waits: some seconds after it was asked to end us."""
         if not self._platform.hooked:
             return
         give_up_at = self._clock() + self._let_go_s
@@ -91,4 +91,4 @@ class Actions:
                     return
                 self._signals.pause(LOOK_AGAIN_S)
         except CloudError as err:
-            self._say(f"complete the lifecycle hook: {err} (it goes on by itself when its time is over)")
+            self._say(f"complete the lifecycle hook: {err} (the group continues by itself after the hook's timeout)")

@@ -1,12 +1,12 @@
-"""One start of `harness run`: our child, or what is here already and was left by one that died.
+"""One start of `harness run`: our child, or a run that is here already because its parent died.
 
-Owns processes and their ends. `harness run` is an agent with the trainer as its child; where the agent is killed, the
-trainer lives on and starts another, detached one. So what is here has to be looked for before anything is started:
+Owns processes and their ends. `harness run` is an agent with the trainer as its child. If the agent is killed, the
+trainer lives on and starts another, detached agent. So look for a run that is here before starting one:
 
-    our child ──SIGKILL──▶ its trainer, now our child, with a detached agent    } waited for; what came of it is in
-    we ourselves ──SIGKILL──▶ our child, which listens on the run's socket      } the store
+    our child ──SIGKILL──▶ its trainer, now our child, with a detached agent    } wait for it; its outcome is in the
+    we ourselves ──SIGKILL──▶ our child, which listens on the run's socket      } store
 
-Nothing is killed: what trains is what we are here for.
+Nothing here kills a process: the supervisor exists to keep the trainer training.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING, _PF_SIGNALED = 0x4, 0x400  # include/linux/sched.h
 
 AskStatus = Callable[[], Status | None]
-"""The status of the run's agent on this host; `None` if none answers."""
+"""Returns the status of the run's agent on this host; `None` if none answers."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended.
+    """How a run ended.
 
     Attributes:
-        code: exit code, as a shell shows it; `None` if nobody knows.
+        code: exit code, as a shell shows it; `None` if unknown.
         signum: the signal, if one ended `harness run` itself.
-        outcome: as the agent recorded it; `None` where it could not, or had not begun.
+        outcome: as the agent recorded it; `None` if it could not, or had not begun.
     """
 
     code: int | None
@@ -51,20 +51,20 @@ class RunAttempt(Protocol):
     """A run that is under way."""
 
     pidfd: int | None
-    """Readable when its process has ended; `None` where there is more to wait for than that."""
+    """Readable when the run's process has ended; `None` if there is more to wait for than one process."""
     ours: bool
     """Whether we started it."""
 
     def ended(self) -> Ended | None:
-        """How it ended, or `None` while it has not. Does not block for long."""
+        """Return how the run ended, or `None` while it has not. Does not block for long."""
         ...
 
     def signal(self, signum: int) -> None:
-        """Pass a signal on."""
+        """Pass a signal on to the run."""
         ...
 
     def close(self) -> None:
-        """Give up descriptors. The run is not touched."""
+        """Close descriptors. The run is not touched."""
         ...
 
 
@@ -79,7 +79,7 @@ class StartedAttempt:
         Args:
             arguments: its command line.
             environ: its environment.
-            said: the outcome that an agent of that process has recorded on this host.
+            said: returns the outcome that the agent with a given pid has recorded on this host.
 
         Raises:
             ConfigError: it cannot be started.
@@ -100,7 +100,7 @@ class StartedAttempt:
         return Ended(128 - code, -code) if code < 0 else Ended(code, outcome=self._said(self._process.pid))
 
     def signal(self, signum: int) -> None:
-        """See `RunAttempt`. To the agent alone: it knows what its trainer has to be told."""
+        """See `RunAttempt`. Signals the agent alone: it knows what to tell its trainer."""
         if self._process.poll() is None and self.pidfd is not None:
             signal.pidfd_send_signal(self.pidfd, signum)
 
@@ -116,7 +116,7 @@ class FoundAttempt:
 
     Args:
         ask: see `AskStatus`.
-        outcome: the exit code that stands for what the generation that was found came to; `None` if nothing says.
+        outcome: returns the exit code for how the found generation ended; `None` if unknown.
         pids: processes to wait for, whether an agent answers or not.
         found: the agent's first answer, if there was one.
     """
@@ -141,7 +141,7 @@ class FoundAttempt:
             self._note(found)
 
     def ended(self) -> Ended | None:
-        """See `RunAttempt`. Over once nobody is left and no agent answers."""
+        """See `RunAttempt`. The run has ended once no process is left and no agent answers."""
         reap_strangers()
         for pid, pidfd in list(self._alive.items()):
             if pidfd_dead(pidfd):
@@ -154,7 +154,7 @@ class FoundAttempt:
         return Ended(self._outcome(self._generation))
 
     def signal(self, signum: int) -> None:
-        """See `RunAttempt`. Only what ends a service is passed on: whoever presses Ctrl-C here did not start it."""
+        """See `RunAttempt`. Passes on only SIGTERM, which ends a service: Ctrl-C is not for a run started elsewhere."""
         if signum != signal.SIGTERM:
             return
         target = self._agent if self._agent in self._alive else next(iter(self._alive), None)
@@ -179,20 +179,20 @@ class FoundAttempt:
 
 
 def adopt_orphans() -> None:
-    """From now on a process whose parent dies below us becomes our child, so that it can be found, and is reaped."""
+    """From now on, adopt processes whose parents below us die, so that they can be found, and are reaped."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def left_behind(proc: Path = Path("/proc")) -> list[int]:
-    """Our living children in our process group: after the death of an agent, its trainer.
+    """Return our living children in our process group: after the death of an agent, its trainer.
 
-    What a program has started to outlive it is in a group or session of its own, and is nobody to wait for.
+    Processes that a program has started to outlive it are in a group or session of their own; no one waits for those.
     """
     found, ours, group = [], os.getpid(), os.getpgrp()
     for entry in proc.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                # Bytes: the kernel cuts a program's name off at 15 of them, be it in the middle of a character.
+                # Bytes: the kernel cuts a program's name off after 15 bytes, even in the middle of a character.
                 fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
                 if int(fields[1]) == ours and int(fields[2]) == group and not _is_dying(fields):
                     found.append(int(entry.name))
@@ -200,19 +200,19 @@ def left_behind(proc: Path = Path("/proc")) -> list[int]:
 
 
 def _is_dying(fields: Sequence[bytes]) -> bool:
-    """Whether a process is dead, or about to be: a SIGKILL takes a moment. By its fields in proc_pid_stat(5)."""
+    """Return whether a process is dead, or about to be: a SIGKILL takes a moment. By its fields in proc_pid_stat(5)."""
     state, flags, pending = fields[0], int(fields[6]), int(fields[28])
     return state in b"ZX" or bool(flags & (_PF_EXITING | _PF_SIGNALED)) or bool(pending & 1 << signal.SIGKILL - 1)
 
 
 def reap_strangers(but: int | None = None) -> None:
-    """Reap children that are not ours to wait for: orphans, and in a container everybody's. Does not block.
+    """Reap children that we did not start: orphans, and in a container those of all processes. Does not block.
 
     Args:
-        but: the child that whoever started it reaps.
+        but: the child that is left to its own starter.
     """
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid == but:
-                return  # those behind it have their turn once it is reaped
+                return  # the others follow once it is reaped
             os.waitpid(ended.si_pid, 0)

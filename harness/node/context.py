@@ -1,4 +1,4 @@
-"""What all parts of one `harness resume` share: the run's name, signals to us, words to the user, the clock."""
+"""The context that all parts of one `harness resume` share: run name, signals, messages to the user, clock."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from harness.node.signals import Signals
 
 @dataclass(frozen=True)
 class Context:
-    """Of one `harness resume`.
+    """The context of one `harness resume`.
 
     Attributes:
         run: the run's name; empty if it is not known.
-        signals: to us; one that asks us to leave cuts every wait short.
-        say: a word to the user.
+        signals: to this process; one that asks us to exit cuts every wait short.
+        say: shows a message to the user.
         clock: monotonic seconds.
     """
 

@@ -1,8 +1,8 @@
-"""What follows from how `harness run` ended: the table of docs/operations.md, as values.
+"""What to do after `harness run` has ended: the table of docs/operations.md, as values.
 
-Owns the decision; does nothing. What it is decided from is the outcome that the agent recorded, by `ending_of`: a
-program may end with any code of its own, 73 and 75 too. Only where no outcome is known the code tells; and a found one
-of an agent that was not our child counts as the code that it would have ended with.
+Owns the decision; does nothing. `ending_of` decides by the outcome that the agent recorded, because a program may exit
+with any code of its own, 73 and 75 too. The exit code decides only if no outcome is known. The outcome of a found agent
+that was not our child counts as the code that it would have ended with.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from harness.errors import ExitCode
 
 
 class Where(enum.Enum):
-    """The places that differ in what they understand."""
+    """The kinds of platform, which differ in the actions that they support."""
 
     FLEET = "fleet"
     """An instance of an Auto Scaling group."""
     SLURM = "slurm"
     """A Slurm job."""
     ELSEWHERE = "elsewhere"
-    """A laptop, a container, a Kubernetes job: whoever started us reads the exit code."""
+    """A laptop, a container, a Kubernetes job: the caller reads the exit code."""
 
 
 class Ending(enum.Enum):
-    """What one start of `harness run` came to."""
+    """How one start of `harness run` ended."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    """By a notice; durable or not."""
+    """Ended by a notice; durable or not."""
     SUPERSEDED = "superseded"
     FAILED = "failed"
-    """Again would be the same: usage, a bug, or a program that has crashed too often without progress."""
+    """Another start would fail again: usage, a bug, or a program that has crashed too often without progress."""
     AGENT_DIED = "agent died"
     """Killed by a signal, or gone without a recorded outcome: that says nothing about the run."""
 
 
 class Act(enum.Enum):
-    """Something to be done about the place, in the order in which a consequence names them."""
+    """An action on the platform; done in the order in which a consequence names them."""
 
     FINISH = "end the job"
-    """This instance is terminated, and the group wants one fewer."""
+    """Terminate this instance, and reduce the group's desired capacity by one."""
     LEAVE = "terminate this instance"
-    """And the group keeps its size."""
+    """Terminate this instance only: the group keeps its size."""
     STOP = "stop the fleet"
-    """The group wants none any more; people are told."""
+    """Set the group's desired capacity to 0, and notify people."""
     REQUEUE = "requeue the Slurm job"
     COMPLETE = "complete the lifecycle hook"
-    """The group need not wait for us to end the instance."""
+    """Tell the group not to wait for us any longer before it ends the instance."""
 
 
 class Then(enum.Enum):
-    """What becomes of us afterwards."""
+    """What `harness resume` does afterwards."""
 
     EXIT = "exit"
     WAIT = "start again if the instance lives on"
@@ -63,7 +63,7 @@ class Then(enum.Enum):
 
 @dataclass(frozen=True)
 class Consequence:
-    """What to do, and how to go on."""
+    """The actions to take, and what to do afterwards."""
 
     actions: tuple[Act, ...] = ()
     then: Then = Then.EXIT
@@ -96,12 +96,12 @@ _TABLE: Mapping[tuple[Ending, Where], Consequence] = {
 
 
 def ending_of(code: int | None, signum: int | None = None, outcome: str | None = None) -> Ending:
-    """What one start of `harness run` came to.
+    """Return how one start of `harness run` ended.
 
     Args:
-        code: its exit code; `None` where nobody knows it.
+        code: its exit code; `None` if unknown.
         signum: the signal that ended it, if one did.
-        outcome: as it was recorded; `None` where nobody knows it.
+        outcome: as it was recorded; `None` if unknown.
     """
     if signum is not None or code is None:
         return Ending.AGENT_DIED
@@ -115,22 +115,22 @@ def ending_of(code: int | None, signum: int | None = None, outcome: str | None =
 
 
 def code_of(outcome: str | None) -> int | None:
-    """The exit code that stands for a recorded outcome; `None` for those after which a run is started again."""
+    """Return the exit code that stands for a recorded outcome; `None` for those after which a run is started again."""
     return _CODES.get(outcome or "")
 
 
 def counts_as_failed(code: int | None, outcome: str | None = None) -> bool:
-    """Whether an end belongs to the metric that tells a crash loop."""
+    """Return whether an end counts for the metric that shows a crash loop."""
     return outcome == "failed" or code not in _HARMLESS
 
 
 def consequence(ending: Ending, where: Where, *, asked: bool = False, group_ends: bool = False) -> Consequence:
-    """What follows from an ending.
+    """Return what to do after an ending.
 
     Args:
         ending: of the last `harness run`.
-        where: the place.
-        asked: whether we were told to leave ourselves, by a signal. A failure then says nothing about the run.
+        where: the kind of platform.
+        asked: whether a signal asked us to exit. A failure then says nothing about the run.
         group_ends: whether the Auto Scaling group is ending this instance.
     """
     found = _TABLE.get((ending, where), Consequence())

@@ -1,6 +1,6 @@
-"""Whether this machine is fit to train: a command that is run before the first start.
+"""The self-test: a command that runs before the first start and shows whether this machine is fit to train.
 
-Owns which command that is, and what it came to. What follows is `actions.py`.
+Owns the choice of the command, and its result. `actions.py` acts on the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GPU = Path("/dev/nvidia0")
 
 
 def choose_test(given: str | None, environ: Mapping[str, str], gpu: Path = _GPU) -> list[str]:
-    """The command: an option, else the environment's, else `nvidia-smi -L` where there is a GPU. Empty for none.
+    """Return the command: an option, else the environment's, else `nvidia-smi -L` where there is a GPU. Empty for none.
 
     Raises:
         ConfigError: it cannot be read.
@@ -40,7 +40,7 @@ def choose_test(given: str | None, environ: Mapping[str, str], gpu: Path = _GPU)
 
 
 def run_test(command: Sequence[str], signals: Signals, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Run it; what is wrong, or `None`. Killed, and wrong, as soon as a signal asks us to leave."""
+    """Run the self-test; return what is wrong, or `None`. A signal that asks us to exit kills it, and it has failed."""
     shown = " ".join(command)
     with os.fdopen(os.memfd_create("self-test", os.MFD_CLOEXEC), "w+b") as output:
         try:
@@ -58,7 +58,7 @@ def run_test(command: Sequence[str], signals: Signals, timeout_s: float = TIMEOU
 
 
 def _has_ended(test: subprocess.Popen[bytes], signals: Signals, timeout_s: float) -> bool:
-    """Wait for its end, for so long at most, or until a signal asks us to leave."""
+    """Wait at most `timeout_s`, or until a signal asks us to exit; return whether the test has ended."""
     give_up_at = time.monotonic() + timeout_s
     with contextlib.ExitStack() as held:
         if (pidfd := open_pidfd(test.pid)) is not None:

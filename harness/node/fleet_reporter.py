@@ -1,7 +1,7 @@
-"""What the fleet is told while a run is under way: metrics, protection, heartbeats of the hook.
+"""Reports to the fleet while a run is under way: metrics, protection, heartbeats of the hook.
 
-Owns when each is due. It only looks and tells: nothing here starts or ends anything, and a call that fails is said
-once, and tried again. Each tick makes one call to AWS at most, so that whoever ticks is never held up for long.
+Owns when each is due. It only observes and reports: nothing here starts or ends anything. A call that fails is logged
+once, and retried. Each tick makes one call to AWS at most, so that its caller is never held up for long.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CALL_S = 5.0
 
 
 class FleetReporter:
-    """Looks at the run, the announcements and the clock, and tells the fleet. One thread.
+    """Observes the run, the announcements and the clock, and reports to the fleet. One thread.
 
     Args:
         context: of this `harness resume`.
-        fleet: whom to tell; `None` for nobody.
-        announcements: about this instance.
-        ask: the run's agent on this host.
+        fleet: receives the reports; `None` for no reports.
+        announcements: notices about this instance.
+        ask: asks the run's agent on this host.
     """
 
     def __init__(self, context: Context, fleet: Fleet | None, announcements: Notices, ask: AskStatus) -> None:
@@ -43,18 +43,18 @@ class FleetReporter:
         self._durable_at = self._clock()  # from the start, while there is none
         self._saving = self._protected = False
         self.generation: int | None = None
-        """Of the agent that answered last, since `started`."""
+        """Generation of the agent that answered last, since `started`."""
         self.claimed = False
         """Whether an agent has said, since `started`, that the store knows of its start."""
 
     def started(self) -> None:
-        """`harness run` was started."""
+        """Note that `harness run` was started."""
         self.generation, self.claimed = None, False
         self._counts["Starts"] += 1
         self._due.pop("measure", None)
 
     def ended(self, *, failed: bool) -> None:
-        """It has ended: nothing is being saved any more. Tells the fleet at once; blocks for some seconds."""
+        """Note that `harness run` has ended and saves nothing any more. Reports at once; blocks for some seconds."""
         if failed:
             self._counts["FailedStarts"] += 1
         self._saving = False
@@ -115,7 +115,7 @@ class FleetReporter:
             call(Deadline.after(seconds, self._clock))
         except CloudError as err:
             if what not in self._failing:
-                self._say(f"{what}: {err} (training goes on; tried again)")
+                self._say(f"{what}: {err} (training continues; the call is retried)")
             self._failing.add(what)
             return False
         self._failing.discard(what)

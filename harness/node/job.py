@@ -1,7 +1,7 @@
-"""What is to be run: options, then environment, then the instance's tags; harness.toml and defaults below.
+"""What to run: options come first, then environment, then the instance's tags, then harness.toml and defaults.
 
 Owns that order, and how the settings reach `harness run` unchanged: by the same options, and by an environment in which
-tags stand where a variable was missing. It then resolves the very same, whatever it is that we do not know of.
+tags fill in for missing variables. So it resolves exactly the same settings, even those that this module does not know.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Request:
 
     Attributes:
         flags: options of `harness run`, by the names of settings; `None` values count as not given.
-        words: the program, as it stood behind `--`; may be empty.
-        line: the program as one line, of --command; `None` where it was not given.
+        words: the program, as given after `--`; may be empty.
+        line: the program as one line, of --command; `None` if it was not given.
         environ: the environment.
         cwd: where harness.toml and relative directories are looked up.
     """
@@ -46,10 +46,10 @@ class Job:
     """One run, as it is handed to `harness run`.
 
     Attributes:
-        settings: as it will resolve them.
+        settings: as `harness run` will resolve them.
         command: the program.
-        options: its options, without those of a first start.
-        environ: its environment.
+        options: of `harness run`, without those of a first start.
+        environ: of `harness run`.
     """
 
     settings: Settings
@@ -59,15 +59,15 @@ class Job:
 
     @property
     def anew(self) -> bool:
-        """Whether a first start has an option of its own."""
+        """Whether the first start has an option of its own: --fresh or --continue."""
         return self.settings.fresh or self.settings.continue_
 
     def arguments(self, *, anew: bool) -> list[str]:
-        """The command line of `harness run`.
+        """Return the command line of `harness run`.
 
         Args:
-            anew: whether with --fresh or --continue, if they were given: for a first start only, since they would count
-                for each one.
+            anew: whether to pass --fresh or --continue, if they were given. For a first start only, since they would
+                take effect at each one.
         """
         first = [OPTIONS[name].flag for name in _FIRST if anew and getattr(self.settings, name)]
         return [*safe_python("harness"), "run", *self.options, *first, "--", *self.command]
@@ -77,20 +77,20 @@ def resolve_job(request: Request, tag: Callable[[str], str | None]) -> Job:
     """Find out what to run.
 
     Args:
-        request: what was asked for.
-        tag: a tag of the instance, asked only for what is still missing; `None` where there is none.
+        request: what the user asked for.
+        tag: returns a tag of the instance, or `None`; called only for what is still missing.
 
     Raises:
-        ConfigError: nothing to run, two things to run, or settings that cannot be.
+        ConfigError: nothing to run, two programs to run, or invalid settings.
     """
     flags, words, line, environ = request.flags, request.words, request.line, request.environ
     if words and line is not None:
-        raise ConfigError("the program is given twice: behind -- and as --command")
+        raise ConfigError("the program is given twice: after -- and as --command")
     known = {"HARNESS_RUN": flags.get("run"), "HARNESS_STORE": flags.get("store"), COMMAND_VARIABLE: words or line}
     found = dict(environ)
     for variable, name in _TAGS.items():
         if not known[variable] and not found.get(variable):
-            found.pop(variable, None)  # an empty one is none
+            found.pop(variable, None)  # an empty one counts as missing
             if value := tag(name):
                 found[variable] = value
     command = tuple(words) or _split(line if line is not None else found.get(COMMAND_VARIABLE))
@@ -101,7 +101,7 @@ def resolve_job(request: Request, tag: Callable[[str], str | None]) -> Job:
 
 
 def metadata_url(request: Request) -> str:
-    """Where the metadata service is, before anything else is known; also where the settings cannot be resolved."""
+    """Return where the metadata service is, before anything else is known; even if the settings cannot be resolved."""
     try:
         return resolve({**request.flags, "run": "_"}, request.environ, request.cwd, script=None).metadata
     except ConfigError:

@@ -1,6 +1,6 @@
 """`harness resume`: composition root.
 
-Owns which parts there are and how they are put together; where a run cannot even be started, the place hears of it too.
+Owns which parts there are and how they are put together. If a run cannot even be started, it informs the platform, too.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _LOOKS, _LOOK_AGAIN_S = 15, 4.0
 
 
 def resume(request: Request, self_test: str | None, limits: Limits = Limits()) -> int:  # noqa: B008  frozen
-    """Start the run or resume it, as often as it takes; the exit code of the last `harness run`.
+    """Start the run or resume it, as often as needed; return the exit code of the last `harness run`.
 
     Args:
-        request: what was asked for.
-        self_test: a command to try the machine with; `None` for the usual one.
-        limits: how long things take (tests).
+        request: what the user asked for.
+        self_test: a command that tests the machine; `None` for the default one.
+        limits: time limits (for tests).
 
     Raises:
-        ConfigError: nothing could be started; a fleet is stopped before.
+        ConfigError: nothing could be started; a fleet is stopped before this is raised.
     """
     log = Log()
     try:
@@ -99,7 +99,7 @@ def _resume(request: Request, self_test: str | None, limits: Limits, say: Callab
 
 @dataclass(frozen=True)
 class DryRun:
-    """What `resume` would begin with, here."""
+    """What `resume` would start with on this machine."""
 
     run: str
     store: str
@@ -109,16 +109,16 @@ class DryRun:
 
     @property
     def code(self) -> int:
-        """0, or the exit code with which it would not start."""
+        """0, or the exit code with which `resume` would refuse to start."""
         return int(self.found.refused or ExitCode.FINISHED)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the result for machines."""
         about = {"run": self.run, "store": self.store, "place": self.platform, "command": list(self.command)}
         return about | self.found.to_json()
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the result for people, line by line."""
         used, why = self.found.used, self.found.why
         snapshot = f"{used.snapshot}, step {count(used.step)}, {used.tier} tier" if used is not None else "none"
         lines = [
@@ -133,10 +133,10 @@ class DryRun:
 
 
 def dry_run(request: Request) -> DryRun:
-    """What `resume` would begin with. Changes nothing anywhere.
+    """Return what `resume` would start with on this machine. Changes nothing anywhere.
 
     Raises:
-        ConfigError: it would not even begin.
+        ConfigError: `resume` would not even start.
         SnapshotCorrupt: the run's newest claim cannot be read.
         CloudError: the store cannot be asked.
     """
@@ -176,7 +176,7 @@ def _patiently(
     signals: Signals,
     say: Callable[[str], None],
 ) -> Platform:
-    """The place. Where a group is named, it is asked for again: an instance that does not know its group never ends.
+    """Find the platform. If a group is named, ask again: an instance that does not know its group is never ended.
 
     Just after a boot the metadata service may hang, or have no credentials yet. A run would not get any either.
     """

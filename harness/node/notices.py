@@ -1,7 +1,7 @@
-"""What is announced about this instance, as far as it matters to whoever starts runs on it.
+"""Interruption notices about this instance, as far as they matter to the supervisor.
 
-Owns the sources and their last words. An agent hears notices as well, and sooner; here is only asked whether one is in
-force, until when, and whether it is the group that ends the instance.
+Owns the sources and their last answers. An agent sees notices as well, and sooner. The supervisor only asks whether one
+is in force, until when, and whether it is the group that ends the instance.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cloud.notice import Clock, NoticeKind, NoticeSource
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is in force.
+    """The end of the instance that the notices in force announce.
 
     Attributes:
-        ends_at: when the instance ends, on the monotonic clock; `None` if nothing says that it does. A drain file has
-            no end: nothing is started while it is there.
+        ends_at: when the instance ends, on the monotonic clock; `None` if no notice says so. A drain file has no
+            end: no run is started while it is there.
         by_group: whether the Auto Scaling group ends it.
     """
 
@@ -33,7 +33,7 @@ class Notices:
     """Sources of notices, asked on demand. One thread.
 
     Args:
-        sources: closed with this.
+        sources: closed together with this object.
         clock: monotonic seconds.
     """
 
@@ -45,12 +45,12 @@ class Notices:
 
     @property
     def last(self) -> Outlook:
-        """What the last `look` came to."""
+        """The result of the last `look`."""
         ends = [outlook.ends_at for outlook in self._said.values() if outlook.ends_at is not None]
         return Outlook(max(ends, default=None), any(outlook.by_group for outlook in self._said.values()))
 
     def look(self) -> Outlook:
-        """Ask every source; what one that does not answer has said last is still in force. Blocks for some seconds."""
+        """Ask every source; if one does not answer, its last answer is still in force. Blocks for some seconds."""
         for source in self._sources:
             try:
                 notices = [notice for notice in source.poll() if notice.kind is NoticeKind.INTERRUPT]
@@ -66,7 +66,7 @@ class Notices:
         return self.last
 
     def forget(self) -> None:
-        """Another run begins: what was announced before is no news of it."""
+        """Reset `seen`, because another attempt begins: earlier notices do not count for it."""
         self.seen = False
 
     def close(self) -> None:

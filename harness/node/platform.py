@@ -1,7 +1,7 @@
-"""Where we are: an Auto Scaling group, a Slurm job, or elsewhere; and what that place understands.
+"""The platform that we are on: an Auto Scaling group, a Slurm job, or elsewhere; and what it supports.
 
-Owns what tells them apart, and which group may be acted upon: one that somebody named, or one whose instances were
-tagged for this very run. Another's is left alone: a development machine or a Kubernetes node may be in a group as well.
+Owns how to distinguish them, and which group may be acted on: one that the user named, or one whose instances were
+tagged for this very run. Other groups are left alone: a development machine or a Kubernetes node may be in one, too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from harness.node.exit_policy import Where
 GROUP_VARIABLE = "HARNESS_GROUP"
 RUN_TAG = "harness-run"
 METADATA_S = 1.0  # to find out that this is not EC2: a laptop waits for it
-PATIENT_S = 5.0  # where somebody has named a group, it most likely is
+PATIENT_S = 5.0  # if a group is named, it most likely is EC2
 DESCRIBE_S = 10.0
 SCONTROL_S = 30.0
 
 
 @dataclass(frozen=True)
 class Platform:
-    """One place.
+    """The platform that we are on.
 
     Attributes:
-        where: which kind.
-        words: for people: what was found, or why there is no fleet.
+        where: its kind.
+        words: for people: the platform that was found, or why there is no fleet.
         fleet: this instance in its group; only for FLEET.
         hooked: whether the group waits for us before it ends an instance.
         job: the Slurm job's id.
@@ -45,7 +45,7 @@ class Platform:
     job: str = ""
 
     def requeue(self) -> str | None:
-        """Have Slurm start this job again; what went wrong, or `None`."""
+        """Have Slurm start this job again; return what went wrong, or `None`."""
         command = ["scontrol", "requeue", self.job]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_S, check=False)
@@ -55,19 +55,19 @@ class Platform:
 
 
 def open_metadata(url: str) -> MetadataSession | None:
-    """The metadata service; `None` where the settings turn it off."""
+    """Return the metadata service; `None` if the settings turn it off."""
     return None if url == "off" else MetadataSession(url, timeout_s=METADATA_S)
 
 
 def find_instance(metadata: Metadata | None, environ: Mapping[str, str]) -> Instance | None:
-    """The EC2 instance that we are on. Blocks for about a second where it is none, longer if a group is named."""
+    """Return the EC2 instance that we are on, if any. If not, blocks for about a second, longer if a group is named."""
     return whoami(metadata, Deadline.after(PATIENT_S if environ.get(GROUP_VARIABLE) else METADATA_S))
 
 
 def find_platform(
     metadata: Metadata | None, instance: Instance | None, environ: Mapping[str, str], run: str
 ) -> Platform:
-    """Where we are.
+    """Find the platform that we are on.
 
     Args:
         metadata: of the instance; `None` where it is turned off.
@@ -80,7 +80,7 @@ def find_platform(
     group = environ.get(GROUP_VARIABLE) or None
     if instance is None:
         why = "not on EC2" if metadata is not None else "the metadata service is turned off"
-        return Platform(Where.ELSEWHERE, f"{why}, although there is a group: {group}" if group else why)
+        return Platform(Where.ELSEWHERE, f"{why}, although {GROUP_VARIABLE} is set to {group}" if group else why)
     made_for = tag(metadata, RUN_TAG, Deadline.after(PATIENT_S))
     if made_for and run and made_for != run:
         return Platform(Where.ELSEWHERE, f"this instance was started for run {made_for!r}: its fleet is left alone")
@@ -96,7 +96,7 @@ def find_platform(
 
 
 def describe_fleet(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What `harness status` shows of the fleet. Blocks for about a second where it is not EC2.
+    """Return what `harness status` shows of the fleet. Blocks for about a second where it is not EC2.
 
     Returns:
         `group`, `desired` and `instances`, as far as they are known; and `why` where something is not.
@@ -116,7 +116,7 @@ def describe_fleet(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def fleet_words(found: Mapping[str, Any]) -> str:
-    """One line of what `describe_fleet` found."""
+    """Return the result of `describe_fleet` as one line."""
     if found["group"] is None:
         return f"none ({found['why']})"
     if found["desired"] is None:

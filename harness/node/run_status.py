@@ -1,6 +1,6 @@
-"""One run, as far as it is on this host and in its store: found, started, and asked what came of it.
+"""One run, on this host and in its store: find it, start it, and ask how it ended.
 
-Owns what has to be known of a run to supervise it; decides nothing. Nothing is written here: agents do that.
+Owns what the supervisor has to know of a run; decides nothing. Nothing is written here: agents do that.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class RunStatus:
 
     Args:
         job: what to run.
-        generation: which one was seen last, where nobody answers any more.
+        generation: returns the generation that was seen last, in case no agent answers any more.
     """
 
     def __init__(self, job: Job, generation: Callable[[], int | None]) -> None:
         self._job, self._generation = job, generation
-        self._strangers = frozenset(left_behind())  # an entrypoint's daemons, say: whoever started us had them
+        self._strangers = frozenset(left_behind())  # an entrypoint's daemons, say: they were there before us
 
     def ask(self) -> Status | None:
         """See `harness.node.attempts.AskStatus`."""
@@ -46,7 +46,7 @@ class RunStatus:
             return None
 
     def leaves(self) -> bool:
-        """Whether its agent here is leaving already."""
+        """Return whether the run's agent here is leaving already."""
         status = self.ask()
         return status is not None and status.state in (RunState.DRAINING, RunState.DONE)
 
@@ -70,11 +70,11 @@ class RunStatus:
         return known is not None and (known.finished_at is not None or known.stopped_early is not None)
 
     def _said(self, pid: int) -> str | None:
-        """The outcome that an agent with this process recorded here. A store that is down does not hide it."""
+        """Return the outcome that the agent with this pid recorded here. It can be read while the store is down."""
         return read_outcome(self._runtime_dir, pid)
 
     def _outcome(self, generation: int | None) -> int | None:
-        """What a life that was found came to, as an exit code; `None` if nothing says, or it is to be started again."""
+        """Return how a found run ended, as an exit code; `None` if unknown, or if it is to be started again."""
         number, known = generation or self._generation(), self._survey()
         if known is None or known.last_claim is None or number is None:
             return None
@@ -84,7 +84,7 @@ class RunStatus:
         return code_of(known.done.outcome if known.done is not None and newest.generation >= number else None)
 
     def _lock_id(self) -> str:
-        """The lock that claims of this host's agents name."""
+        """Return the lock that claims of this host's agents name."""
         runtime_dir = self._runtime_dir
         try:
             lock = os.open(runtime_dir.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """Signals to `harness resume`: kept until the loop looks, and passed on to the run once.
 
-Owns the handlers, which set a value and nothing more, and the question whether the run has heard the same signal
-itself: a terminal, a shell or Slurm signals every process of a job, and a second one means "at once" to an agent.
+Owns the handlers, which set a value and nothing more, and the check whether the run has received the same signal
+itself: a terminal, a shell or Slurm signals every process of a job, and a second signal means "at once" to an agent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.node.attempts import RunAttempt
 
 LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (*LEAVE, signal.SIGUSR1, signal.SIGUSR2)
-HEARD_AFTER_S = 0.5  # by then an agent that had the signal from elsewhere says that it is leaving
+HEARD_AFTER_S = 0.5  # by then an agent that had the signal from elsewhere reports that it is leaving
 
 
 class Signals:
@@ -36,25 +36,25 @@ class Signals:
         self._first = True
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.heard: Callable[[], bool] = lambda: False
-        """Whether the run says that it is on its way out."""
+        """Returns whether the run's agent reports that it is leaving."""
         self.asked: int | None = None
-        """The first signal that asks us to leave; `None` while there was none."""
+        """The first signal that asks us to exit; `None` while there was none."""
 
     def install(self) -> None:
-        """Take the handlers over; a child has the default ones again."""
+        """Install the handlers; a child process has the default ones again."""
         for signum in PASSED_ON:
             if not is_ignored(signum):
                 signal.signal(signum, self._note)
 
     def forget(self) -> None:
-        """Another run begins: what was meant for the last program is not for this one, but for leaving."""
+        """Another attempt begins: drop signals for the previous program, except those that ask us to exit."""
         self._waiting = [(came_at, signum) for came_at, signum in self._waiting if signum in LEAVE]
-        if self.asked is not None and not self._waiting:  # the agent that was told has died, its program has not
+        if self.asked is not None and not self._waiting:  # the agent that was signalled has died, its program has not
             self._waiting.append((self._clock(), self.asked))
             self._first = True
 
     def pass_on(self, attempt: RunAttempt) -> None:
-        """Give `attempt` the signals that have come, the first only if it does not know."""
+        """Pass pending signals on to `attempt`; the first that asks to exit only if the run did not get it itself."""
         while self._waiting:
             came_at, signum = self._waiting[0]
             if signum in LEAVE and self._first:
@@ -68,7 +68,7 @@ class Signals:
             attempt.signal(signum)
 
     def pause(self, seconds: float, pidfd: int | None = None) -> None:
-        """Wait, until a signal comes or the process behind `pidfd` ends, for so long at most."""
+        """Wait until a signal comes or the process behind `pidfd` ends, for `seconds` at most."""
         if self._waiting:
             seconds = min(seconds, HEARD_AFTER_S / 5)
         poll = select.poll()

@@ -1,7 +1,7 @@
-"""Start the run, watch over it, and go on by how it ended: the loop of `harness resume`.
+"""The loop of `harness resume`: start the run, watch it, and continue according to how it ended.
 
-Owns the loop and every wait in it. What follows from what is `exit_policy.py`, what is done about the place is
-`actions.py`, what the fleet is told meanwhile is `fleet_reporter.py`.
+Owns the loop and every wait in it. `exit_policy.py` decides what follows from an ending, `actions.py` acts on the
+platform, and `fleet_reporter.py` reports to the fleet meanwhile.
 
     ┌─▶ is one here already? ──no──▶ start `harness run` ──▶ watch until it ends ──▶ consequence ──▶ exit
     │        └──yes: wait for it ──────────────────────────────────▲                    │
@@ -30,7 +30,7 @@ class Runs(Protocol):
     """The run, as far as it is on this host and in its store."""
 
     def find(self) -> RunAttempt | None:
-        """A run that is under way here already, whoever started it."""
+        """Return a run that is under way here already, no matter which process started it; `None` if there is none."""
         ...
 
     def start(self, *, anew: bool) -> RunAttempt:
@@ -38,22 +38,23 @@ class Runs(Protocol):
         ...
 
     def durable_step(self) -> int | None:
-        """The newest step in the store; `None` if there is none, or the store does not say."""
+        """Return the newest step in the store; `None` if there is none, or the store does not answer."""
         ...
 
     def over(self) -> bool:
-        """Whether the store says that the run has come to its end, or was stopped early by its program."""
+        """Return whether the store says that the run has finished, or was stopped early by its program."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things take, in seconds.
+    """Time limits and intervals, in seconds.
 
     Attributes:
-        margin_s: past a deadline, before an instance that lives on counts as spared; and where no deadline is known.
+        margin_s: from a deadline (from the start of the wait, if none is known) until an instance that lives on counts
+            as spared.
         let_go_s: see `Actions`.
-        tick_s: between two looks.
+        tick_s: between two checks.
         back_off_s: before the first new start after an agent has died; doubled for each one without progress.
     """
 
@@ -68,10 +69,10 @@ class Terms:
     """When a run is started again.
 
     Attributes:
-        where: which kind of place this is.
+        where: the kind of platform.
         max_crashes: deaths of the agent in a row, without progress, that are answered by a new start.
-        anew: give --fresh or --continue, until a start has taken effect.
-        limits: how long things take.
+        anew: whether to pass --fresh or --continue, until a start has taken effect.
+        limits: time limits and intervals.
     """
 
     where: Where
@@ -81,15 +82,15 @@ class Terms:
 
 
 class Supervisor:
-    """One run on one node, over as many starts as it takes. Main thread.
+    """One run on one node, over as many starts as needed. Main thread.
 
     Args:
         context: of this `harness resume`.
-        terms: under which it goes on.
-        actions: upon the place.
+        terms: when the run is started again.
+        actions: on the platform.
         runs: the run.
-        announcements: about this instance.
-        reporter: tells the fleet while the run is under way.
+        announcements: notices about this instance.
+        reporter: reports to the fleet while the run is under way.
     """
 
     def __init__(
@@ -111,12 +112,14 @@ class Supervisor:
         self._code: int | None = None
 
     def run(self) -> int:
-        """Until there is nothing more to do here; the exit code: that of the last `harness run`."""
+        """Run until there is nothing more to do here; return the exit code of the last `harness run`."""
         while (attempt := self._next()) is not None:
             if not self._goes_on(self._live(attempt)):
                 return self._exit_code
-        # Told to leave while nothing was being trained: nothing is lost.
-        self._actions.do(consequence(ending_of(self._told_to_leave), self._where, asked=True).actions, "told to leave")
+        # A signal asked us to exit while nothing was being trained: nothing is lost.
+        self._actions.do(
+            consequence(ending_of(self._told_to_leave), self._where, asked=True).actions, "stopped by a signal"
+        )
         return self._exit_code
 
     @property
@@ -129,13 +132,13 @@ class Supervisor:
 
     @property
     def _told_to_leave(self) -> int:
-        """What that comes to where no agent says it. Ctrl-C is for good."""
+        """The exit code after a signal that asked us to exit, if no agent reports one. Ctrl-C is final."""
         return int(ExitCode.CTRL_C if self._signals.asked == signal.SIGINT else ExitCode.INTERRUPTED)
 
-    # ---- one life ---------------------------------------------------------------------------------------------------
+    # ---- one attempt ------------------------------------------------------------------------------------------------
 
     def _next(self) -> RunAttempt | None:
-        """What is here already, else a new start; `None` where we were told to leave."""
+        """Return the run that is here already, else a new start; `None` if a signal asked us to exit."""
         self._announcements.forget()
         self._signals.forget()
         attempt = self._runs.find()
@@ -147,18 +150,18 @@ class Supervisor:
         return attempt
 
     def _live(self, attempt: RunAttempt) -> Ended:
-        """One life of the run, to its end."""
+        """Watch one attempt until its end."""
         try:
             while (ended := attempt.ended()) is None:
                 self._signals.pass_on(attempt)
                 if not attempt.ours and self._signals.asked == signal.SIGINT:
-                    return Ended(int(ExitCode.CTRL_C))  # whoever presses Ctrl-C here has started that one elsewhere
+                    return Ended(int(ExitCode.CTRL_C))  # the user has started that run elsewhere, and ends only us
                 self._tick()
                 self._signals.pause(self._limits.tick_s, attempt.pidfd)
         finally:
             attempt.close()
         if ended.signum is not None and ended.signum == self._signals.asked:
-            ended = Ended(self._told_to_leave)  # before it could listen, or when it had nothing left to do
+            ended = Ended(self._told_to_leave)  # killed before it could listen, or when it had nothing left to do
         if ended.code is not None:
             self._code = ended.code
         failed = counts_as_failed(ended.code, ended.outcome)
@@ -169,13 +172,13 @@ class Supervisor:
     def _tick(self) -> None:
         try:
             self._reporter.tick()
-        except Exception:  # noqa: BLE001  what only looks on must never end what trains; it is said, and tried again
+        except Exception:  # noqa: BLE001  a report must never end the training; it is logged, and tried again
             self._say(traceback.format_exc())
 
     # ---- what follows -----------------------------------------------------------------------------------------------
 
     def _goes_on(self, ended: Ended) -> bool:
-        """Do what follows from an end. Whether the run is to be started again."""
+        """Do what follows from an end. Return whether to start the run again."""
         ending, in_s = self._understand(ended)
         if ending is None:
             return True
@@ -192,21 +195,21 @@ class Supervisor:
         return False
 
     def _understand(self, ended: Ended) -> tuple[Ending | None, float]:
-        """What an end means, and after how long to start again; no ending where somebody else trains on here."""
+        """Return what an end means, and the delay of a new start; no ending if another process still trains here."""
         ending = ending_of(ended.code, ended.signum, ended.outcome)
         if ending is not Ending.AGENT_DIED:
             self._crashes = 0
         if ended.code == ExitCode.USAGE and self._is_here():
-            return None, 0.0  # started twice at one moment; now it is waited for
+            return None, 0.0  # started twice at one moment; wait for the other one
         if ended.code == ExitCode.USAGE and self._where is Where.FLEET and self._runs.over():
-            self._say(f"run {self._run!r} is over")  # ended by somebody who could not end the job any more
+            self._say(f"run {self._run!r} is over")  # by an earlier start, which could not end the job any more
             return Ending.FINISHED, 0.0
         if ending is Ending.AGENT_DIED:
             if self._is_here():
-                self._say("the agent died; its program lives on, and with it another agent")
+                self._say("the agent died; its program lives on with another agent")
                 return None, 0.0
             if self._signals.asked is not None:
-                return ending_of(self._told_to_leave), 0.0  # by now it would have, whatever it died of
+                return ending_of(self._told_to_leave), 0.0  # by now it would have exited, whatever it died of
             decision = self._after_death()
             if isinstance(decision, GiveUp):
                 self._say(f"the agent died {decision.crashes} times without progress")
@@ -237,10 +240,13 @@ class Supervisor:
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
     def _wait_for_the_end(self) -> bool:
-        """Wait for the announced end of the instance. Whether it is to train again: spared, or the notice withdrawn."""
+        """Wait for the announced end of the instance. Return whether to train again: spared, or notice withdrawn."""
         margin_s = self._limits.margin_s
         until = self._clock() + margin_s
-        self._say(f"waiting for the end of this instance; it trains on if it outlives its notice by {margin_s:g} s")
+        self._say(
+            "waiting for the end of this instance; if it is still alive "
+            f"{margin_s:g} s after its deadline, training starts again"
+        )
         while self._signals.asked is None:
             outlook = self._announcements.look()
             if outlook.by_group:
@@ -252,14 +258,14 @@ class Supervisor:
                 self._say("the notice was withdrawn: starting again")
                 return True
             if self._clock() >= until:
-                self._say("this instance lives on: starting again")
+                self._say("this instance is still alive: starting again")
                 return True
             self._tick()
             self._signals.pause(self._limits.tick_s)
         return False
 
     def _wait(self, seconds: float) -> None:
-        """Less long where we are told to leave meanwhile."""
+        """Wait for `seconds`, or until a signal asks us to exit."""
         until = self._clock() + seconds
         while self._signals.asked is None and (left_s := until - self._clock()) > 0:
             self._tick()
@@ -267,7 +273,7 @@ class Supervisor:
 
 
 def cause(ended: Ended) -> str:
-    """An end, for people."""
+    """Return the cause of an end, for people."""
     if ended.signum is not None:
         return f"signal {ended.signum}"
     if ended.code is None:

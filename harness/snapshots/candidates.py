@@ -1,7 +1,7 @@
-"""Which snapshot is used: the walk through all tiers' copies that a start, its dry run and an export have in common.
+"""Choose the snapshot to use among all tiers' copies. A start, its dry run and an export share this walk.
 
-Owns the order, and what of a copy's failure says something about the others. The greatest (generation, step) wins; the
-tier decides only between copies of one snapshot: memory, then local, then remote.
+Owns the order, and whether the failure of one copy says something about the others. The greatest (generation, step)
+wins; the tier decides only between copies of one snapshot: memory, then local, then remote.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Copy(Protocol):
 
     @property
     def id(self) -> SnapshotId:
-        """Which."""
+        """Generation and step of the snapshot."""
         ...
 
     @property
     def tier(self) -> str:
-        """Where: "memory", "local" or "remote"."""
+        """Tier of the copy: "memory", "local" or "remote"."""
         ...
 
 
@@ -46,7 +46,7 @@ class StoredCopy:
 
 
 class ForeignRun(Exception):
-    """A snapshot of another run of this name."""
+    """The snapshot belongs to another run of this name."""
 
 
 _C = TypeVar("_C", bound=Copy)
@@ -54,17 +54,17 @@ _T = TypeVar("_T")
 
 
 def stored_copies(store: ObjectStore, tier: str, known: Sequence[SnapshotId]) -> list[StoredCopy]:
-    """The copies that a survey of one store found."""
+    """Return a copy for each snapshot that a survey of one store found."""
     return [StoredCopy(snapshot, tier, store) for snapshot in known]
 
 
 def order(copies: Sequence[_C]) -> list[_C]:
-    """Newest snapshot first; of one snapshot's copies the nearest first."""
+    """Sort copies: the newest snapshot first; of one snapshot's copies the nearest first."""
     return sorted(copies, key=lambda copy: (copy.id, _ORDER[copy.tier]), reverse=True)
 
 
 def check_run(manifest: Manifest, run_id: str) -> None:
-    """Raises ForeignRun where it is another run's."""
+    """Raise ForeignRun if the snapshot belongs to another run."""
     if manifest.run_id != run_id:
         raise ForeignRun("belongs to another run of this name")
 
@@ -75,19 +75,19 @@ def choose(
     take: Callable[[_C], _T],
     reject: Callable[[_C, CloudError | SnapshotCorrupt | ForeignRun], None],
 ) -> _T | None:
-    """The first copy that can be used, in their order.
+    """Use the first copy that can be used, in the order of `order`.
 
     Args:
         copies: candidates, in any order.
-        keys: of the run.
-        take: uses one, or raises what is wrong with it.
-        reject: called with each that is passed over, and why.
+        keys: keys of the run.
+        take: uses a copy, or raises the reason why it cannot be used.
+        reject: called with each copy that is skipped, and the reason.
 
     Returns:
-        What `take` gave; `None` if none can be used, or there are none.
+        The result of `take`; `None` if no copy can be used, or there are none.
 
     Raises:
-        ForeignFormat: a newer version has made one that comes first.
+        ForeignFormat: a newer version wrote a copy that comes first.
         CloudError: a store failed as a whole; nothing was concluded.
     """
     foreign: set[str] = set()
@@ -99,7 +99,7 @@ def choose(
         except ForeignFormat:
             raise
         except ForeignRun as err:
-            # What lay here before --fresh, or a local disk that served another store; older ones are no nearer.
+            # From before --fresh, or of a local disk that served another store; older copies there are no better.
             foreign.add(copy.tier)
             reject(copy, err)
         except CloudError as err:
@@ -112,11 +112,11 @@ def choose(
 
 
 def _is_one_place(copy: Copy, keys: RunKeys) -> bool:
-    """Whether a failure to read `copy` is its own, as that of a bad block is, and not the store's. Asks the store."""
+    """Whether a failed read concerns only `copy` (a bad block, for example), and not its store. Asks the store."""
     if not isinstance(copy, StoredCopy):
         return False
     if copy.tier == "local":
-        return True  # it dies with this machine anyway
+        return True  # a local tier ends with this machine anyway
     if copy.store.local_path(keys.commit(copy.id)) is None:
         return False
     try:

@@ -3,7 +3,7 @@
 Owns the commit protocol of docs/commit-protocol.md over any ObjectStore; knows neither slots' memory nor threads.
 
     put_part:  shards of one rank ──▶ its part (put-if-absent)
-    commit:    all parts ──▶ manifest (put-if-absent) ──▶ read back, and look that all is there
+    commit:    all parts ──▶ manifest (put-if-absent) ──▶ read back, and check that every shard is there
     publish:   put_part for each rank of this node, then commit
 """
 
@@ -47,16 +47,16 @@ Emit = Callable[[events.Event], None]
 
 @dataclass(frozen=True)
 class StagedPart:
-    """One rank's share of a snapshot: what its part will say, and where the bytes are.
+    """One rank's share of a snapshot: the content of its part, and the sources of its shards.
 
     Attributes:
-        rank: whose.
-        world_size: of how many.
+        rank: index of the rank.
+        world_size: number of ranks.
         state: small state, tagged JSON text.
         environment: as in `Part`.
         sealed_at: ISO 8601 UTC.
         shards: name and bytes of each shard, in file order.
-        known: what each shard has to be, where that is known already (a copy of a committed snapshot).
+        known: size and sums that each shard must have, if known already (for a copy of a committed snapshot).
     """
 
     rank: int
@@ -75,8 +75,8 @@ class Staged:
     Attributes:
         id: generation and step.
         run_id: identity of the run.
-        parent: what this generation resumed from.
-        parts: in rank order.
+        parent: the snapshot that this generation resumed from.
+        parts: the parts, in rank order.
     """
 
     id: SnapshotId
@@ -87,15 +87,16 @@ class Staged:
 
 @dataclass
 class Attempt:
-    """How far publishing one snapshot has come: what the next attempt need not send again.
+    """Progress of publishing one snapshot, so that the next attempt does not send stored shards again.
 
     Attributes:
-        nonce: names the directory. All who publish a snapshot agree on it without a word, since it is the nonce of the
-            generation's claim (ADR 22); one that is drawn here is for a snapshot that nobody else publishes.
-        stored: shards that are durable there, of all ranks.
-        skipped_bytes: what the present attempt did not have to send.
-        copied_bytes: what the store copied by itself, in all attempts.
-        copying_s: seconds that went into looking for what to copy, and into copying it, in all attempts.
+        nonce: part of the directory's name. All nodes that publish a snapshot use the same one without a message, since
+            it is the nonce of the generation's claim (ADR 22). The default, a random one, is for a snapshot that no
+            other node publishes.
+        stored: shards that are durable in the directory, of all ranks.
+        skipped_bytes: bytes that the present attempt did not have to send.
+        copied_bytes: bytes that the store copied by itself, in all attempts.
+        copying_s: seconds spent on the search for shards to copy, and on copying them, in all attempts.
     """
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -106,21 +107,21 @@ class Attempt:
 
 
 def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline, *, join: bool = False) -> Claim:
-    """Claim `wanted.generation`, or the next number that is free. Never deleted, never modified.
+    """Claim `wanted.generation`, or the next free number. A claim is never deleted and never modified.
 
     Args:
-        store: the remote one.
-        keys: of the run.
+        store: the remote store.
+        keys: keys of the run.
         wanted: the claim.
         deadline: for the whole.
-        join: take over the `run_id` of whoever had the number first. Two that begin a run at the same moment agree
-            which run it is; without it each would hold the other's snapshots for another run's.
+        join: adopt the `run_id` of a claim that already has the number. So two starts that begin a run at the same
+            moment agree on its identity; otherwise each would take the other's snapshots for another run's.
 
     Returns:
-        The claim as it stands in the store, its number possibly higher than wanted.
+        The claim that is in the store; its number may be higher than wanted.
 
     Raises:
-        CloudError: the store could not be asked; nothing is claimed, or the claim is found to be ours next time.
+        CloudError: the store could not be asked; nothing is claimed, or the next call finds that the claim is ours.
     """
     while True:
         key = keys.claim(wanted.generation)
@@ -128,7 +129,7 @@ def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline, 
             store.put_if_absent(key, encode(wanted), deadline=deadline)
             return wanted
         except AlreadyExists:
-            with contextlib.suppress(SnapshotCorrupt):  # one that cannot be read is not ours
+            with contextlib.suppress(SnapshotCorrupt):  # a claim that cannot be read is not ours
                 standing = parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
                 if standing.nonce == wanted.nonce:
                     return standing
@@ -140,7 +141,7 @@ def claim(store: ObjectStore, keys: RunKeys, wanted: Claim, deadline: Deadline, 
 def end(
     store: ObjectStore, keys: RunKeys, generation: int, nonce: str, outcome: str, step: int | None, deadline: Deadline
 ) -> None:
-    """Say once and for all how a generation ended. A second word is ignored. Raises CloudError."""
+    """Record how a generation ended. If a record exists already, it stays unchanged. Raises CloudError."""
     done = Done(
         format=FORMAT, generation=generation, nonce=nonce, outcome=outcome, step=step, ended_at=records.utc_now()
     )
@@ -163,26 +164,27 @@ def publish(
     unchanged: Deduplicator | None = None,
     committing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Manifest:
-    """Make every part of `staged` durable, and commit it. Blocks for as long as the bytes take.
+    """Make every part of `staged` durable, and commit it. Blocks until the bytes are stored.
 
-    Whatever dies in the middle leaves either a commit or invisible bytes in a directory of their own. Committing a
-    snapshot that is committed already succeeds, whoever did it.
+    A process that dies in the middle leaves either a commit or invisible bytes in a directory of their own. Committing
+    a snapshot that is committed already succeeds, also if another process committed it.
 
     Args:
-        store: where to.
-        keys: of the run.
-        staged: what to publish, of all ranks of the run.
-        tier: for events.
+        store: the store to publish to.
+        keys: keys of the run.
+        staged: the snapshot, with the parts of all ranks of the run.
+        tier: name of the tier, for events.
         deadline: for the whole.
-        emit: the journal.
-        attempt: what an earlier attempt at the same `staged` has left; shards that it stored are not sent again.
-        progress: see `ObjectStore.put`; not called for what is copied, nor for what is there already.
-        unchanged: what the store holds already; `None` to send everything.
-        committing: entered around what may make the snapshot visible. Raises CloudError to keep it from being so.
+        emit: receives the events for the journal.
+        attempt: progress of an earlier attempt at the same `staged`; shards that it stored are not sent again.
+        progress: see `ObjectStore.put`; not called for shards that are copied or already stored.
+        unchanged: finds and copies shards that the store holds already; `None` to send everything.
+        committing: context that is entered around the calls that may make the snapshot visible. Raises CloudError to
+            prevent them.
 
     Raises:
-        CloudError: not committed; what was stored is in `attempt`, and otherwise garbage for `sweep`.
-        SnapshotCorrupt: another, different snapshot stands under this id; or its shards were deleted meanwhile.
+        CloudError: not committed; `attempt` has the stored shards, which are otherwise garbage for `sweep`.
+        SnapshotCorrupt: a different snapshot is committed under this id; or its shards were deleted meanwhile.
     """
     attempt = attempt or Attempt()
     attempt.skipped_bytes = 0
@@ -209,26 +211,26 @@ def put_part(
     progress: Callable[[int], None] | None = None,
     unchanged: Deduplicator | None = None,
 ) -> Part:
-    """Make one rank's shards durable, and after them the part that names them. It commits nothing.
+    """Make one rank's shards durable, and after them the part that names them. Commits nothing.
 
     Args:
-        store: where to.
-        keys: of the run.
-        staged: the snapshot that this is a part of.
+        store: the store to publish to.
+        keys: keys of the run.
+        staged: the snapshot that the part belongs to.
         wanted: the part.
-        tier: for events.
+        tier: name of the tier, for events.
         deadline: for the whole.
-        emit: the journal.
-        attempt: whose directory it goes into; what is stored there by then is added to it.
+        emit: receives the events for the journal.
+        attempt: names the directory; shards are added to it as they become durable.
         progress: see `publish`.
         unchanged: see `publish`.
 
     Returns:
-        The part that stands: ours, or an equal one that was there first.
+        The part that is in the store: ours, or an equal one that was there first.
 
     Raises:
-        CloudError: there is no such part; what was stored is in `attempt`.
-        SnapshotCorrupt: another part stands there; or the bytes are not what they are known to be.
+        CloudError: the part was not stored; `attempt` has the stored shards.
+        SnapshotCorrupt: a different part is stored there; or the bytes are not those that `wanted.known` requires.
     """
     directory = keys.directory(staged.id, attempt.nonce)
     how, missing = dict[str, str](), list[Wanted]()
@@ -264,7 +266,7 @@ def put_part(
             key = keys.payload(directory, name)
             entry = _entry(name, store.put(key, source, deadline=deadline, progress=progress))
         if wanted.known is not None and entry.crc64nvme != wanted.known[index].crc64nvme:
-            raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy has rotted")
+            raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy is damaged")
         attempt.stored[name] = entry
         emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how.get(name, "sent")))
     part = Part(
@@ -285,10 +287,10 @@ def put_part(
     part_key = keys.part(directory, part.rank, part.world_size)
     try:
         store.put_if_absent(part_key, encode(part), deadline=deadline)
-    except AlreadyExists:  # an earlier attempt's, perhaps of a process that died since
+    except AlreadyExists:  # by an earlier attempt, perhaps of a process that has died
         standing = parse_part(store.read(part_key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), part_key)
         if _part_content(standing) != _part_content(part):
-            raise SnapshotCorrupt(f"{part_key}: another part stands there") from None
+            raise SnapshotCorrupt(f"{part_key}: another part is stored there") from None
         part = standing
     emit(events.PartStored(tier=tier, step=staged.id.step, rank=part.rank))
     return part
@@ -297,16 +299,17 @@ def put_part(
 def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> Manifest:
     """Put the manifest and read it back (I13): when this returns, the snapshot exists, with every shard.
 
-    IMPORTANT: the shards are looked at *after* the manifest is there. A process that was stopped for long may commit
-    what a newer generation has swept or retired meanwhile; `sweep` and `remove` look for a manifest after they have
-    deleted. Each looks after it wrote, so one of them sees the other, and a torn commit does not stay (I3).
+    IMPORTANT: the shards are checked *after* the manifest is stored. A process that was stopped for long may commit a
+    snapshot that a newer generation has swept or retired meanwhile; `sweep` and `remove` look for a manifest after they
+    have deleted. Each looks after it wrote, so one of them sees the other, and a torn commit does not stay (I3).
 
     Returns:
-        The manifest that stands: ours, or an equal snapshot's that was there first.
+        The manifest that is in the store: ours, or an equal snapshot's that was there first.
 
     Raises:
-        SnapshotCorrupt: a *different* snapshot of this id is committed, or something that is none; or our shards are
-            gone, and now it is too; or an equal one stands that is damaged, which is not ours to judge here.
+        SnapshotCorrupt: a *different* snapshot, or an object that is no manifest, is stored under this id; or our
+            shards are gone, and our manifest is deleted again; or an equal snapshot is stored whose shards are damaged,
+            and its manifest stays, since this function does not judge it.
     """
     key, data = keys.commit(manifest.id), encode(manifest)
     with contextlib.suppress(AlreadyExists):
@@ -314,7 +317,7 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
     try:
         found = store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline)
     except (NotFound, TooLarge) as err:
-        raise SnapshotCorrupt(f"{key}: it cannot be committed, something else stands in its place ({err})") from err
+        raise SnapshotCorrupt(f"{key}: it cannot be committed, another object is stored there ({err})") from err
     standing = parse_manifest(found, keys, manifest.id)
     if _content(standing) != _content(manifest):
         raise SnapshotCorrupt(
@@ -327,11 +330,14 @@ def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Dead
         if standing.directory == manifest.directory:
             store.delete(key, deadline=deadline)
             raise SnapshotCorrupt(f"{key}: deleted while it was being committed ({err}); it is taken back") from err
-    raise SnapshotCorrupt(f"{key}: it stands, and its shards are not what was committed; see harness verify")
+    raise SnapshotCorrupt(f"{key}: it exists, but its shards are not what was committed; see harness verify")
 
 
 def finish_complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline) -> list[SnapshotId]:
-    """Commit what somebody died over: snapshots above Latest whose parts are all there. Returns what it committed."""
+    """Commit complete snapshots whose writer died before it committed them. Returns the ids of those committed.
+
+    Complete are snapshots above Latest whose parts are all there.
+    """
     done = []
     for manifest in complete(store, keys, run_id, deadline):
         with contextlib.suppress(SnapshotCorrupt):  # it stays invisible
@@ -341,7 +347,7 @@ def finish_complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: De
 
 
 def complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline) -> Iterator[Manifest]:
-    """What is not committed and could be: manifests of snapshots above Latest whose parts are all there.
+    """Yield manifests of snapshots that are not committed but complete: above Latest, with all their parts there.
 
     A part is written only after its shards are durable, so complete parts are a complete snapshot.
     """
@@ -371,9 +377,9 @@ def complete(store: ObjectStore, keys: RunKeys, run_id: str, deadline: Deadline)
 
 
 def base(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Manifest | None:
-    """The newest snapshot whose manifest can be read, to copy from; `None` if that is quarantined. Raises CloudError.
+    """Return the newest readable manifest, as a base for copies; `None` if it is quarantined. Raises CloudError.
 
-    Not an older one instead: what it has in common with the damaged one may be the very same bytes of a disk.
+    An older snapshot is not used instead: shards that it shares with the damaged one may be the same bytes on a disk.
     """
     quarantined = set(records.snapshots_in(store, keys.quarantine, keys.parse_quarantined, deadline))
     for snapshot in reversed(records.snapshots_in(store, keys.commits, keys.parse_commit, deadline)):
@@ -387,7 +393,7 @@ def base(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Manifest | No
 def quarantine(
     store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, reason: str, host: str, deadline: Deadline
 ) -> None:
-    """Mark a committed snapshot unusable, for everybody. Raises CloudError."""
+    """Mark a committed snapshot unusable, for all readers. Raises CloudError."""
     record = Quarantine(
         format=FORMAT,
         generation=snapshot.generation,
@@ -410,7 +416,7 @@ def _all_there(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: 
 
 
 def _has_sizes(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> bool:
-    """Whether every shard is as long as it should be. Raises NotFound where one is gone."""
+    """Whether every shard has the size in the manifest. Raises NotFound if one is gone."""
     return all(
         store.stat(keys.payload(manifest.directory, shard.name), deadline=deadline).size == shard.size
         for part in manifest.parts
@@ -429,7 +435,7 @@ def _entry(name: str, receipt: Receipt) -> ShardEntry:
 
 
 def _content(manifest: Manifest) -> list[object]:
-    """What a snapshot holds, wherever its bytes lie: two attempts at one snapshot are equal in this."""
+    """Return a snapshot's content without its location, which is equal for two attempts at one snapshot."""
     return [_part_content(part) for part in manifest.parts]
 
 

@@ -1,14 +1,14 @@
-"""What need not be sent: shards whose very bytes the store holds already, in the newest snapshot committed there.
+"""Deduplication: have the store copy shards that are byte-identical to the newest committed snapshot.
 
 Owns the comparison, when it is worth making, and the copies: several at once, since each is a wait for the store. The
 snapshot that is copied from is called the base. Each snapshot stays self-contained: a copy is an object in the
-snapshot's own directory, and the base may be retired the moment after. What is not copied is sent, by `commit.publish`.
+snapshot's own directory, and the base may be retired right afterwards. `commit.publish` sends the other shards.
 
     a shard in a slot ─▶ sum of its first chunk ─▶ no shard of the base has it: send (trained tensors end here)
                                  └─▶ of the next, … of the last, all equal ─▶ copy that one
 
-So looking for what has changed costs one chunk of each shard, and not a pass over the state. A shard that was looked at
-often and in vain is rarely looked at again. Equal means: equal in size and in the CRC64NVME of every chunk.
+So the search for changes reads one chunk of each changed shard, and not the whole state. A shard that was often
+compared in vain is rarely compared again. Equal means: equal in size and in the CRC64NVME of every chunk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from harness.core.policy.copying import copy_patience_s, should_probe
 from harness.core.snapshot import RunKeys
 
 COPIES = 4
-"""Shards that are copied at the same time, each in S3 by several requests."""
+"""Shards that are copied at the same time; in S3, several requests copy each of them."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Wanted:
     """A shard of a new snapshot.
 
     Attributes:
-        name: its own, which with its size is what it was called before.
+        name: the shard's name; name and size together identify it across snapshots.
         source: its bytes.
-        known: what they are, where that is known already; then nothing is read.
+        known: their size and sums, if known already; then the bytes are not read.
     """
 
     name: str
@@ -50,38 +50,38 @@ class Wanted:
 
 @dataclass
 class _Looks:
-    """How often nothing was found in a row, and how often nobody has looked since."""
+    """Counts of comparisons in a row that found nothing, and of those skipped since the last comparison."""
 
     in_vain: int = 0
     passed: int = 0
 
     def due(self) -> bool:
-        """Whether to look now; if not, that is counted."""
+        """Whether to compare now; if not, count a skipped comparison."""
         if should_probe(self.in_vain, self.passed):
             return True
         self.passed += 1
         return False
 
     def found(self, found: bool) -> None:
-        """What a look came to."""
+        """Note whether a comparison found an equal shard."""
         self.in_vain, self.passed = (0 if found else self.in_vain + 1), 0
 
 
 class Deduplicator:
-    """What one tier has learned of its shards and of its store. For the tier's thread."""
+    """Finds and copies unchanged shards for one tier, and learns when that is worth trying. For the tier's thread."""
 
     def __init__(self) -> None:
-        """Without a base nothing is found."""
+        """Begin without a base, so that no shard is found."""
         self.base: Manifest | None = None
         self._shards: dict[tuple[str, int], _Looks] = {}
         self._store = _Looks()
 
     def committed(self, manifest: Manifest) -> None:
-        """`manifest` is the newest in the store: the base from now on, unless the store makes no copies."""
+        """Use `manifest`, the newest in the store, as the base from now on, unless the store does not copy."""
         self.base = manifest if self._store.due() else None
 
     def forget(self) -> None:
-        """The base is gone, or is not what was committed."""
+        """Drop the base, because it is gone or damaged."""
         self.base = None
 
     def copy(
@@ -94,18 +94,18 @@ class Deduplicator:
         copied: Callable[[ShardEntry], None],
         refused: Callable[[str, CloudError], None],
     ) -> None:
-        """Have the store copy into `directory` every shard that it holds already. Blocks until it has, or has not.
+        """Have the store copy into `directory` every shard that it holds already. Blocks until all copies have ended.
 
-        The first copy is made alone: a store that refuses it is not asked for the others.
+        The first copy is made alone: if the store refuses it, no other copy is requested.
 
         Args:
-            store: where the base is.
-            keys: of the run.
-            directory: the new snapshot's.
-            wanted: its shards.
-            deadline: for the whole; each has a share of it.
-            copied: called with each shard that is there now; what it raises ends this, and leaves copies under way.
-            refused: called with the name of each that is not, and why.
+            store: the store that holds the base.
+            keys: keys of the run.
+            directory: the new snapshot's directory.
+            wanted: the new snapshot's shards.
+            deadline: for the whole; each copy has a share of it.
+            copied: called with each shard that is there now; if it raises, this call ends, with copies in progress.
+            refused: called with the name of each shard that could not be copied, and the error.
 
         Raises:
             CloudError: there is no time left.
@@ -119,7 +119,7 @@ class Deduplicator:
             patience = deadline.sooner(copy_patience_s(equal.size, deadline.remaining_s))
             if source != key:
                 store.copy(source, key, _receipt(equal), deadline=patience)
-            elif not is_there(store, key, equal, patience):  # this very snapshot, which an agent before us committed
+            elif not is_there(store, key, equal, patience):  # this snapshot itself, committed by a previous agent
                 raise CopyDiffers(f"{key} is not what was committed")
             return msgspec.structs.replace(equal, name=one.name)
 
@@ -129,14 +129,14 @@ class Deduplicator:
             except CloudError as err:
                 if deadline.expired:
                     raise
-                # Retired just now, or damaged: nothing that the store could help.
+                # The base was retired just now, or is damaged: the store itself is able to copy.
                 self._failed(store_is_able=isinstance(err, NotFound | CopyDiffers))
                 refused(name, err)
             else:
                 self._store.found(True)
                 copied(entry)
 
-        looks = Pool(1, "harness-look")  # a pass over all that is frozen: not by this thread, which is never lowered
+        looks = Pool(1, "harness-look")  # reads all that is frozen: not in this thread, which is never lowered
         try:
             found = ((one, equal) for one in wanted if (equal := looks.submit(self.find, one).result()) is not None)
             for one, equal in found:
@@ -166,13 +166,13 @@ class Deduplicator:
             pool.shutdown()
 
     def _failed(self, *, store_is_able: bool) -> None:
-        """A copy was not made. The base serves no more; a store that cannot copy is rarely asked again."""
+        """Drop the base after a failed copy. A store that cannot copy is rarely asked again."""
         if not store_is_able:
             self._store.found(False)
         self.base = None
 
     def find(self, wanted: Wanted) -> ShardEntry | None:
-        """The base's shard that is equal to this one; `None` without a base."""
+        """Return the base's shard that is equal to this one; `None` if there is none, or no base."""
         name, source, known = wanted.name, wanted.source, wanted.known
         if self.base is None:
             return None
@@ -180,7 +180,7 @@ class Deduplicator:
         if known is not None:
             return next((shard for shard in shards if _content(shard) == _content(known)), None)
         if isinstance(source, Path):
-            return None  # what lies in a file was committed, and is known
+            return None  # bytes in a file were committed before, and are known
         candidates = [shard for shard in shards if shard.size == source.nbytes]
         looks = self._shards.setdefault((name, source.nbytes), _Looks())
         if not candidates or not looks.due():
@@ -191,7 +191,7 @@ class Deduplicator:
 
 
 def is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline) -> bool:
-    """Whether the store itself says that `key` holds exactly the known bytes. One that keeps no sums never does."""
+    """Whether the store itself reports that `key` holds exactly the known bytes. False if it keeps no sums."""
     try:
         info = store.stat(key, deadline=deadline)
     except NotFound:
@@ -200,7 +200,7 @@ def is_there(store: ObjectStore, key: str, known: ShardEntry, deadline: Deadline
 
 
 def _equal(data: memoryview, candidates: list[ShardEntry]) -> ShardEntry | None:
-    """The candidate that `data` equals in every chunk, and so as a whole; all of them have its size."""
+    """Return the candidate that `data` equals in every chunk, or `None`; all candidates have the size of `data`."""
     for index, offset in enumerate(range(0, len(data), CHUNK_BYTES)):
         digest = format_crc(crc64nvme(data[offset : offset + CHUNK_BYTES]))
         candidates = [shard for shard in candidates if shard.chunks[index] == digest]

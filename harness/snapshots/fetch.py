@@ -1,7 +1,7 @@
-"""Bytes of a snapshot, read from a store and compared with what was committed.
+"""Read a snapshot's bytes from a store, and compare them with the committed sums.
 
-Owns the comparison, chunk by chunk: a resume, an export and a verification read through it. Whoever reads decides where
-the bytes go, and how many chunks are on their way at once.
+Owns the comparison, chunk by chunk: a resume, an export and a verification read through it. The caller decides where
+the bytes go, and how many chunks are in flight at once.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from harness.errors import SnapshotCorrupt
 
 
 class Differs(SnapshotCorrupt):
-    """What was read is not what was committed. Another read, or another host, may read it well."""
+    """The bytes that were read are not those that were committed. Another read, or another host, may succeed."""
 
 
 class DamagedInStore(Differs):
-    """A snapshot whose bytes the store itself says are not what was committed, whoever reads them."""
+    """The store itself reports that its bytes are not those that were committed, so every reader gets wrong bytes."""
 
 
 @dataclass(frozen=True)
 class StoredShard:
-    """One committed shard, where a store has it.
+    """One committed shard in a store.
 
     Attributes:
-        store: where.
-        key: its object.
-        entry: what was committed.
+        store: the store.
+        key: key of the shard's object.
+        entry: committed size and sums.
     """
 
     store: ObjectStore
@@ -42,11 +42,11 @@ class StoredShard:
     entry: ShardEntry
 
     def stat(self, deadline: Deadline) -> ObjectInfo:
-        """What the store says of it, whose size is the committed one.
+        """Return the store's size and sum of the shard, after a check of the size.
 
         Raises:
-            DamagedInStore: it is not.
-            CloudError: the store could not be asked, or it is not there.
+            DamagedInStore: the size is not the committed one.
+            CloudError: the store could not be asked, or the shard is not there.
         """
         info = self.store.stat(self.key, deadline=deadline)
         if info.size != self.entry.size:
@@ -54,16 +54,16 @@ class StoredShard:
         return info
 
     def span(self, number: int) -> tuple[int, int]:
-        """Where a chunk begins in the shard, and its bytes."""
+        """Return the offset and the size of a chunk, in bytes."""
         begin = number * self.entry.chunk_bytes
         return begin, min(self.entry.chunk_bytes, self.entry.size - begin)
 
     def read_chunk(self, number: int, target: memoryview, deadline: Deadline) -> int:
-        """Fill `target` with a chunk. Its sum.
+        """Fill `target` with a chunk, and return its sum.
 
         Raises:
-            Differs: its sum is not the committed one; `target` has what was read.
-            CloudError: it could not be read.
+            Differs: the sum is not the committed one; `target` has the bytes that were read.
+            CloudError: the chunk could not be read.
         """
         self.store.get(self.key, target, offset=self.span(number)[0], deadline=deadline)
         crc = crc64nvme(target)
@@ -73,28 +73,28 @@ class StoredShard:
         return crc
 
     def check_whole(self, crc: int) -> None:
-        """Compare the sum of all of it. Raises Differs."""
+        """Compare the sum of the whole shard. Raises Differs."""
         if format_crc(crc) != self.entry.crc64nvme:
             raise Differs(f"{self.key}: not what was committed")
 
     def chunks(
         self, deadline: Callable[[], Deadline], wanted: Callable[[int, int], bool] = lambda begin, size: True
     ) -> Iterator[tuple[int, memoryview]]:
-        """One chunk after the other, each compared before it is given.
+        """Yield one chunk after the other, each compared before it is yielded.
 
         Args:
-            deadline: for each chunk.
-            wanted: whether one is, given its beginning in the shard and its bytes. If all of them are, their sum is
-                compared at the end as well.
+            deadline: makes the deadline for each chunk.
+            wanted: whether to read a chunk, by its offset in the shard and its size. If all chunks are read, the sum of
+                the whole is compared at the end as well.
 
         Yields:
-            Where in the shard a chunk begins, and its bytes, which are valid until the next.
+            The offset of a chunk in the shard, and its bytes, which are valid until the next chunk.
 
         Raises:
             Differs: see `read_chunk`.
-            CloudError: it could not be read.
+            CloudError: a chunk could not be read.
         """
-        # Aligned, so that what was just written is read from the disk, and what a training has cached stays cached.
+        # Aligned for direct I/O: bytes that were just written are read from the disk, and the training's cache stays.
         scratch = aligned_buffer(max(1, min(self.entry.chunk_bytes, self.entry.size)))
         whole, read = 0, 0
         for number in range(len(self.entry.chunks)):
@@ -117,21 +117,21 @@ def verify(
 ) -> bool:
     """Whether the store still holds exactly what was committed, without keeping the bytes.
 
-    Where the store keeps sums itself (S3), size and sum of each shard are compared; elsewhere every byte is read again.
+    If the store keeps sums itself (S3), size and sum of each shard are compared; otherwise every byte is read again.
 
     Args:
-        store: where the snapshot is committed.
-        keys: of the run.
-        manifest: what was committed.
+        store: the store that holds the snapshot.
+        keys: keys of the run.
+        manifest: manifest of the committed snapshot.
         deadline: for the whole.
-        interrupted: asked between chunks; when true, verification stops.
+        interrupted: called between chunks; if it returns True, verification stops.
 
     Returns:
-        False if it was interrupted; a verified snapshot returns True.
+        False if it was interrupted; True if the snapshot is verified.
 
     Raises:
-        SnapshotCorrupt: which shard differs, and how.
-        DamagedInStore: the same, and this reader is not to blame.
+        SnapshotCorrupt: a shard differs or is gone; the message says which, and how.
+        DamagedInStore: the same, and the store itself reports it, so this reader is not the cause.
     """
     for part in manifest.parts:
         for entry in part.shards:

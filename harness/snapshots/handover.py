@@ -1,13 +1,13 @@
-"""Two generations of one run at once: who hands over, and when the newcomer may begin.
+"""Two generations of one run at once: when the older one hands over, and when the newcomer may begin.
 
-Owns both looks of the handover (docs/commit-protocol.md); knows neither trainers nor slots, and decides nothing else.
+Owns both checks of the handover (docs/commit-protocol.md); knows neither trainers nor slots, and decides nothing else.
 
     older agent    every LOOK_S: is there a newer claim? ────────────────▶ drains, publishes, puts `.done`, exits 73
     newcomer       claims, prefetches, every AWAIT_S: has each older one
                    a `.done`, or has its journal been silent long enough? ─▶ fixes its resume point
 
-Nobody's wall clock counts. Silence is measured by the newcomer's own monotonic clock, from when it saw the last
-segment, and only while it could look: after an outage of the store, the older one gets time to be heard again.
+No wall clock is used. The newcomer measures silence by its own monotonic clock, from when it saw the last segment, and
+only while it could look: after an outage of the store, the older agent gets time to be heard again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from harness.snapshots.records import read_claim, read_done
 
 LOOK_S = 15.0
 AWAIT_S = 2.0
-LONGEST_GAP_S = 15.0  # of a pause between two looks no more counts as silence: one heartbeat of the journal
+LONGEST_GAP_S = 15.0  # one heartbeat of the journal; the rest of a longer pause between two looks is not silence
 
 
 def newer_claim(store: ObjectStore, keys: RunKeys, generation: int, agent: str, deadline: Deadline) -> Claim | None:
-    """The newest claim above `generation` that is not `agent`'s own: whoever made it waits for us. One listing.
+    """Return the newest claim above `generation` by another agent, which waits for us; or `None`. One listing.
 
     Raises:
         CloudError: the store could not be asked.
@@ -49,7 +49,7 @@ def newer_claim(store: ObjectStore, keys: RunKeys, generation: int, agent: str, 
 
 @dataclass
 class _Predecessor:
-    """One older generation. `heard_at` is monotonic."""
+    """An older generation, and when its journal last had a new segment. `heard_at` is monotonic."""
 
     claim: Claim | None  # None: unreadable, or deleted
     heard_at: float
@@ -57,7 +57,7 @@ class _Predecessor:
 
 
 class Predecessors:
-    """The older generations that could still commit, as the newcomer sees them. One thread."""
+    """The older generations that could still commit, as the newcomer sees them. For one thread."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Predecessors:
         """Ask nothing yet.
 
         Args:
-            keys: of the run.
-            generation: ours: what is below it is older.
-            run_id: identity of the run; what was before a `--fresh` does not matter.
-            agent: ours, in our claims: what an earlier life of ours made needs no waiting for.
-            lock_id: the lock that we hold: whoever claimed with it before is dead.
-            silence_s: how long a journal must be without a new segment.
+            keys: keys of the run.
+            generation: our generation; lower numbers are older.
+            run_id: identity of the run; generations before a `--fresh` have another one and are not awaited.
+            agent: our agent's id in claims; earlier generations of this agent are not awaited.
+            lock_id: the lock that we hold; an agent that claimed with it before is dead.
+            silence_s: seconds without a new segment after which a journal counts as silent.
             clock: monotonic seconds.
         """
         self._keys, self.generation, self.run_id = keys, generation, run_id
@@ -88,10 +88,10 @@ class Predecessors:
         self._looked_at: float | None = None
         self._missed = True
         self.over: Done | None = None
-        """The end that an older generation has brought to the whole run meanwhile; `None` while none has."""
+        """The record by which an older generation has ended the whole run meanwhile; `None` if there is none."""
 
     def look(self, store: ObjectStore, deadline: Deadline) -> list[int]:
-        """The generations that are still awaited; empty once the resume point may be fixed (I5).
+        """Return the generations that are still awaited; empty once the resume point may be fixed (I5).
 
         Raises:
             CloudError: the store could not be asked; nothing counts as silence.
@@ -101,7 +101,7 @@ class Predecessors:
         claims, dones = self._list(store, deadline)
         committed = [found.generation for info in store.list(self._keys.commits, deadline=deadline)
                      if (found := self._keys.parse_commit(info.key)) is not None]  # fmt: skip
-        # Whoever committed had fixed its resume point, and so had waited for everybody before it.
+        # A generation that committed had fixed its resume point, and so had waited for all before it.
         floor = max(committed, default=0)
         for number in {floor, *claims} - {0}:  # a lifecycle rule of the bucket may have deleted the claim
             if floor <= number < self.generation and number not in self._known:
@@ -110,8 +110,8 @@ class Predecessors:
         ended = {self._agent_of(number) for number in dones} - {""}
         awaited = [
             number
-            for number, elder in self._known.items()
-            if number not in dones and not self._is_dead(elder) and not (elder.claim and elder.claim.agent in ended)
+            for number, older in self._known.items()
+            if number not in dones and not self._is_dead(older) and not (older.claim and older.claim.agent in ended)
         ]
         self._discount(now, missed=missed)
         silent = [number for number in awaited if self._is_silent(store, number, now, deadline)]
@@ -119,18 +119,19 @@ class Predecessors:
         return [number for number in awaited if number not in silent]
 
     def _discount(self, now: float, *, missed: bool) -> None:
-        """What of the time since the last look is no silence: none of it where looks failed, a heartbeat elsewhere.
+        """Discount the time since the last look that is not silence, if it is longer than LONGEST_GAP_S.
 
-        A look that succeeds always counts a little: of a store that is slow each look may take longer than a heartbeat.
+        If a look failed meanwhile, silence starts again at zero; else LONGEST_GAP_S of the time counts. So successful
+        looks always add some silence, even if the store is slow and each look takes longer than a heartbeat.
         """
         gap_s = math.inf if self._looked_at is None else now - self._looked_at
         if gap_s > LONGEST_GAP_S:
             unheard_s = math.inf if missed else gap_s - LONGEST_GAP_S
-            for elder in self._known.values():
-                elder.heard_at = min(now, elder.heard_at + unheard_s)
+            for older in self._known.values():
+                older.heard_at = min(now, older.heard_at + unheard_s)
 
     def claim_of(self, generation: int) -> Claim | None:
-        """The claim of a generation that `look` has named; `None` where it cannot be read."""
+        """Return the claim of a generation that `look` has returned; `None` if it cannot be read."""
         return self._known[generation].claim
 
     def _list(self, store: ObjectStore, deadline: Deadline) -> tuple[list[int], set[int]]:
@@ -146,15 +147,15 @@ class Predecessors:
         try:
             return read_claim(store, self._keys, number, deadline)
         except (SnapshotCorrupt, NotFound):
-            return None  # its journal tells whether it lives
+            return None  # its journal shows whether it lives
 
     def _agent_of(self, number: int) -> str:
-        elder = self._known.get(number)
-        return elder.claim.agent if elder is not None and elder.claim is not None else ""
+        older = self._known.get(number)
+        return older.claim.agent if older is not None and older.claim is not None else ""
 
-    def _is_dead(self, elder: _Predecessor) -> bool:
-        """Whether it cannot commit, or what it commits cannot matter to us."""
-        claim = elder.claim
+    def _is_dead(self, older: _Predecessor) -> bool:
+        """Whether this predecessor cannot commit, or its commits cannot matter to us."""
+        claim = older.claim
         if claim is None:
             return False
         ours = claim.agent == self._agent != ""
@@ -173,15 +174,15 @@ class Predecessors:
                 self.over = done
 
     def _goes_on_after(self, number: int) -> bool:
-        """Whether somebody went on with the run after that generation had stopped early."""
-        later = (elder.claim for known, elder in self._known.items() if known > number)
+        """Whether a later generation continued the run after this one had stopped early."""
+        later = (older.claim for known, older in self._known.items() if known > number)
         return any(claim is not None and claim.continues for claim in later)
 
     def _is_silent(self, store: ObjectStore, number: int, now: float, deadline: Deadline) -> bool:
-        elder = self._known[number]
-        newest = elder.last_segment
-        for info in store.list(self._keys.journal_of(number), after=elder.last_segment, deadline=deadline):
+        older = self._known[number]
+        newest = older.last_segment
+        for info in store.list(self._keys.journal_of(number), after=older.last_segment, deadline=deadline):
             newest = max(newest, info.key)
-        if newest != elder.last_segment:
-            elder.last_segment, elder.heard_at = newest, now
-        return now - elder.heard_at >= self._silence_s
+        if newest != older.last_segment:
+            older.last_segment, older.heard_at = newest, now
+        return now - older.heard_at >= self._silence_s

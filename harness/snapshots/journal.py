@@ -1,7 +1,7 @@
-"""Reading a run's journal: the segments that its agents have put into a store, and the lines in them.
+"""Read a run's journal: the segments that its agents have put into a store, and the lines in them.
 
-Owns how both ends of a journal are found without listing it, and what in it shows that a trainer lived. The segments
-are written by `agent/journal.py`.
+Owns how both ends of a journal are found without listing all of it, and which lines show that a trainer was alive.
+`agent/journal.py` writes the segments.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from harness.core.snapshot import RunKeys
 MAX_SEGMENT_BYTES = 64 * 1024 * 1024
 _READ_S = 60.0
 _PAGE = 1000  # keys that a store lists at once
-_LAST_SEGMENTS = 3  # in which a trainer's leaving is looked for: an upload may take a while after it
+_LAST_SEGMENTS = 3  # are searched for the trainer's exit: the upload after it may take a while
 
 
 def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = None) -> Iterator[events.Line]:
-    """Lines of a run's journal, of one generation or of all, in the order of their keys. Foreign lines are skipped."""
+    """Yield the lines of a run's journal, of one generation or all, in key order. Foreign lines are skipped."""
     deadline = Deadline.after(_READ_S)
     prefix = keys.events if generation is None else f"{keys.events}{generation:08d}-"
     for info in store.list(prefix, deadline=deadline):
@@ -34,9 +34,10 @@ def read_journal(store: ObjectStore, keys: RunKeys, generation: int | None = Non
 
 
 def last_lived_at(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> datetime.datetime | None:
-    """When the trainer of a generation was last known to live: the newest sign of it in its journal, by its own clock.
+    """Return when a generation's trainer was last known to be alive, by the newest sign in its journal and its clock.
 
-    That is when it left; of one that died with its agent, the newest line. `None` if there is no journal.
+    That is the time of its exit; if it died together with its agent, the time of the newest line. `None` if there is no
+    journal.
 
     Raises:
         CloudError: the store could not be asked.
@@ -57,16 +58,16 @@ def last_lived_at(store: ObjectStore, keys: RunKeys, generation: int, deadline: 
 def segments(
     store: ObjectStore, keys: RunKeys, generation: int, first: int, last: int, deadline: Deadline
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """The keys of a generation's first and last segments, for each host that wrote some. No key is told twice.
+    """Yield the keys of a generation's first and last segments, for each host that wrote some. No key appears twice.
 
-    Where an agent may not delete, a run of a year has two million of them: their numbers are searched, and not listed.
+    If an agent may not delete, a run of a year has two million segments: their numbers are searched, and not listed.
 
     Args:
-        store: where they are.
-        keys: of the run.
-        generation: whose.
-        first: how many of the first, at most.
-        last: how many of the last, at most.
+        store: the store of the segments.
+        keys: keys of the run.
+        generation: the generation.
+        first: greatest number of first segments.
+        last: greatest number of last segments.
         deadline: for the whole.
 
     Raises:
@@ -89,20 +90,20 @@ def segments(
 
 
 def _numbers(store: ObjectStore, keys: RunKeys, folder: str, after: str, deadline: Deadline) -> list[int]:
-    """A page of segments' numbers, ascending."""
+    """Return a page of segment numbers, ascending."""
     listed = islice(store.list(folder, after=after, deadline=deadline), _PAGE)
     return [number for info in listed if (number := keys.parse_segment(info.key)) is not None]
 
 
 def _last_page(store: ObjectStore, keys: RunKeys, folder: str, begins: list[int], deadline: Deadline) -> list[int]:
-    """`begins`, which is the first page, and the last segments, half a page of them or more."""
+    """Return `begins`, which is the first page, and the last segments, at least half a page of them."""
     known = begins[-1]
 
     def page(number: int) -> list[int]:
         return _numbers(store, keys, folder, f"{folder}{number:08d}.jsonl", deadline)
 
     stride = _PAGE
-    while page(known + stride):  # as far as there are some
+    while page(known + stride):  # double the stride until no segment follows
         known += stride
         stride *= 2
     beyond = known + stride
@@ -116,7 +117,7 @@ def _last_page(store: ObjectStore, keys: RunKeys, folder: str, begins: list[int]
 
 
 def decode_segment(segment: bytes) -> Iterator[events.Line]:
-    """The lines of a segment; foreign ones are skipped."""
+    """Yield the lines of a segment; foreign lines are skipped."""
     for data in segment.splitlines():
         with contextlib.suppress(msgspec.MsgspecError):
             yield events.decode_line(data)

@@ -1,6 +1,6 @@
-"""Which ObjectStore a location names. Owns the mapping from a user's words to a store, and nothing else.
+"""Open the ObjectStore that a location names. Owns the mapping from the user's text to a store, and nothing else.
 
-boto3 is imported when the first S3 store is opened: a poller that watches for notices has begun to by then.
+boto3 is imported when the first S3 store is opened: by then, the pollers already watch for notices.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ OPEN_S = 2.0
 
 
 def open_existing_store(location: str, settings: Settings | None = None) -> ObjectStore:
-    """The store at `location`, to look at, or to delete from. Looking changes nothing.
+    """Open the store at `location` for reading or deleting. Opening it changes nothing.
 
-    A directory that is not there is an empty store, and is not made.
+    A missing directory counts as an empty store, and is not made.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the store cannot be used.
     """
     if location.startswith("s3://"):
         return RetryingStore(open_bucket(location, settings))
@@ -42,7 +42,7 @@ def open_existing_store(location: str, settings: Settings | None = None) -> Obje
     try:
         if not Path(location).exists():
             return MemoryStore()
-    except OSError as err:  # a directory on the way is somebody else's, or the name is too long
+    except OSError as err:  # a parent directory is another user's, or the name is too long
         raise ConfigError(f"the store {location} cannot be used: {err.strerror or err}") from err
     return _open_directory(location, settings)
 
@@ -50,12 +50,12 @@ def open_existing_store(location: str, settings: Settings | None = None) -> Obje
 def open_store(
     location: str, settings: Settings | None = None, say: Callable[[str], None] = lambda text: None
 ) -> ObjectStore:
-    """The store at `location`: an absolute directory, or a URL; transient failures are retried inside each deadline.
+    """Open the store at `location`, a directory or a URL. It retries transient failures inside each deadline.
 
     Args:
-        location: as in `Settings.store`.
-        settings: how to reach it, where it is not a directory.
-        say: a word to the user, about what the store cannot do.
+        location: an absolute directory or a URL, as in `Settings.store`.
+        settings: how to reach a store that is not a directory.
+        say: prints a message for the user about what the store cannot do.
 
     Raises:
         ConfigError: no such kind of store, or the directory cannot be used.
@@ -70,9 +70,9 @@ def open_store(
 
 
 def open_soon(location: str, settings: Settings, say: Callable[[str], None]) -> ObjectStore:
-    """The same, for an agent: a file system that does not answer (a dead server's mount) blocks for `OPEN_S` at most.
+    """Open a store for an agent: a file system that does not answer (a dead server's mount) blocks at most `OPEN_S`.
 
-    After that the threads that use the store wait for it to be opened, and the agent hears whom it has to hear.
+    After that, the threads that use the store wait until it is open, while the agent itself stays responsive.
 
     Raises:
         ConfigError: no such kind of store, or the directory cannot be used, as far as that is known by then.
@@ -91,17 +91,17 @@ def _open_directory(location: str, settings: Settings | None, *, sweep: bool = F
     try:
         directory = DirectoryStore(Path(location), shared=settings is not None and settings.shared)
         if sweep:
-            directory.sweep()  # what writers that were killed left half-written
+            directory.sweep()  # removes the drafts of writers that were killed
         return RetryingStore(directory)
     except (CloudError, OSError) as err:
         raise ConfigError(f"the store {location} cannot be used: {err}") from err
 
 
 def open_bucket(location: str, settings: Settings | None = None) -> S3Store:
-    """The S3 store itself, without retries: for who asks what only a bucket can tell.
+    """Open the S3 store itself, without retries, for callers that ask questions that only a bucket can answer.
 
     Raises:
-        ConfigError: no such location or options.
+        ConfigError: location or options are invalid.
     """
     from cloud.s3.store import S3Options, S3Store
 
@@ -119,7 +119,7 @@ def open_bucket(location: str, settings: Settings | None = None) -> S3Store:
 
 
 class _Opening:
-    """A DirectoryStore that a thread opens, and sweeps of what killed writers left half-written."""
+    """A DirectoryStore that a thread opens; the thread also removes the drafts of writers that were killed."""
 
     def __init__(self, root: Path, *, shared: bool) -> None:
         self._root, self._shared = root.absolute(), shared
@@ -140,7 +140,7 @@ class _Opening:
             self._opened.close()
 
     def wait(self, within_s: float | None = None) -> DirectoryStore | None:
-        """The store; `None` if it is not open in time. Raises CloudError: it was not opened, and is tried again."""
+        """Return the store; `None` if it is not open in time. Raises CloudError if opening failed, and retries it."""
         self._thread.join(within_s)
         with self._lock:
             error, self._error = self._error, None
@@ -167,10 +167,9 @@ class _Opening:
 
 
 class _Guarded:
-    """An S3 store that is asked what it honours before the first commit or claim depends on it.
+    """An S3 store that is probed for what it honours before the first commit or claim depends on it.
 
-    Asked when it is opened, so that it is told at the start; and once more whenever it has not answered yet. AWS's own
-    S3 is not asked.
+    The first `put_if_absent` probes it, and the next one again if the probe failed. AWS's own S3 is not probed.
     """
 
     def __init__(self, store: S3Store, prefix: str, say: Callable[[str], None]) -> None:

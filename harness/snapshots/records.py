@@ -1,6 +1,6 @@
-"""What a store says of a run: its records, read and validated, and all of them at once as a survey.
+"""Read and validate a run's records in a store, one by one or all at once as a survey.
 
-Owns reading them; what is a valid record is `core.manifest`. Nothing is written here.
+Owns reading; `core.manifest` defines which records are valid. Writes nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from harness.errors import SnapshotCorrupt
 
 @dataclass(frozen=True)
 class Survey:
-    """What a store knows of a run, from listing it and reading its newest claim.
+    """State of a run in a store, from a listing and its newest claim.
 
     Attributes:
-        last_claim: the newest readable claim; `None` if nobody ever started the run here.
-        next_generation: the first number that nobody has.
-        done: the end of the newest generation, if it has one.
+        last_claim: the newest claim; `None` if the run was never started with this store.
+        next_generation: the lowest generation above all that are in use.
+        done: the end of the newest generation; `None` if it has none.
         commits: snapshots with a manifest that are not quarantined, ascending.
-        quarantined: those that are.
-        run_id: identity of the run: its newest claim's, or its newest snapshot's where the claims are gone (a lifecycle
-            rule of the bucket deletes by age, and claims are what is oldest); empty where there is neither.
+        quarantined: snapshots that are quarantined.
+        run_id: identity of the run, from its newest claim, or from its newest snapshot if the claims are gone (a
+            lifecycle rule of the bucket deletes by age, and claims are the oldest objects); empty if there is neither.
     """
 
     last_claim: Claim | None
@@ -51,18 +51,18 @@ class Survey:
 
     @property
     def finished_at(self) -> int | None:
-        """The step at which the run finished, or `None` while it has not."""
+        """The step at which the run finished, or `None` if it has not finished."""
         return self.done.step if self.done is not None and self.done.outcome == "finished" else None
 
     @property
     def stopped_early(self) -> Done | None:
-        """The end of a run whose program ended it before its time; `None` for every other."""
+        """The end of a run that its program stopped early; `None` for any other run."""
         return self.done if self.done is not None and self.done.outcome == STOPPED_EARLY else None
 
 
 def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
     """List a run. Raises CloudError; SnapshotCorrupt if the newest claim or end cannot be read."""
-    # IMPORTANT: commits before claims. A claim is there before its commits, so none is seen without it.
+    # IMPORTANT: list commits before claims. A claim exists before its commits, so no commit is seen without its claim.
     quarantined = frozenset(snapshots_in(store, keys.quarantine, keys.parse_quarantined, deadline))
     committed = snapshots_in(store, keys.commits, keys.parse_commit, deadline)
     claims, dones = [], []
@@ -85,19 +85,22 @@ def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
 
 
 def read_claim(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> Claim:
-    """Who started a generation. Raises NotFound, SnapshotCorrupt, CloudError."""
+    """Return a generation's claim. Raises NotFound, SnapshotCorrupt, CloudError."""
     key = keys.claim(generation)
     return parse_claim(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
 
 
 def read_done(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> Done:
-    """How a generation ended. Raises NotFound, SnapshotCorrupt, CloudError."""
+    """Return the record of a generation's end. Raises NotFound, SnapshotCorrupt, CloudError."""
     key = keys.done(generation)
     return parse_done(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), key)
 
 
 def read_manifest(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: Deadline) -> Manifest:
-    """The manifest of a committed snapshot, its small state verified. Raises NotFound, SnapshotCorrupt, CloudError."""
+    """Return the manifest of a committed snapshot, and verify its small state.
+
+    Raises NotFound, SnapshotCorrupt, CloudError.
+    """
     key = keys.commit(snapshot)
     try:
         manifest = parse_manifest(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), keys, snapshot)
@@ -110,12 +113,12 @@ def read_manifest(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadl
 
 
 def utc_now() -> str:
-    """ISO 8601 UTC, for people: nothing is ever decided by it."""
+    """Return the time as ISO 8601 UTC, for people only: no decision uses it."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def _identity(store: ObjectStore, keys: RunKeys, snapshots: Sequence[SnapshotId], deadline: Deadline) -> str:
-    """Whose snapshots these are, by the newest that can be read; empty if none can."""
+    """Return the run_id of the newest of the snapshots that can be read; empty if none can."""
     for snapshot in sorted(snapshots, reverse=True):
         with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):
             return read_manifest(store, keys, snapshot, deadline).run_id
@@ -125,6 +128,6 @@ def _identity(store: ObjectStore, keys: RunKeys, snapshots: Sequence[SnapshotId]
 def snapshots_in(
     store: ObjectStore, prefix: str, parse: Callable[[str], SnapshotId | None], deadline: Deadline
 ) -> list[SnapshotId]:
-    """Snapshots that the keys below `prefix` name, ascending. Raises CloudError."""
+    """Return the snapshots that the keys below `prefix` name, ascending. Raises CloudError."""
     found = (parse(info.key) for info in store.list(prefix, deadline=deadline))
     return sorted(snapshot for snapshot in found if snapshot is not None)

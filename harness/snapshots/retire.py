@@ -1,9 +1,9 @@
-"""Snapshots on their way out: one that is deleted, and the garbage that somebody died over.
+"""Delete snapshots: a committed one (`remove`), or the garbage of writers that died (`sweep`).
 
-Owns the order of deletion (I6), and the look for whoever committed meanwhile (docs/commit-protocol.md).
+Owns the order of deletion (I6), and the search for a manifest that was committed meanwhile (docs/commit-protocol.md).
 
     remove:  manifest ──▶ part ──▶ shards, newest verified never
-    sweep:   part ──▶ shards ──▶ look whether somebody has committed them meanwhile
+    sweep:   part ──▶ shards ──▶ look whether a manifest has been committed for them meanwhile
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def remove(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: De
     try:
         directories.add(records.read_manifest(store, keys, snapshot, deadline).directory)
     except ForeignFormat:
-        raise  # of a newer version, whose it is
+        raise  # written by a newer version, which alone may delete it
     except (NotFound, SnapshotCorrupt, Unreadable):
-        pass  # the directories are found by name, below
+        pass  # the directories are found by their names, below
     store.delete(keys.commit(snapshot), deadline=deadline)
     prefix = f"{keys.snapshots}{snapshot}-"
     for info in store.list(prefix, deadline=deadline):
@@ -38,7 +38,7 @@ def remove(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, deadline: De
 
 
 def sweep(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> int:
-    """Delete payload that nothing names, below Latest and from `generation` or older. Returns how many directories."""
+    """Delete payload without a manifest, below Latest and of `generation` or older. Returns how many directories."""
     committed = set(records.snapshots_in(store, keys.commits, keys.parse_commit, deadline))
     if not committed:
         return 0
@@ -50,7 +50,7 @@ def sweep(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline
             named[found[1]] = found[0]
     count = 0
     for directory, snapshot in named.items():
-        # A list may be stale, and one that hides a commit would have it torn: whoever is asked for it by name knows.
+        # A list may be stale: if it hid a commit, this would tear it. A read of the manifest by its name is not stale.
         if _names(store, keys, snapshot, directory, deadline, absent=snapshot in committed, damaged=True):
             continue
         _remove_directory(store, keys, directory, deadline)
@@ -60,16 +60,16 @@ def sweep(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline
 
 
 def abandon_stale(store: ObjectStore, keys: RunKeys, generation: int, spared: str | None, deadline: Deadline) -> int:
-    """Give up uploads that older generations began and nobody will finish. Returns how many.
+    """Abandon unfinished uploads of older generations. Returns how many.
 
-    Only when every older generation has ended or is silent: an upload may be a living one's otherwise. Abandoning one
-    all the same costs its owner an attempt, never a commit.
+    Call it only when every older generation has ended or is silent: otherwise an upload may belong to a running agent.
+    Abandoning such an upload nevertheless costs its owner an attempt, never a commit.
 
     Args:
-        store: where they were begun.
-        keys: of the run.
-        generation: ours; its own uploads and newer ones are left alone.
-        spared: a directory whose upload will be resumed.
+        store: the store of the uploads.
+        keys: keys of the run.
+        generation: our generation; its uploads and newer ones stay.
+        spared: a directory whose uploads stay, because they will be resumed.
         deadline: for the whole.
     """
     count = 0
@@ -88,7 +88,7 @@ def _remove_directory(store: ObjectStore, keys: RunKeys, directory: str, deadlin
 
 
 def _take_back(store: ObjectStore, keys: RunKeys, snapshot: SnapshotId, directory: str, deadline: Deadline) -> None:
-    """Delete a manifest that has come to name a directory while it was being deleted. See `commit`."""
+    """Delete a manifest that was committed for a directory while the directory was being deleted. See `commit`."""
     if _names(store, keys, snapshot, directory, deadline, absent=False, damaged=False):
         store.delete(keys.commit(snapshot), deadline=deadline)
 
@@ -103,7 +103,7 @@ def _names(
     absent: bool,
     damaged: bool,
 ) -> bool:
-    """Whether `snapshot`'s manifest names `directory`; `absent` if there is none, `damaged` if it cannot be read."""
+    """Whether `snapshot`'s manifest names `directory`. Returns `absent` if there is none, `damaged` if unreadable."""
     try:
         return records.read_manifest(store, keys, snapshot, deadline).directory == directory
     except NotFound:

@@ -1,10 +1,10 @@
-"""Between two steps: what counts as a step, whether there is anything to do now, and what.
+"""Boundary: decides between two steps whether there is anything to do, and what; counts the steps.
 
-Owns the counters and flags behind that decision. Pure: it is told the control page's word and which step is sealed, and
-says what to do; whoever asks does it, and reports back. So a test makes one, and needs neither agent nor tensor.
+Owns the counters and flags behind that decision. Pure: the caller passes the control page's word and the sealed step,
+gets a decision, carries it out and reports back. So a test needs neither agent nor tensor.
 
-    batch ─▶ ends_step? ─▶ step += 1 ─▶ the word is as before, and nothing is due ─▶ go on      (the hot path)
-                                └─▶ decide ─▶ leave · take a snapshot · go on ─▶ done
+    batch ─▶ ends_step? ─▶ step += 1 ─▶ the word is unchanged, and nothing is due ─▶ continue   (the hot path)
+                                └─▶ decide ─▶ leave · take a snapshot · continue ─▶ done
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _NEVER = -1
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done at a boundary.
+    """The decision at one boundary.
 
     Attributes:
-        leaves: the loop is to be left.
-        saves: a snapshot is to be taken here; before leaving, if that is asked too.
-        asked: the agent asks for it, and asks again only after a new seal.
-        waits: the loop waits until it is durable.
+        leaves: leave the loop.
+        saves: take a snapshot here; before leaving, if both are set.
+        asked: the agent asks for that snapshot, and asks again only after a new seal.
+        waits: the loop waits until the snapshot is durable.
         sealed: the snapshot of this very step is sealed already.
     """
 
@@ -37,34 +37,37 @@ class Decision:
 
 
 class Boundary:
-    """Of one training loop. One thread, but for `look_soon` and `hurry`, which only set a value."""
+    """The counters and requests of one training loop.
+
+    Used from one thread, except `look_soon` and `hurry`, which only set a value.
+    """
 
     def __init__(self, *, accumulate: int | None, sees_optimizers: bool) -> None:
-        """Nothing is complete yet, and nothing is due.
+        """Begin with no complete step and nothing due.
 
         Args:
-            accumulate: batches per step; `None` where an optimizer's step tells.
+            accumulate: batches per step; `None` if the optimizer's own steps are counted.
             sees_optimizers: whether an optimizer is among the states; if not, each batch is a step.
         """
         self._accumulate, self._sees_optimizers = accumulate, sees_optimizers
         self.step = 0
         """Completed optimizer steps."""
         self.every_steps: int | None = None
-        """A snapshot is due at each multiple of this."""
+        """A snapshot is due at each step that is a multiple of this; `None` for never."""
         self.optimizer_stepped = False
         """Whether an optimizer has stepped since the last boundary."""
         self.overdue = False
-        """Whether a snapshot is to be taken as soon as there is a slot for it."""
+        """Whether a snapshot has to be taken as soon as there is a slot for it."""
         self._waits = False
         self.seen = 0
-        """The word of the control page that was answered last."""
+        """The word of the control page that was acted upon last."""
         self.next_due = 0
-        """The next step at which there is something to do whatever the word is."""
+        """The next step at which there is something to do even if the word is unchanged."""
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def ends_step(self, place: Position) -> bool:
-        """Whether the batch that is just over completes a step."""
+        """Whether the batch that has just ended completes a step."""
         if self._accumulate is not None:
             place.calls += 1
             if place.calls % self._accumulate:
@@ -75,29 +78,29 @@ class Boundary:
         return True
 
     def broken_off(self, place: Position) -> None:
-        """The loop was left in the middle of a batch: it counts if its step was made, but there is no boundary."""
+        """Count the batch in which the loop was left, if its step was made. There is no boundary."""
         completes = self._accumulate is not None and (place.calls + 1) % self._accumulate == 0
         if self.optimizer_stepped or completes:
             self.optimizer_stepped = False
             place.calls += self._accumulate is not None
             self.step += 1
 
-    # ---- wishes -----------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     def look_soon(self) -> None:
-        """Have the next step looked at whatever the word is."""
+        """Have the boundary after the next step decide, even if the word is unchanged."""
         self.next_due = self.step + 1
 
     def hurry(self) -> None:
-        """Have the next boundary looked at, whatever the word and the step are. Signal handlers may call it."""
+        """Have the next boundary decide, whatever the word and the step are. Safe to call from a signal handler."""
         self.seen = _NEVER
 
     def rest(self) -> None:
-        """Look at nothing any more but another word."""
+        """Have no boundary decide any more unless the word changes."""
         self.next_due = _NEVER
 
     def want(self, *, wait: bool = False) -> None:
-        """A snapshot is wanted at the next boundary; with `wait`, the loop waits there until it is durable."""
+        """Request a snapshot at the next boundary; with `wait`, the loop waits there until it is durable."""
         self.overdue = True
         self._waits |= wait
         self.look_soon()
@@ -105,7 +108,7 @@ class Boundary:
     # ---- the decision -----------------------------------------------------------------------------------------------
 
     def decide(self, news: int, sealed_step: int | None) -> Decision:
-        """What is to be done now.
+        """Return what to do at this boundary.
 
         Args:
             news: the control page's word.
@@ -117,20 +120,20 @@ class Boundary:
         sealed = sealed_step == self.step
         if self.every_steps is not None and self.step % self.every_steps == 0:
             self.overdue |= not sealed
-        asked = command is Command.SNAPSHOT and news != self.seen  # what is asked still was taken up before
+        asked = command is Command.SNAPSHOT and news != self.seen  # an unchanged request was taken up before
         return Decision(saves=asked or self.overdue, asked=asked, waits=self._waits, sealed=sealed)
 
     def done(self, news: int, decision: Decision, *, taken: bool, pending: bool) -> None:
-        """The decision was carried out.
+        """Note that a decision was carried out.
 
         Args:
-            news: the word that it was made by.
-            decision: what it was.
-            taken: whether the snapshot was taken; false where there was no slot.
+            news: the word on which the decision is based.
+            decision: what was decided.
+            taken: whether the snapshot was taken; false if there was no slot.
             pending: whether a thread still copies it.
         """
         if taken:
-            # The agent asks again only after a new seal: what this step has already is taken at the next one.
+            # The agent asks again only after a new seal: if this step is sealed already, the next one is taken.
             self.overdue = decision.asked and decision.sealed
             self._waits = False
         elif decision.asked:

@@ -1,12 +1,12 @@
-"""Checkpointer: what the training loop sees.
+"""Checkpointer: the public API that a training loop calls.
 
-Owns the public calls and what is done at each of them: the loops, the boundary between two steps, the way out. Where
-the program is in its loops is `replay.py`; whether there is anything to do at a boundary `boundary.py`; a snapshot is
-taken by `saving.py` and `staging/`, and made live again by `resuming.py`; the agent is behind `link.py`, signals and
-the end of the process behind `process.py`.
+Owns the public calls and what each of them does: the loops, the boundary between two steps, and leaving the loop.
+`replay.py` knows where the program is in its loops; `boundary.py` decides whether there is anything to do at a
+boundary; `saving.py` and `staging/` take snapshots; `resuming.py` restores one; `link.py` talks to the agent;
+`process.py` handles signals and the end of the process.
 
-    normal step:  the optimizer stepped ─▶ step += 1 ─▶ one word of the control page is as before ─▶ go on
-    snapshot:     the word is new ─▶ capture ─▶ copy into the granted slot ─▶ seal          (the only stall)
+    normal step:  the optimizer stepped ─▶ step += 1 ─▶ one word of the control page is unchanged ─▶ continue
+    snapshot:     the word has changed ─▶ capture ─▶ copy into the granted slot ─▶ seal     (the only stall)
     leaving:      ... ─▶ wait until it is durable, or the deadline has passed ─▶ SystemExit(75)
 """
 
@@ -48,7 +48,29 @@ EXTRA_WARN_BYTES = 1_000_000
 
 
 class Checkpointer:
-    """Makes a training loop survive its instance. One at a time in a process; used from the thread that trains.
+    """Saves the state of a training loop, and resumes the loop after an interruption, on any machine.
+
+    A process has one Checkpointer at a time; call it only from the thread that trains. Another process, the agent,
+    writes snapshots to disk and to the store. The loop normally waits only while its state is copied into shared
+    memory, and for durability before it leaves or ends. With `HARNESS=off` in the environment nothing is saved or
+    restored, and the loops only iterate.
+
+    A boundary is the point after a step where a snapshot may be taken. After an interruption notice, the loop is left
+    at a boundary, once its newest snapshot is durable or the deadline has passed: by `SystemExit` with code 75 (130
+    after Ctrl-C, 73 if a newer start of the run took over), or as `on_interrupt` says. A boundary raises `NoSpace` if
+    there is no room for a snapshot, and `StateError` if something in the states or in `extra` cannot be stored.
+
+    A resumed script runs again from the top. Loops before the place of the snapshot yield nothing; the loop in which
+    the snapshot was taken restores it when it begins, and continues there. Restoring blocks until all tensors are read
+    and copied. It raises `StateError` if the states or the loops differ from those of the snapshot, `SnapshotCorrupt`
+    if no snapshot can be used any more, and `AgentGone` if the agent died and cannot be replaced.
+
+    Attributes:
+        resumed_from: `generation`, `step` and `tier` of the snapshot that this start resumes; `None` for a new run. It
+            changes when the loop begins, if that snapshot turns out to be damaged and another one is used.
+        extra: a dict for the user's plain values, saved as JSON with every snapshot. It has the resumed snapshot's
+            values when the constructor returns. They are restored in place: dicts and lists stay the same objects.
+        interrupted: whether an interruption has ended the loop. Check it after the loop with `on_interrupt="return"`.
 
     Example:
         ckpt = Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler)
@@ -77,37 +99,42 @@ class Checkpointer:
         link: Link | None = None,
         **states: Any,
     ) -> None:
-        """Connect to the agent (or start one) and find out what is resumed. Blocks until that is known.
+        """Connect to the agent (or start one) and find out which snapshot is resumed. Blocks until that is known.
 
-        Tensors are restored later, when the loop starts; `resumed_from` and `extra` are ready when this returns.
+        Tensors are restored later, when the loop starts; `resumed_from` and `extra` are ready when this returns. Sets
+        `HARNESS_RUN_ID` and `HARNESS_RESTARTS` in `os.environ`. Closes the previous Checkpointer of this process first.
 
         Args:
-            states_by_name: like `states`, for names that are taken by an argument: `Checkpointer({"store": …})`.
-            loader: a DataLoader that the loop iterates over by itself, with `ckpt.step()` after each batch.
-            accumulate: batches per optimizer step, where the optimizer's own steps are no sign (a GradScaler skips
-                some).
-            on_interrupt: "exit" leaves the loop by SystemExit(75); "return" ends it, with `interrupted` set.
-            seed_workers: seed the RNG of DataLoader workers for each batch; without it, random numbers drawn in workers
-                differ after a resume.
-            overlap: copy what a torch optimizer owns while the next forward and backward run, and not at the boundary.
-                For loops in which nothing but `optimizer.step()` changes those tensors; the first snapshots are
-                compared, and it is switched off where that is not so. Without it, as the run's settings say.
-            run: name of the run; without it the script's name. Only without `harness run`, as the next six.
-            store: durable store; without it ./.harness.
+            states_by_name: like `states`, for a name that is also an argument here: `Checkpointer({"store": …})`.
+            loader: a DataLoader that the loop iterates over directly, with `ckpt.step()` after each batch.
+            accumulate: batches per step, if the steps of the optimizer cannot be counted (a GradScaler skips some).
+                Without it, a step ends with each batch in which an optimizer stepped, or, if the states hold no
+                torch optimizer, with each batch.
+            on_interrupt: "exit" leaves the loop by SystemExit(75); "return" ends the loop and sets `interrupted`.
+            seed_workers: seed the RNG of DataLoader workers for each batch. Without it, random numbers that workers
+                draw differ after a resume.
+            overlap: copy the tensors that a torch optimizer owns during the next forward and backward, instead of at
+                the boundary. Only for loops in which nothing but `optimizer.step()` changes those tensors: the first
+                snapshots are compared, and overlap is switched off if something else does. `None`: the run's setting.
+            run: name of the run; by default the script's name. Used only without `harness run`, like the next six.
+            store: the durable store; by default ./.harness.
             local: directory of the local tier.
             every_s: seconds between snapshots.
-            every_steps: a snapshot each time the step is a multiple of this.
+            every_steps: take a snapshot each time the step is a multiple of this.
             fresh: start at step 0 although the run has snapshots.
-            continue_: go on although the script stopped this run early, by leaving its outermost loop before its end.
-            link: to an agent, where another is wanted than the run's own (tests).
-            **states: what to capture, by name: anything with `state_dict` and `load_state_dict`, a torch.Generator, a
-                numpy Generator or a random.Random.
+            continue_: resume a run that the script stopped early, by leaving its outermost loop before its end.
+            link: the connection to use instead of the run's own agent (tests).
+            **states: the objects to capture, by name: anything with `state_dict` and `load_state_dict`, a
+                torch.Generator, a numpy Generator or a random.Random.
 
         Raises:
-            StateError: one of `states` cannot be captured; names it, and the remedy.
-            ConfigError: no name for the run, a run that is finished, was stopped early or is being trained already; or
-                more than one process (WORLD_SIZE).
+            StateError: one of `states` cannot be captured, `loader` cannot be resumed exactly, or the previous
+                Checkpointer is inside one of its loops; names it, and the remedy.
+            ConfigError: the run has no name, is finished, was stopped early or is being trained already; there is more
+                than one process (WORLD_SIZE); or `harness run` started this process and it has a Checkpointer already.
             SnapshotCorrupt: the run has snapshots, and none can be used.
+            AgentGone: no agent answers.
+            ValueError: `accumulate` is less than 1, or `on_interrupt` is another word.
         """
         if accumulate is not None and accumulate < 1:
             raise ValueError("accumulate must be at least 1")
@@ -136,7 +163,7 @@ class Checkpointer:
         self._hooks = [self._watch_optimizers()]
         if self._inert:
             return
-        capture.check_encoding(capture.capture(self._states).tree)  # tell now what cannot be stored, not at a step
+        capture.check_encoding(capture.capture(self._states).tree)  # raise now, not at a step
         _close_the_one_before(anywhere=link is not None)
         if link is None:
             options = {"run": run, "store": store, "local": local, "every_s": every_s, "every_steps": every_steps}
@@ -162,7 +189,15 @@ class Checkpointer:
     # ---- loops ------------------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Epoch numbers 0 .. count-1, from where the run stopped. The end takes a final snapshot and waits for it."""
+        """Yield the epoch numbers 0 .. count-1, from where the run stopped.
+
+        After the last epoch, take a final snapshot and block until it is durable.
+
+        Raises:
+            StateError: it is inside another `epochs`; it was consumed before the training, as `list(ckpt.epochs(n))`
+                does; or the script's loops differ from those that made the snapshot.
+            SystemExit: an interruption ends the loop; see `Checkpointer`.
+        """
         way, replay = self._enter_stage(), self._replay
         if way is Way.SKIP:
             return
@@ -186,18 +221,21 @@ class Checkpointer:
             worked |= replay.worked or self._boundary.optimizer_stepped
         if first < count and not worked and not self._inert:
             raise StateError(
-                f"ckpt.epochs({count}) is over, and nothing was done in any epoch: were they drawn before the "
-                "training, as list(ckpt.epochs(…)) does? Iterate over it while you train"
+                f"ckpt.epochs({count}) is over, and no epoch did any work: was it used up before the training, as "
+                "list(ckpt.epochs(…)) does? Iterate over it while you train"
             )
         self._end_stage(max(first, count))
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """The loader's batches, from where the run stopped in this epoch; a boundary between any two of them.
+        """Yield the loader's batches, from where the run stopped in this epoch. A boundary follows each step.
 
-        Inside `evaluating()`, and on a Checkpointer that is off, just the loader's batches.
+        If the snapshot was taken in this loop, restore it first: see `Checkpointer`. Inside `evaluating()`, and with
+        `HARNESS=off`, yield just the loader's batches.
 
         Raises:
-            StateError: the loader's position cannot be restored exactly; says why, and the remedy.
+            StateError: the loader's position cannot be restored exactly; says why, and the remedy. Or the script's
+                loops differ from those that made the snapshot.
+            SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
         if self._evaluating or self._inert:
             for batch in loader:
@@ -217,9 +255,15 @@ class Checkpointer:
         yield from self._guarded(instrumented.iterate(), "batches")
 
     def steps(self, count: int) -> Iterator[int]:
-        """Iteration numbers 0 .. count-1, from where the run stopped: for loops that draw their own data from RNG.
+        """Yield the numbers 0 .. count-1, from where the run stopped: for loops that draw their own data from RNG.
 
-        Each iteration counts as one step.
+        If the snapshot was taken in this loop, restore it first: see `Checkpointer`. Each iteration counts as one step,
+        and a boundary follows it. Outside of `epochs`, the end of this loop takes a final snapshot and blocks until it
+        is durable.
+
+        Raises:
+            StateError: the script's loops differ from those that made the snapshot.
+            SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
         replay = self._replay
         outermost = not replay.in_epochs
@@ -251,16 +295,26 @@ class Checkpointer:
             self._end_stage(max(first, count))
 
     def resume(self) -> int:
-        """Restore everything now, for a hand-written loop; the number of completed steps, 0 for a new run.
+        """Restore everything now, for a hand-written loop; return the number of completed steps, 0 for a new run.
 
-        The loop then calls `step()` after each of its steps.
+        Blocks until all tensors are restored. The loop then calls `step()` after each of its steps.
+
+        Raises:
+            StateError: the snapshot was taken in `batches`, `steps` or `evaluating`, or the states differ from it.
+            SnapshotCorrupt: no snapshot can be used any more.
+            AgentGone: the agent died and cannot be replaced.
         """
         if self._replay.begin_by_hand() is Way.RESTORE:
             self._restore()
         return self.step_count
 
     def step(self) -> None:
-        """A boundary in a hand-written loop, after each step (or each batch: see `accumulate`). May leave the loop."""
+        """Mark the end of a step in a hand-written loop (or of a batch: see `accumulate`). A boundary follows a step.
+
+        Raises:
+            StateError: there is a snapshot, and `resume` was not called; or this is inside `epochs`, without `loader=`.
+            SystemExit: an interruption ends the loop; see `Checkpointer`.
+        """
         if self._inert:
             self._after_batch("step")
             return
@@ -271,15 +325,20 @@ class Checkpointer:
             )
         if not self._replay.restored:
             if self._replay.target is not None:
-                raise StateError("call ckpt.resume() before the loop: there is a snapshot to go on from")
+                raise StateError("call ckpt.resume() before the loop: there is a snapshot to resume from")
             self._restore()
         self._after_batch("step")
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Around a validation phase. Inside, `batches` only hands out, and nothing is captured.
+        """Context manager for a validation phase. Inside it, `batches` only yields batches, and nothing is captured.
 
-        Entering is a boundary between loops, as at the end of an epoch. Inside a loop it is none: that has its own.
+        Between two loops, as at the end of an epoch, entering is a boundary. Inside a loop it is not: the loop has its
+        own. After an interruption notice, entering and `batches` leave the loop if the newest sealed snapshot is of
+        this very step, or if the agent does not want another one.
+
+        Raises:
+            SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
         self._settle()
         if self._replay.hands_out or (self._replay.by_hand and self._loader is None):
@@ -296,25 +355,34 @@ class Checkpointer:
             self._evaluating -= 1
 
     def safe_point(self) -> None:
-        """In a long phase without boundaries: leave, with the newest sealed snapshot, if a notice demands it.
+        """Leave the loop if an interruption notice demands it. For long phases without boundaries.
 
-        Never captures.
+        Never captures state: before leaving, it blocks until the newest sealed snapshot is durable or the time is up.
+
+        Raises:
+            SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
         self._settle()
         if not self._inert and self._page.news != self._boundary.seen and self._page.command.leaves:
             self._leave()
 
     def save(self, *, wait: bool = False) -> None:
-        """Take a snapshot at the next boundary and make it durable; with `wait`, the loop waits for that there."""
+        """Request a snapshot at the next boundary, to be made durable. Returns at once.
+
+        With `wait`, that boundary blocks until the snapshot is durable. It gives up if a notice's deadline has passed,
+        or if the agent died and cannot be replaced.
+        """
         if self._inert:
             return
         self._boundary.want(wait=wait)
         self._link.send(messages.SaveWanted())
 
     def close(self) -> None:
-        """End it before its process does, once its newest snapshot is durable: another Checkpointer can be made then.
+        """Part from the agent while the process continues, so that another Checkpointer can be created. Idempotent.
 
-        A loop by hand ends with this. Signals, `sys.exit` and optimizers are as they were before. Idempotent.
+        A hand-written loop ends with this: a final snapshot is taken, and without `harness run` the call blocks until
+        it is durable. Signals, `sys.exit` and optimizers are again as they were before, and this object is off, as
+        with `HARNESS=off`.
 
         Raises:
             StateError: it is inside one of its loops.
@@ -322,7 +390,9 @@ class Checkpointer:
         if self._inert or self._closed:
             return
         if self._replay.in_epochs or self._replay.hands_out:
-            raise StateError("a Checkpointer is in the middle of its loop: leave that first")
+            raise StateError(
+                "the Checkpointer is inside one of its loops: leave that loop before you close it or create another"
+            )
         self._part(process_lives=True)
         self._process.detach()
         self._inert = True
@@ -330,38 +400,38 @@ class Checkpointer:
 
     @property
     def step_count(self) -> int:
-        """Completed optimizer steps."""
+        """Number of completed optimizer steps, those before a resume included."""
         return self._boundary.step
 
     @property
     def local_step(self) -> int | None:
-        """The newest step that is committed on this machine; it dies with it."""
+        """The newest step that is committed on this machine; it is lost with the machine. `None` before the first."""
         return self._page.local_step
 
     @property
     def durable_step(self) -> int | None:
-        """The newest step that is committed in the store; it survives."""
+        """The newest step that is committed in the store; it survives the machine. `None` before the first."""
         return self._page.durable_step
 
     # ---- loops begin and end ----------------------------------------------------------------------------------------
 
     def _enter_stage(self) -> Way:
-        """A new outermost loop begins. SKIP where the program was to leave, too."""
+        """Begin an outermost loop; return what it has to do. After an interruption that is SKIP."""
         if not self._inert and not self._replay.restored:
-            # The loops are passed over up to the place of what is restored, not of a newer snapshot that is damaged.
+            # Loops are skipped up to the place of the snapshot that is restored, not of a newer one that is damaged.
             self._adopt(self._resumption.confirm())
         way = self._replay.enter_stage()
         self._go_on()
         return Way.SKIP if self.interrupted else way
 
     def _enter_loop(self, kind: str, *, at_its_end: bool = False) -> Way:
-        """A loop begins, whose end is where the snapshot was taken if `at_its_end`."""
+        """Begin a loop; return what it has to do. `at_its_end`: the snapshot was taken at the end of this loop."""
         self._go_on()
-        self._boundary.optimizer_stepped = False  # between loops, that is: no sign for the first batch of this one
+        self._boundary.optimizer_stepped = False  # a step between loops does not count for this loop's first batch
         return self._replay.enter_loop(kind, at_its_end=at_its_end)
 
     def _go_on(self) -> None:
-        """A loop begins: whatever was called the end was none."""
+        """Note that the program trains: an end that was announced before does not count."""
         if self._inert:
             return
         self._process.hook()
@@ -373,7 +443,7 @@ class Checkpointer:
             self._link.send(messages.Training())
 
     def _end_stage(self, completed: int) -> None:
-        """The last loop is over: a final snapshot, and nothing is left to do until it is durable."""
+        """End an outermost loop: take a final snapshot and wait until it is durable."""
         self._replay.end_stage(completed)
         if self._inert or self.interrupted:
             return
@@ -383,7 +453,7 @@ class Checkpointer:
         self._finish()
 
     def _guarded(self, batches: Iterator[Any], kind: str) -> Iterator[Any]:
-        """Hand out batches with a boundary after each. A `break` counts the batch, but is no boundary."""
+        """Yield batches, with a boundary after each. After a `break` the batch counts, but there is no boundary."""
         with self._replay.handing_out():
             for batch in batches:
                 try:
@@ -397,7 +467,7 @@ class Checkpointer:
                     return
 
     def _iterate_hooked(self, instrumented: InstrumentedLoader) -> Iterator[Any]:
-        """A plain `for batch in loader` of the loader that was given to the constructor."""
+        """Return the iterator of a plain `for batch in loader` over the loader that the constructor got."""
         if self._inert or self._evaluating:
             return instrumented.iterate()
         if self.interrupted:
@@ -413,7 +483,7 @@ class Checkpointer:
         return self._handed_out(instrumented.iterate())
 
     def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same, until we leave: while they last, we are inside a loop."""
+        """Yield batches until the loop is left. Meanwhile the program is inside a loop, as `Replay.hands_out` tells."""
         with self._replay.handing_out():
             for batch in batches:
                 try:
@@ -427,7 +497,7 @@ class Checkpointer:
     # ---- boundaries -------------------------------------------------------------------------------------------------
 
     def _after_batch(self, kind: str) -> None:
-        """One batch is done. The hot path: no system call, no lock, no clock."""
+        """Count a batch that has just ended. The hot path: no system call, no lock, no clock."""
         if self._boundary.ends_step(self._replay.place):
             self._count_step(kind)
 
@@ -438,7 +508,7 @@ class Checkpointer:
             self._at_boundary(kind)
 
     def _at_boundary(self, kind: str) -> None:
-        """Something is wanted, or it is time to look: plan, snapshot, leave."""
+        """Act at a boundary where the control page has news or something is due: plan, take a snapshot, or leave."""
         if self._inert:
             self._boundary.rest()
             return
@@ -450,7 +520,7 @@ class Checkpointer:
             self._stepped_told = True
             self._link.stepped(self.step_count, self._wanted_at)
         if self._signalled and self._process.has_handler(signal.SIGTERM):
-            self._saving.wait_answer()  # the program may leave by itself now: there need not be another boundary
+            self._saving.wait_answer()  # the program's own handler may end it: this may be the last boundary
         news = self._page.news
         decision = self._boundary.decide(news, self._stager.sealed_step)
         if decision.leaves:
@@ -458,7 +528,7 @@ class Checkpointer:
                 self._saving.take_waiting()
             self._leave()
         else:
-            # Not on the way into a validation, which may swap weights and lasts long: it is to be sealed first.
+            # Not before a validation, which may swap weights and takes long: the snapshot is sealed first.
             self._saving.carry_out(decision, news, overlap=self._overlaps and kind != "evaluating")
 
     def _settle(self, *, updating: bool = False) -> None:
@@ -466,9 +536,9 @@ class Checkpointer:
             self._saving.settle(updating=updating)
 
     def _leave_if_it_presses(self) -> None:
-        """In a validation: leave once there is nothing to gain by going on to the next boundary.
+        """Leave the loop from within a validation if the next boundary cannot save more than is sealed already.
 
-        That is when the newest sealed snapshot is of this very step, or when the agent does not want another any more.
+        That is so if the newest sealed snapshot is of this very step, or if the agent does not want another one.
         """
         if self._inert or self.interrupted or self._page.news == self._boundary.seen:
             return
@@ -501,7 +571,7 @@ class Checkpointer:
     # ---- leaving ----------------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """The instance is going away: wait until the newest snapshot is durable or time is up, then leave the loop."""
+        """Wait until the newest snapshot is durable or the time is up, then leave the loop as `on_interrupt` says."""
         self._link.send(messages.Leaving(), repeat=True)
         self._saving.wait_durable()
         self.interrupted = True
@@ -511,10 +581,11 @@ class Checkpointer:
         raise SystemExit(int(ExitCode.CTRL_C if self._process.ctrl_c else asked))
 
     def _finish(self, *, hold: bool = False) -> None:
-        """The end of the last loop: a final snapshot, made durable before anything else happens.
+        """Finish the run: take a final snapshot, and wait until it is durable.
 
-        With `hold`, the agent keeps it until it knows the exit code, and drops it where that is a failure: a program
-        that begins again could not come to an end that only the end of its process has told.
+        With `hold`, do not wait: the agent keeps the snapshot until it knows the exit code, and drops it if that is a
+        failure. Only the end of the process showed that the loop was over, so a program that starts again could not
+        reach that place.
         """
         self._boundary.overdue = False
         self._stager.holds = hold
@@ -522,7 +593,7 @@ class Checkpointer:
         self._saving.take_waiting()
         if self._stager.sealed_step != self.step_count:
             if not self._link.gone:
-                self._leave()  # time was up, or the agent wants us out with what there is
+                self._leave()  # the time was up, or the agent wants the loop left with the newest sealed snapshot
             return
         self._finished = True
         self._link.send(messages.Finished(self.step_count), repeat=True)
@@ -530,7 +601,10 @@ class Checkpointer:
             self._saving.wait_durable()
 
     def _at_exit(self) -> None:
-        """The process ends: a loop without an end of its own gets its final snapshot here, at its last boundary."""
+        """Part from the agent as the process ends.
+
+        A loop without an end of its own gets its final snapshot here, at its last boundary.
+        """
         if not self._inert:
             self._part(process_lives=False)
 
@@ -538,7 +612,7 @@ class Checkpointer:
         self._closed = True
         self._settle()
         crashed, failed, early = self._process.crashed, self._process.failed, False
-        if process_lives:  # whatever came before in it
+        if process_lives:  # earlier errors of the process do not count
             crashed = failed = False
         trained = self._replay.restored and self.step_count > 0 and not self.interrupted and not self._finished
         held = not self._link.detached  # by the agent, which will know the exit code
@@ -555,13 +629,13 @@ class Checkpointer:
         self._link.part(exception=failed, early=early, hopeless=self._process.hopeless, process_lives=process_lives)
 
     def _told_to_leave(self) -> bool:
-        """Whether a notice is in force, as far as it is known here."""
+        """Whether an interruption notice is in force, as far as this process knows. After a signal, ask the agent."""
         if self._signalled:
             self._saving.wait_answer()
         return self._signalled or self._page.command.leaves
 
     def _leave_at_exit(self) -> None:
-        """The program ends by itself while a notice is in force: save what is at a boundary, and wait for it."""
+        """End a program that exits by itself while a notice is in force: save, if at a boundary, and wait for it."""
         by_hand = self._replay.by_hand and self._loader is None
         at_boundary = by_hand and self._sees_optimizers and not self._boundary.optimizer_stepped
         if at_boundary and self._page.command is Command.SNAPSHOT_AND_LEAVE:
@@ -573,7 +647,7 @@ class Checkpointer:
     # ---- restoring --------------------------------------------------------------------------------------------------
 
     def _adopt(self, small: SmallState | None) -> None:
-        """Small state comes first: `extra`, `resumed_from` and the place are known before any tensor is here."""
+        """Take over a snapshot's small state, before any tensor is here: `extra`, `resumed_from`, step and place."""
         if small is None:
             return
         self.resumed_from, self._boundary.step = small.resumed_from, small.step
@@ -581,7 +655,7 @@ class Checkpointer:
         refill(self.extra, small.extra)
 
     def _restore(self) -> None:
-        """Make the live state the snapshot's; without a snapshot, just begin."""
+        """Restore the live state from the snapshot; without a snapshot, just begin. Blocks until it is restored."""
         if self._inert:
             self._replay.arrive(None)
             return
@@ -598,7 +672,7 @@ class Checkpointer:
             seconds = time.monotonic() - self._wanted_at
             self._link.send(messages.Restored(ready.snapshot, self.step_count, seconds))
             self._link.drop_ready()
-        self._page = self._link.page  # of the agent that found it, which need not be the first
+        self._page = self._link.page  # of the agent that found the snapshot; the first one may have died
         self._stager.begin()
         self._page.completed(self.step_count)
         self._boundary.look_soon()  # the first step plans the layout
@@ -606,7 +680,7 @@ class Checkpointer:
     # ---- the process ------------------------------------------------------------------------------------------------
 
     def _watch_optimizers(self) -> RemovableHandle:
-        """Note every optimizer's step: it makes the end of its batch a boundary."""
+        """Hook every optimizer's step, to note it: the end of its batch is a boundary."""
         boundary = self._boundary
 
         def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -615,7 +689,7 @@ class Checkpointer:
         return register_optimizer_step_post_hook(stepped)
 
     def _takes_signal(self, signum: int) -> bool:
-        """Flag only: the agent decides what follows, at the next boundary."""
+        """Return whether a signal is answered at the next boundary. Sets flags only: the agent decides what follows."""
         if self._inert or self._link.gone or (signum == signal.SIGINT and not self._replay.loops):
             return False
         self._link.poke(signum)
@@ -624,7 +698,7 @@ class Checkpointer:
         return True
 
     def _become_inert(self) -> None:
-        """In a forked child: no snapshots, no descriptors, no word to the agent."""
+        """Switch this Checkpointer off in a forked child: no snapshots, no descriptors, no messages to the agent."""
         if not self._inert:
             self._inert = True
             self._page, self._boundary.seen = TrainerSide(None), 0
@@ -632,14 +706,14 @@ class Checkpointer:
 
 
 _newest: list[weakref.ref[Checkpointer]] = []
-"""The Checkpointer of this process that was made last."""
+"""The Checkpointer that this process created last."""
 
 
 def _close_the_one_before(*, anywhere: bool) -> None:
-    """A process has one at a time; `anywhere`: whatever started the process.
+    """Close the previous Checkpointer of this process, if there is one. `anywhere`: under `harness run` too.
 
     Raises:
-        ConfigError: there was one, and `harness run` has started this process: its run has one training.
+        ConfigError: there is one, and `harness run` started this process: it runs one training.
         StateError: it is inside one of its loops.
     """
     before = _newest[0]() if _newest else None
@@ -647,14 +721,14 @@ def _close_the_one_before(*, anywhere: bool) -> None:
         return
     if os.environ.get(SOCKET_VARIABLE) and not anywhere:
         raise ConfigError(
-            "`harness run` runs one training, and this program has had its Checkpointer: use that one for all loops, "
+            "`harness run` runs one training, and this program has a Checkpointer already: use that one for all loops, "
             "or start the program without `harness run` and name each training with Checkpointer(run=…)"
         )
     before.close()
 
 
 def _open_link(options: Mapping[str, Any]) -> Link:
-    """To the agent of `harness run`, or to one that is started with these options."""
+    """Connect to the agent of `harness run`, or start one with these options."""
     settings = None
     if not os.environ.get(SOCKET_VARIABLE):
         settings = resolve(options, os.environ, here(), script=script())

@@ -1,4 +1,4 @@
-"""The trainer's side of the seam: one connection, one thread, the slots it was given; replaces an agent that dies.
+"""The trainer's side of the seam: one connection, one thread, the slots that the agent sent; replaces a dead agent.
 
 Owns the socket, the control page and the mapped slots in the trainer's process; knows neither tensors nor loops. The
 thread only listens and maps memory: the loop reads one word of the control page and never waits for it.
@@ -31,15 +31,15 @@ from harness.ipc.runtime_dir import RuntimeDir
 from harness.ipc.slots import Slot, SlotRecord
 
 WAIT_NOTE_S = 3.0
-_PART_S = 10.0  # at the very end, for an agent that is just being replaced
-_ANSWER_S = 10.0  # an agent that lives answers its socket within milliseconds; one that is frozen never does
-_START_S = 45.0  # until an agent listens: a host under load takes its time to import Python modules
+_PART_S = 10.0  # how long the end of the process waits while a dead agent is being replaced
+_ANSWER_S = 10.0  # a live agent answers its socket within milliseconds; a frozen one never does
+_START_S = 45.0  # until an agent listens: on a loaded host, importing Python modules takes long
 _MAX_REPLACEMENTS = 5  # in one process; an agent that dies again and again is a bug, and is reported
 
 
 @dataclass(frozen=True)
 class ResumeHeader:
-    """What is about to be resumed, as soon as its small state is known."""
+    """The snapshot that is about to be resumed, known as soon as its small state is."""
 
     snapshot: str
     tier: str
@@ -57,29 +57,29 @@ class Ready:
 
 
 class Link:
-    """The connection to the agent. Created before anything else; lives as long as the process."""
+    """The trainer's connection to the agent. Created before anything else; lives as long as the process."""
 
     def __init__(self, settings: Settings | None, script: Sequence[str], environ: Mapping[str, str]) -> None:
         """Connect to the agent of `harness run`, or start one. Blocks until it answers.
 
         Args:
             settings: for an agent that has to be started; `None` under `harness run`.
-            script: this process's command line, to be remembered.
-            environ: the environment: where the agent listens, and what a new one inherits.
+            script: this process's command line, for the agent to record.
+            environ: the environment: it names the agent's socket, and a new agent inherits it.
 
         Raises:
             ConfigError: the run is being trained already, or it is finished.
             AgentGone: no agent answers.
         """
         self._environ = environ
-        self._script = without_secrets(script)  # everybody on this host can read an agent's command line
+        self._script = without_secrets(script)  # every user of this host can read an agent's command line
         self._condition = threading.Condition()
         self._head: ResumeHeader | None = None
         self._ready: Ready | None = None
         self._nothing = False
         self._error: HarnessError | None = None
         self._slots: dict[int, Slot] = {}
-        self._arriving: list[Slot] = []  # they are mapped still, which takes its time
+        self._arriving: list[Slot] = []  # they are still being mapped, which takes time
         self._slot_error: HarnessError | None = None
         self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
@@ -88,7 +88,7 @@ class Link:
         self._closing = False
         self._begun = False
         self._repeat: dict[type[messages.AnyMessage], messages.AnyMessage] = {}
-        self._in_touch = threading.Event()  # not while an agent that died is being replaced
+        self._in_touch = threading.Event()  # not set while a dead agent is being replaced
         self._in_touch.set()
         self._poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.detached = False
@@ -101,48 +101,49 @@ class Link:
         self._thread = threading.Thread(target=self._listen, name="harness-link", daemon=True)
         self._thread.start()
 
-    # ---- what the Checkpointer asks ---------------------------------------------------------------------------------
+    # ---- calls of the Checkpointer ----------------------------------------------------------------------------------
 
     def send(self, message: messages.AnyMessage, *, repeat: bool = False) -> None:
-        """Tell the agent something; lost if it is just dying, unless `repeat` (told again to the next agent)."""
+        """Send the agent a message. It is lost if the agent is dying; with `repeat`, the next agent gets it again."""
         if repeat:
             self._repeat[type(message)] = message
         with contextlib.suppress(ChannelClosed):
             self._channel.send(message)
 
     def stepped(self, step: int, wanted_at: float) -> None:
-        """Tell that the first step is complete, and what this process did until then: the breakdown of a restart.
+        """Tell the agent that the first step is complete, and where the time went: the breakdown of a restart.
 
         Args:
-            step: its number.
-            wanted_at: when this process was ready to make the snapshot's state its own, monotonic.
+            step: the number of that step.
+            wanted_at: when this process was ready to restore the snapshot, in monotonic seconds.
         """
         self.send(messages.FirstStep(step, time.monotonic(), tuple(self._waits), wanted_at))
 
     def forget(self, kind: type[messages.AnyMessage]) -> None:
-        """What was to be repeated is not true any more."""
+        """Do not repeat the message of this kind to the next agent: it is no longer true."""
         self._repeat.pop(kind, None)
 
     def poke(self, signum: int) -> None:
-        """From a signal handler: tell the agent soon. Does nothing that a handler must not."""
+        """Have the link's thread tell the agent about a signal. Safe to call from a signal handler."""
         self._signals.append(signum)
         os.eventfd_write(self._poke_fd, 1)
 
     def wait_head(self) -> ResumeHeader | None:
-        """Block until it is known what is resumed; `None` if nothing is. Raises what the agent reported."""
+        """Block until the agent has told which snapshot is resumed; `None` if none. Raises what the agent reported."""
         self._wait(
-            lambda: self._head is not None or self._ready is not None or self._nothing, "what there is to resume"
+            lambda: self._head is not None or self._ready is not None or self._nothing,
+            "the agent to decide what to resume",
         )
         return self._head
 
     def wait_ready(self) -> Ready | None:
-        """Block until the tensors are there and verified; `None` if there is nothing to resume.
+        """Block until the tensors are in a slot and verified; `None` if there is nothing to resume.
 
-        An agent that dies before this has returned is started again and looks for the resume point afresh. Afterwards
-        it is replaced by one that goes on with this generation, on the same `page`.
+        If the agent dies before this returns, a new agent looks for the resume point again. If it dies later, the new
+        one continues this generation, on the same `page`.
         """
 
-        def known() -> bool:  # under the lock of `_has_begun`: what it forgets is waited for, what is known stays
+        def known() -> bool:  # under the lock of `_has_begun`: either that forgets the answer, or this keeps it
             self._begun = self._begun or self._ready is not None or self._nothing
             return self._begun
 
@@ -150,14 +151,14 @@ class Link:
         return self._ready
 
     def drop_ready(self) -> None:
-        """The snapshot is restored: its slot is the agent's again."""
+        """Close the slot of the snapshot, which is restored: the slot is the agent's again."""
         with self._condition:
             ready, self._ready = self._ready, None
         if ready is not None:
             ready.slot.close()
 
     def granted(self, used: int, sealed: int) -> tuple[int, Slot] | None:
-        """The slot that may be filled now and its grant; `None` while there is none. Never blocks.
+        """Return the grant and the slot that may be filled now; `None` if no slot is granted. Never blocks.
 
         Args:
             used: the grant that was used last.
@@ -168,13 +169,13 @@ class Link:
         return None if request is None or slot is None else (request.sequence, slot)
 
     def index_of(self, slot: Slot) -> int:
-        """The index that the agent knows `slot` by."""
+        """Return the index by which the agent knows `slot`."""
         return next(index for index, held in self._slots.items() if held is slot)
 
     def ask_slots(self, size: int, prepare: Callable[[Slot], None] | None = None) -> None:
-        """Ask for slots of `size` bytes each. Does not wait.
+        """Ask the agent for slots of `size` bytes each. Does not wait.
 
-        Each is given to `prepare` before it can be granted, in the link's thread, when its pages have been mapped.
+        The link's thread calls `prepare` with each slot, after its pages are mapped and before it can be granted.
         """
         with self._condition:
             self._slot_error, self._prepare = None, prepare
@@ -186,21 +187,22 @@ class Link:
 
     @property
     def slot_error(self) -> HarnessError | None:
-        """Why there are no slots, if that is so."""
+        """The error because of which there are no slots, if any."""
         return self._slot_error
 
     def part(
         self, *, exception: bool, early: bool = False, hopeless: bool = False, process_lives: bool = False
     ) -> None:
-        """The last word. Blocks while a dead agent is being replaced.
+        """Say goodbye to the agent. Blocks while a dead agent is being replaced.
 
-        What is to be repeated to the new one would be lost with this process, and a finished run not known as such.
+        Otherwise the messages that the new agent must get would be lost with this process: it would not know that the
+        run is finished.
 
         Args:
-            exception: by one, or by an exit code that says so.
+            exception: the program ends by an exception, or by an exit code that means failure.
             early: the program left its outermost loop before its end.
-            hopeless: by an exception that the same program would meet again.
-            process_lives: the process goes on without us: everything that this link holds is let go of.
+            hopeless: it ends by an exception that would occur again if the same program were started again.
+            process_lives: the process continues without this link, which releases everything it holds.
         """
         self._in_touch.wait(_PART_S)
         self._tell_signals()
@@ -210,7 +212,7 @@ class Link:
             self._let_go()
 
     def close(self) -> None:
-        """Stop listening. The agent sees the process end."""
+        """Stop the link's thread. The agent notices the end of the process by itself."""
         self._closing = True
         os.eventfd_write(self._poke_fd, 1)
 
@@ -223,7 +225,7 @@ class Link:
         self._slots.clear()
 
     def close_in_child(self) -> None:
-        """After a fork: let go of what would keep the agent waiting for a dead trainer, or a slot's memory taken."""
+        """Close, in a forked child, every descriptor that would hide the trainer's death or keep a slot's memory."""
         self._channel.close()
         slots = [*self._slots.values(), *self._arriving]
         if self._ready is not None:
@@ -237,7 +239,7 @@ class Link:
     def _listen(self) -> None:
         try:
             self._hear()
-        except Exception as err:  # a thread's root: unheard of, the loop would wait for it for ever
+        except Exception as err:  # a thread's root: without this the loop would wait forever
             self._give_up(f"{type(err).__name__}: {err}")
             self._in_touch.set()
             raise
@@ -259,7 +261,7 @@ class Link:
                         return
 
     def _tell_signals(self) -> None:
-        with contextlib.suppress(IndexError):  # until there are none; two threads may be at it
+        with contextlib.suppress(IndexError):  # until the list is empty; two threads may do this at once
             while True:
                 self.send(messages.SignalReceived(self._signals.pop(0)))
 
@@ -267,7 +269,7 @@ class Link:
         message, to_fill = received.message, isinstance(received.message, messages.Slots)
         slots = self._arriving = [Slot(fd) for fd in received.fds]
         for slot in slots:
-            slot.populate(to_write=to_fill)  # or it is a resume's
+            slot.populate(to_write=to_fill)  # a slot to resume from is only read
             if to_fill and self._prepare is not None:
                 self._prepare(slot)
         with self._condition:
@@ -290,7 +292,7 @@ class Link:
             case messages.ResumeFailed(error, text):
                 self._error = _error_from(error, text)
             case messages.Slots(indexes, number):
-                given_up = number != self._layout_number  # meanwhile
+                given_up = number != self._layout_number  # another layout was asked for meanwhile
                 for slot in slots if given_up else self._slots.values():
                     slot.close()
                 if not given_up:
@@ -301,8 +303,8 @@ class Link:
                 self.superseded = True
 
     def _replace(self) -> bool:
-        """The agent is dead: start another, hand over the generation, the page and the slots. Training goes on."""
-        if self._closing or self._error is not None:  # it has told why it ends: another one would say the same
+        """Replace a dead agent: start another, hand over the generation, the page and the slots. Training continues."""
+        if self._closing or self._error is not None:  # the agent reported why it ends: another would report the same
             self.gone = True
             return False
         self._replacements += 1
@@ -313,18 +315,18 @@ class Link:
             channel = self._hand_on() if self._has_begun() else self._start_over()
         except (HarnessError, ConnectionError, OSError) as err:
             if isinstance(err, AgentGone | ConnectionError) and self._replacements <= _MAX_REPLACEMENTS:
-                return self._replace()  # that one died as well, before it answered or before it listened
+                return self._replace()  # the new one died as well, before it answered or before it listened
             self._give_up(f"the agent died and cannot be replaced. {err}")
             return False
         self._channel = channel
-        _say("the agent died; another one goes on with what it had")
+        _say("the agent died; a new one has taken over")
         for kind, message in list(self._repeat.items()):
             if kind is not messages.Layout or not self._slots:
                 self.send(message)
         return True
 
     def _give_up(self, reason: str) -> None:
-        """Training goes on; whoever waits for the agent does not."""
+        """Do without an agent: training continues, and every wait for the agent ends with `AgentGone`."""
         self.gone = True
         _say(f"nothing is being saved any more: {reason}")
         with self._condition:
@@ -332,25 +334,25 @@ class Link:
             self._condition.notify_all()
 
     def _has_begun(self) -> bool:
-        """Whether the trainer holds what it resumes. If not, it waits from now on for what the next agent finds."""
+        """Whether the trainer has what it resumes. If not, forget the answer: the next agent looks again."""
         with self._condition:
             if not self._begun:
                 self._head, self._ready, self._nothing = None, None, False
             return self._begun
 
     def _hand_on(self) -> Channel:
-        """Start an agent that goes on with this generation, its control page and its slots."""
+        """Start an agent that continues this generation, with its control page and its slots."""
         channel = self._start_agent({**self._environ, "HARNESS_ATTACH": "1"})
         with self._condition:
             slots = dict(self._slots)
         fds = [self.page.fd, *(slot.fd for slot in slots.values())]
         welcome, page = self._greet(channel, self.generation, tuple(slots), fds)
-        os.close(page)  # our own control page, which the new agent works with now
+        os.close(page)  # a second descriptor of our own control page, which the new agent uses now
         self._note_welcome(welcome)
         return channel
 
     def _start_over(self) -> Channel:
-        """Start an agent that looks for the resume point afresh: nothing was restored yet."""
+        """Start an agent that looks for the resume point again: nothing was restored yet."""
         channel = self._start_agent(self._environ)
         self._join(*self._greet(channel))
         return channel
@@ -369,7 +371,7 @@ class Link:
             except OSError as err:
                 raise ConfigError(f"the agent at {path} ({SOCKET_VARIABLE}) cannot be used: {err}") from err
             if channel is None:
-                raise AgentGone(f"nobody listens at {path} ({SOCKET_VARIABLE}): has `harness run` ended?")
+                raise AgentGone(f"no agent listens at {path} ({SOCKET_VARIABLE}): has `harness run` ended?")
             return channel
         assert settings is not None, "without harness run the settings come from the Checkpointer"
         self._runtime_dir = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
@@ -382,7 +384,7 @@ class Link:
         except TimeoutError as err:
             raise ConfigError(
                 f"the agent of run {settings.run!r} on this host does not answer{self._runtime_dir.holder()}: is it "
-                "stopped (kill -CONT), or frozen by its cgroup? Let it go on, or end it (kill -KILL)"
+                "stopped (kill -CONT), or frozen by its cgroup? Let it continue, or end it (kill -KILL)"
             ) from err
         except OSError as err:
             raise ConfigError(
@@ -400,7 +402,7 @@ class Link:
             raise ConfigError(str(err)) from err
 
     def _busy_elsewhere(self, channel: Channel) -> bool:
-        """Whether that agent is ending: it saves what its dead trainer left, and a new one takes over from it."""
+        """Whether that agent is ending: it saves what its dead trainer sealed, and then a new agent takes over."""
         with contextlib.suppress(ChannelClosed):
             channel.send(messages.AskStatus())
             status = channel.receive().message
@@ -414,7 +416,7 @@ class Link:
         indexes: tuple[int, ...] = (),
         fds: Sequence[int] = (),
     ) -> tuple[messages.Welcome, int]:
-        """Say hello; the answer, and the control page's descriptor."""
+        """Send hello; return the agent's answer and the control page's descriptor. Raises ConfigError if refused."""
         try:
             channel.send(messages.Hello(messages.PROTOCOL, generation=generation, indexes=indexes), fds)
             answer = channel.receive()
@@ -428,7 +430,7 @@ class Link:
         raise ConfigError("the agent and the trainer use different versions of the harness")
 
     def _join(self, welcome: messages.Welcome, page: int) -> None:
-        """A generation begins with this agent: its control page, and its count of the seals."""
+        """Begin a generation with this agent: take its control page and its count of the seals."""
         self.page, self.sequence = TrainerSide(page), welcome.sequence
         self._note_welcome(welcome)
 
@@ -440,7 +442,7 @@ class Link:
 
     @property
     def settings(self) -> Settings:
-        """The run's settings, as the agent has them."""
+        """The run's settings, as the agent sent them."""
         return self._settings
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:

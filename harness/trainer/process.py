@@ -1,7 +1,8 @@
-"""The process that trains: its signals, its forks, and how it ends.
+"""Process: the signals, the forks and the end of the process that trains.
 
-Owns the handlers that were there before ours, and what the interpreter tells nobody at exit: whether it is a failure.
-Decides nothing; knows neither snapshots nor the agent. Everything here is called in the main thread.
+Owns the signal handlers that the program had before ours, and whether the process ends by a failure, which the
+interpreter does not tell its exit hooks. Decides nothing; knows neither snapshots nor the agent. Handlers run in the
+main thread; `hook` and what follows it may be called from the thread that trains.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Handler = Callable[[int, types.FrameType | None], Any] | int | None
 
 
 class Process:
-    """One for each Checkpointer; lives as long as the process."""
+    """Hooks into the process that trains. One for each Checkpointer; lives as long as the process."""
 
     def __init__(
         self,
@@ -34,67 +35,68 @@ class Process:
         on_exit: Callable[[], None],
         on_sys_exit: Callable[[], None] = lambda: None,
     ) -> None:
-        """Changes nothing.
+        """Hook nothing yet.
 
         Args:
-            takes_signal: whether a signal is answered at the next boundary; where not, what was there before us does.
+            takes_signal: returns whether a signal is answered at the next boundary; if not, the handler that was there
+                before ours is called.
             on_fork: called in each forked child.
-            on_exit: called when the interpreter ends, while everything is there still.
+            on_exit: called when the interpreter ends, while all modules and objects still exist.
             on_sys_exit: called when the program calls sys.exit, which it may catch.
         """
         self._takes_signal, self._on_fork, self._on_exit = takes_signal, on_fork, on_exit
         self._on_sys_exit = on_sys_exit
         self._hooked = False
         self._undo: list[Callable[[], None]] = []
-        """What takes the hooks away, newest last."""
+        """Calls that remove the hooks, newest last."""
         self.ctrl_c = False
-        """Whether it was pressed."""
+        """Whether Ctrl-C was pressed."""
         self.exiting = False
-        """Whether the program has called sys.exit, and has not gone on training."""
+        """Whether the program has called sys.exit, and has not trained since."""
         self.trains_in: int | None = None
-        """The thread that trains, by its identifier; `None` until one does."""
+        """Identifier of the thread that trains; `None` until one does."""
         self._exit_failed = self._thread_failed = False
         self._exit_error: BaseException | None = None
         self._chains: dict[int, _Chain] = {}
         self._forked = False
         self._masks: dict[int, set[Any]] = {}
-        """Of threads that fork, by thread: several may at once."""
+        """Signal masks of the threads that are forking, by thread: several may fork at once."""
         self._real_install, self._real_ask = signal.signal, signal.getsignal
 
     @property
     def crashed(self) -> bool:
-        """Whether an exception ends the process, or has ended the thread that trains."""
+        """Whether an exception is ending the process, or has ended the thread that trains."""
         return self._thread_failed or getattr(sys, "last_value", None) is not None
 
     @property
     def failed(self) -> bool:
-        """Whether it crashed, or has called sys.exit with a code that says so: if that was caught, it goes on."""
+        """Whether the process crashed, or called sys.exit with a code that means failure. `go_on` resets the latter."""
         return self._exit_failed or self.crashed
 
     @property
     def hopeless(self) -> bool:
-        """Whether it ends by one of our own errors that the same program would meet again."""
-        # A framework may have wrapped it, or have caught it and left by sys.exit(1).
+        """Whether the process ends by a `ConfigError` or `StateError`: the same program would meet it again."""
+        # A framework may have wrapped the error, or have caught it and called sys.exit(1).
         return any(_is_hopeless(error) for error in (getattr(sys, "last_value", None), self._exit_error))
 
     def go_on(self) -> None:
-        """The program trains: if it has called sys.exit, that was caught."""
+        """Note that this thread trains. If the program has called sys.exit before, it has caught that."""
         self.exiting = self._exit_failed = False
         self._exit_error = None
         self.trains_in = threading.get_ident()
 
     def attach(self) -> None:
-        """From now on forks and the end of the process are told. What the program does and sees stays as it was.
+        """Call back at forks and at the end of the process from now on. The program behaves as before.
 
-        Handlers of signals are put in place here, since a loop may begin in another thread, which cannot do that. Until
-        `hook` a signal does what it did before: they only pass it on.
+        Signal handlers are installed here already, since a loop may begin in another thread, which cannot do that.
+        Until `hook` is called, they only pass each signal on to the handler that was there before.
         """
         atexit.register(self._on_exit)
         _tell_forks_to(self)
         self._hook_signals()
 
     def hook(self) -> None:
-        """The loop begins: from now on signals, `sys.exit` and exceptions of threads are heard, too. Idempotent."""
+        """Handle signals, `sys.exit` and exceptions of threads from now on: the loop begins. Idempotent."""
         if self._hooked:
             return
         self._hooked = True
@@ -103,19 +105,19 @@ class Process:
         self._hook_signals()
 
     def detach(self) -> None:
-        """Nothing is told any more, and everything is as it was before `attach` and `hook`."""
+        """Remove all hooks: everything is again as it was before `attach` and `hook`."""
         atexit.unregister(self._on_exit)
         _attached.remove(self)
         while self._undo:
             self._undo.pop()()
 
     def has_handler(self, signum: int) -> bool:
-        """Whether the program has one of its own: what it does next need not be another boundary."""
+        """Whether the program has its own handler of this signal: it may end the program before the next boundary."""
         chain = self._chains.get(signum)
         return chain is not None and callable(chain.newest) and not _only_interrupts(chain.newest)
 
     def keep_hold(self) -> None:
-        """See that our handlers are in place still: whoever imported `signal.signal` before us goes past it."""
+        """Install our handlers again if code that imported `signal.signal` before us has replaced them."""
         if threading.current_thread() is not threading.main_thread() or self._forked:
             return
         for signum, chain in self._chains.items():
@@ -127,7 +129,7 @@ class Process:
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _hook_exit(self) -> None:
-        """The interpreter tells nobody at exit whether a SystemExit was a failure."""
+        """Replace `sys.exit`: the interpreter does not tell exit hooks whether a SystemExit was a failure."""
         python_exit = sys.exit
 
         def exit_(code: Any = None, /) -> NoReturn:
@@ -137,12 +139,12 @@ class Process:
             python_exit(code)
 
         self._replace(sys, "exit", exit_)
-        for name in ("exit", "quit"):  # site's, for whoever types them; scripts use them as well
+        for name in ("exit", "quit"):  # from `site`, for interactive use; scripts call them as well
             if isinstance(getattr(builtins, name, None), Quitter):
                 self._replace(builtins, name, exit_)
 
     def _replace(self, module: types.ModuleType, name: str, ours: Any) -> None:
-        """Put ours in its place until `detach`; what somebody has put there since then stays."""
+        """Replace `name` in `module` by `ours` until `detach`, which leaves a later replacement in place."""
         before = getattr(module, name)
         setattr(module, name, ours)
 
@@ -153,7 +155,7 @@ class Process:
         self._undo.append(undo)
 
     def _hook_threads(self) -> None:
-        """An exception in the thread that trains ends that thread alone, and the process with code 0."""
+        """Watch for an exception in the thread that trains: it ends that thread alone, and the process with code 0."""
         report = threading.excepthook
 
         def hook(args: threading.ExceptHookArgs, /) -> Any:
@@ -172,7 +174,7 @@ class Process:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.pop(threading.get_ident(), set()))
 
     def _forked_child(self) -> None:
-        """It has the program's own handlers from its first moment on; a signal is kept until it does."""
+        """Install the program's own handlers in a forked child. Signals are blocked until that is done."""
         self._forked = True
         for signum, chain in self._chains.items():
             self._real_install(signum, _swallow_once if _only_interrupts(chain.newest) else chain.newest)
@@ -182,7 +184,7 @@ class Process:
     # ---- signals ----------------------------------------------------------------------------------------------------
 
     def _hook_signals(self) -> None:
-        """Put our handlers in place, if they are not, and this is the thread that can."""
+        """Install our signal handlers, if they are not installed and this is the main thread."""
         if self._chains or threading.current_thread() is not threading.main_thread():
             return
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -199,40 +201,40 @@ class Process:
         self._chains.clear()
 
     def _install(self, signalnum: Any, handler: Any, /) -> Any:
-        """`signal.signal`: a handler that the program installs comes after ours, instead of taking its place."""
+        """Replace `signal.signal`: a handler that the program installs is called after ours, instead of ours."""
         chain = self._chains.get(int(signalnum))
-        before = self._real_install(signalnum, handler)  # raises what it always did
+        before = self._real_install(signalnum, handler)  # raises what `signal.signal` raises
         if chain is None or self._forked:
             return before
         self._real_install(signalnum, self._on_signal)
         shown = self._shown(chain)
-        if handler == self._on_signal:  # it puts back what it had found before it knew of this
+        if handler == self._on_signal:  # the program puts back a handler that it got past our replacements
             chain.cut()
         else:
             chain.add(signal.default_int_handler if handler == self._interrupt else handler)
         return shown
 
     def _ask(self, signalnum: Any, /) -> Any:
-        """`signal.getsignal`: what the program has installed, so that it finds its own there."""
+        """Replace `signal.getsignal`: return the handler that the program has installed, not ours."""
         chain = self._chains.get(int(signalnum))
         return self._real_ask(signalnum) if chain is None or self._forked else self._shown(chain)
 
     def _shown(self, chain: _Chain) -> Handler:
-        """What the program may have for a handler that it found: it may call that by itself, and put it back."""
+        """Return the newest handler as the program may see it: the program may call it, and install it again."""
         interrupts = self._hooked and chain.newest is signal.default_int_handler
         return self._interrupt if interrupts else chain.newest
 
     def _interrupt(self, signum: int, frame: types.FrameType | None) -> None:
-        """Python's own handler of Ctrl-C, but for the first one, which we have taken: that leaves at a boundary."""
+        """Do what Python's handler of Ctrl-C does, except for the first one, which leaves the loop at a boundary."""
         if signal.SIGINT not in self._chains or not self._chains[signal.SIGINT].taken:
             signal.default_int_handler(signum, frame)
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
-        """Ours first, then the program's. A second Ctrl-C is Python's own."""
+        """Handle a signal: call ours first, then the program's handler. A second Ctrl-C is left to Python's handler."""
         chain = self._chains.get(signum)
         if chain is None:
-            return  # taken away just now
-        if not chain.depth:  # else the program's handler calls the one that was there before: us
+            return  # our handlers were just removed
+        if not chain.depth:  # otherwise the program's handler calls the one that was there before, which is this
             again = self.ctrl_c
             self.ctrl_c |= self._hooked and signum == signal.SIGINT
             chain.taken = self._hooked and not (again and signum == signal.SIGINT) and self._takes_signal(signum)
@@ -245,12 +247,12 @@ class Process:
 
 
 _attached: list[Process] = []
-"""Told of forks."""
+"""The objects that are called at each fork."""
 _asked_for_forks: list[bool] = []
 
 
 def _tell_forks_to(process: Process) -> None:
-    """`os.register_at_fork` is for good: it is called once, whatever comes and goes."""
+    """Call `process` at each fork. `os.register_at_fork` cannot be undone, so it is called only once."""
     _attached.append(process)
     if not _asked_for_forks:
         _asked_for_forks.append(True)
@@ -278,7 +280,7 @@ class _Chain:
     def __init__(self, first: Handler) -> None:
         self._handlers = [first]
         self.depth = 0
-        """How many of them are being called, one by the other."""
+        """Number of these handlers that are running, each called by the one before."""
         self.taken = False
         """Whether the newest signal is answered at the next boundary."""
 
@@ -287,19 +289,19 @@ class _Chain:
         return self._handlers[-1]
 
     def add(self, handler: Handler) -> None:
-        """Install one; or put back an older one, which takes the newer ones away."""
+        """Install a handler. If it is an older one, it is put back, and the newer ones are removed."""
         if handler in self._handlers:
             del self._handlers[self._handlers.index(handler) + 1 :]
         else:
             self._handlers.append(handler)
 
     def cut(self) -> None:
-        """Back to the first."""
+        """Remove all handlers but the first."""
         del self._handlers[1:]
 
     @contextlib.contextmanager
     def next(self) -> Iterator[Handler]:
-        """The newest, or inside of its call the one before it; `None` where there is no other."""
+        """Context manager around the call of the newest handler; inside of that, of the one before. `None` if none."""
         handler = self._handlers[-1 - self.depth] if self.depth < len(self._handlers) else None
         self.depth += 1
         try:
@@ -309,13 +311,13 @@ class _Chain:
 
 
 def _only_interrupts(handler: Handler) -> bool:
-    """Whether a handler of SIGINT is Python's, or asyncio's in its stead: it raises KeyboardInterrupt somewhere."""
+    """Whether a SIGINT handler is Python's, or the one of asyncio that replaces it: it raises KeyboardInterrupt."""
     called = getattr(handler, "func", handler)
     return handler is signal.default_int_handler or getattr(called, "__qualname__", "") == "Runner._on_sigint"
 
 
 def _swallow_once(signum: int, frame: types.FrameType | None) -> None:
-    """In a forked child: the first Ctrl-C is the trainer's business, which needs its workers until it leaves."""
+    """Ignore the first Ctrl-C in a forked child: the trainer handles it, and needs its workers until it leaves."""
     signal.signal(signum, signal.default_int_handler)
 
 
@@ -327,7 +329,7 @@ def _is_hopeless(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class CallStack:
-    """Where in the program somebody asks our iterator for more: a `for`, and whatever stands between it and us.
+    """The place in the program that asks a Checkpointer's iterator for the next item, with all its callers.
 
     Attributes:
         frames: code and line of each function that is being executed, the innermost first.
@@ -337,7 +339,7 @@ class CallStack:
 
     @classmethod
     def now(cls) -> CallStack:
-        """Of the generator that calls this."""
+        """Return the call stack of the generator that calls this, without the generator."""
         frames, frame = [], sys._getframe(1).f_back
         while frame is not None:
             frames.append((frame.f_code, frame.f_lineno))
@@ -345,11 +347,11 @@ class CallStack:
         return cls(tuple(frames))
 
     def is_left(self, now: CallStack) -> bool:
-        """Whether an iterator that was first asked for here, and is closed `now`, was broken off.
+        """Whether an iterator that was first asked here, and is closed `now`, was left before its end.
 
-        A `break`, a `return` and an exception close it from another line than the one that asks; `zip` and `islice`
-        that are through close it from the same line. What is kept in a variable is closed when its function is over,
-        whatever the reason: then the program is taken to be through.
+        A `break`, a `return` and an exception close it from another line than the one that asks; a `zip` or `islice`
+        that has ended closes it from the same line. An iterator in a variable is closed when the function ends, for
+        whatever reason: then the loop counts as ended, not as left.
         """
         if not now.frames:
             return False  # the interpreter ends
@@ -359,7 +361,7 @@ class CallStack:
 
 
 def script() -> str | None:
-    """The training script's file, or `None` in a notebook, and for `-c` and `-m`."""
+    """Return the training script's file; `None` in a notebook, and for `-c` and `-m`."""
     main = sys.modules.get("__main__")
     if main is None or main.__spec__ is not None or not getattr(main, "__file__", None):
         return None

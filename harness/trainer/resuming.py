@@ -1,7 +1,7 @@
-"""What a start goes on from: read from a snapshot's small state, and made the live state.
+"""Resuming: reads a snapshot's small state, and restores the live state from the snapshot.
 
 Owns how a snapshot becomes live: its environment is compared, its tensors, loaders and random numbers are restored.
-When that happens is the Checkpointer's; which snapshot, and where it was found, is the agent's.
+The Checkpointer decides when that happens; the agent decides which snapshot it is, and where to read it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from harness.trainer.state.rng import capture_rng, restore_rng
 
 @dataclass(frozen=True)
 class ResumedFrom:
-    """Where this start goes on.
+    """The snapshot that this start resumes.
 
     Attributes:
-        generation: the start of the trainers that made the snapshot.
+        generation: number of the start of the trainers that made the snapshot.
         step: completed optimizer steps.
-        tier: where it was found: "memory", "local" or "remote".
+        tier: where the snapshot was found: "memory", "local" or "remote".
     """
 
     generation: int
@@ -42,16 +42,16 @@ class ResumedFrom:
 
 @dataclass(frozen=True)
 class SmallState:
-    """The small state of a snapshot; it is known before any tensor is here.
+    """Everything of a snapshot but its tensors; known before any tensor is here.
 
     Attributes:
-        resumed_from: which one it is.
-        place: where in the program it was taken.
+        resumed_from: which snapshot it is.
+        place: where in the program the snapshot was taken.
         step: completed optimizer steps.
-        extra: the user's.
-        states: of every state, with marks where tensors were.
-        loaders: positions, by name.
-        rng: of every library.
+        extra: the user's plain values.
+        states: every state by name, with a `TensorRef` in place of each tensor.
+        loaders: the loaders' positions, by name.
+        rng: the random state of every library.
     """
 
     resumed_from: ResumedFrom
@@ -64,7 +64,7 @@ class SmallState:
 
     @classmethod
     def of(cls, snapshot: str, tier: str, record: SlotRecord) -> SmallState:
-        """Read it."""
+        """Read the small state from the record of the slot in which `snapshot` was found."""
         small, identity = tree.loads(record.state.encode()), SnapshotId.parse(snapshot)
         return cls(
             resumed_from=ResumedFrom(identity.generation, identity.step, tier),
@@ -78,20 +78,22 @@ class SmallState:
 
 
 class Loaders:
-    """The loaders of the program's loops, by name, as the loops come by; and the positions that wait for one."""
+    """The loaders of the program's loops, by name, as the loops begin; and restored positions without a loader yet."""
 
     def __init__(self, *, seed_workers: bool) -> None:
-        """See `instrument` for `seed_workers`."""
+        """Begin without loaders. See `instrument` for `seed_workers`."""
         self._seed_workers = seed_workers
         self._known: dict[str, tuple[Any, InstrumentedLoader]] = {}
         self._pending: dict[str, Any] = {}
         self._pending_rng: Any = None
 
     def instrumented(self, loader: Any, name: str) -> InstrumentedLoader:
-        """The loader of the loop called `name`, made resumable; another object each epoch is the same loader to us.
+        """Return the loader of the loop called `name`, made resumable. A restored position that waits for it is set.
+
+        A loop may bring a new object each epoch: under one name it counts as the same loader.
 
         Raises:
-            StateError: its position cannot be restored exactly; says why, and the remedy.
+            StateError: the loader's position cannot be restored exactly; says why, and the remedy.
         """
         known = self._known.get(name)
         if known is not None and known[0] is loader:
@@ -103,11 +105,11 @@ class Loaders:
         return made
 
     def positions(self) -> dict[str, Any]:
-        """Where each of them stands."""
+        """Return the position of each loader, by name."""
         return {name: loader.position() for name, (_, loader) in self._known.items()}
 
     def restore(self, positions: dict[str, Any], rng: Any) -> None:
-        """Those that are known now; the others when their loops come by. Sets the global RNG, last of all."""
+        """Restore the loaders that are known now, and the others when their loops begin. Sets the global RNG, last."""
         self._pending = positions
         for name, (_, loader) in self._known.items():
             if name in self._pending:
@@ -117,49 +119,49 @@ class Loaders:
 
 
 class Resumption:
-    """What one start goes on from: told by the agent, first its small state, then its tensors."""
+    """The snapshot that one start resumes. The agent sends its small state first, then its tensors."""
 
     def __init__(self, link: Link, states: Mapping[str, Any], loaders: Loaders, say: Callable[[str], None]) -> None:
-        """Nothing is known yet.
+        """Begin without a snapshot.
 
         Args:
-            link: to the agent.
-            states: what was given to the Checkpointer, by name.
-            loaders: of the program.
-            say: a word to the user.
+            link: the connection to the agent.
+            states: the Checkpointer's states, by name.
+            loaders: the loaders of the program.
+            say: shows a line to the user.
         """
         self._link, self._states, self._loaders, self._say = link, states, loaders, say
         self._snapshot = ""
 
     def learn(self) -> SmallState | None:
-        """Block until it is known what is resumed; `None` if nothing is. Raises what the agent reported."""
+        """Block until the agent has told which snapshot is resumed; `None` if none. Raises what the agent reported."""
         head = self._link.wait_head()
         return None if head is None else self._read(head.snapshot, head.tier, head.record)
 
     def confirm(self) -> SmallState | None:
-        """Block until the tensors are here; the small state of another snapshot where the first one was damaged."""
+        """Block until the tensors are here. Return the small state of another snapshot if the first one was damaged."""
         ready = self._link.wait_ready() if self._snapshot else None
         if ready is None or ready.snapshot == self._snapshot or (record := ready.slot.record()) is None:
             return None
-        self._say(f"snapshot {self._snapshot} turned out to be damaged; going on from {ready.snapshot} instead")
+        self._say(f"snapshot {self._snapshot} is damaged; resuming from {ready.snapshot} instead")
         return self._read(ready.snapshot, ready.tier, record)
 
     def wait(self) -> Ready | None:
         """Block until the tensors are here; `None` if there is nothing to resume.
 
         Raises:
-            SnapshotCorrupt: there was something when the program began, and now there is nothing.
+            SnapshotCorrupt: there was a snapshot when the program began, and now there is none.
         """
         ready = self._link.wait_ready()
         if ready is None and self._snapshot:
             raise SnapshotCorrupt(
                 f"snapshot {self._snapshot} was there when this program began, and now there is none: its `extra` "
-                "and its place in the program are in use already, so nothing is trained. Start it again"
+                "and its place in the program are in use already, so the program cannot train. Start it again"
             )
         return ready
 
     def make_live(self, ready: Ready) -> SmallState:
-        """Make states, loaders and random numbers the snapshot's. Raises StateError: they differ; nothing changed."""
+        """Restore states, loaders and random numbers. Raises StateError if they differ: then nothing was changed."""
         small = make_live(ready, record_of(ready), self._states, self._say)
         self._loaders.restore(small.loaders, small.rng)
         return small
@@ -170,19 +172,19 @@ class Resumption:
 
 
 def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: Callable[[str], None]) -> SmallState:
-    """Make the live states the snapshot's; its small state, for the rest: place, loaders, random numbers, `extra`.
+    """Restore the live states. Return the small state, for the rest: place, loaders, random numbers, `extra`.
 
     Args:
         ready: the snapshot, in a slot.
-        record: of that slot.
-        states: what was given to the Checkpointer.
-        say: a word to the user.
+        record: the record of that slot.
+        states: the Checkpointer's states, by name.
+        say: shows a line to the user.
 
     Raises:
         StateError: the live states differ from those of the snapshot; nothing was changed.
     """
     if not ready.verified:
-        say(f"snapshot {ready.snapshot} is resumed from memory as it is: no digest of it was written yet")
+        say(f"snapshot {ready.snapshot} is resumed from memory without verification: it has no digest yet")
     for line in _differences(record.environment, environment()):
         say(f"bit-identity is not promised: {line}")
     small = SmallState.of(ready.snapshot, ready.tier, record)
@@ -192,7 +194,7 @@ def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: 
 
 
 def refill(live: dict[str, Any], stored: Mapping[str, Any]) -> None:
-    """Give `live` the content of `stored`. Dicts and lists in it stay the same objects: the program may hold them."""
+    """Give `live` the content of `stored`. Its dicts and lists stay the same objects: the program may hold them."""
     for key in live.keys() - stored.keys():
         del live[key]
     live.update({key: _refilled(live.get(key), value) for key, value in stored.items()})
@@ -211,10 +213,10 @@ def _refilled(live: Any, stored: Any) -> Any:
 
 
 def record_of(ready: Ready) -> SlotRecord:
-    """What its slot holds.
+    """Return the record of the slot that holds the snapshot.
 
     Raises:
-        StateError: nothing, any more.
+        StateError: the slot holds no snapshot any more.
     """
     record = ready.slot.record()
     if record is None:

@@ -1,7 +1,7 @@
-"""Snapshots of one training loop: taken where it stands, and waited for.
+"""Saving: takes the snapshots of one training loop, and waits for them.
 
-Owns every wait of the loop for a slot, for the store, and for the agent's answer to a signal. Whether a snapshot is due
-is `boundary.py`'s to say, how it is taken `staging/`'s.
+Owns every wait of the loop for a slot, for the store, and for the agent's answer to a signal. `boundary.py` decides
+whether a snapshot is due, and `staging/` takes it.
 """
 
 from __future__ import annotations
@@ -16,38 +16,41 @@ from harness.trainer.staging.stager import Stager
 
 _POLL_S = 0.02
 _PROGRESS_S = 1.0
-_ANSWER_S = 2.0  # from a signal to what the agent makes of it
+_ANSWER_S = 2.0  # from a signal to the agent's command
 
 
 class Saving:
-    """Of one loop; used from the thread that trains, and `settle` from any."""
+    """Takes the snapshots of one loop. Used from the thread that trains; `settle` may be called from any thread."""
 
     def __init__(self, link: Link, stager: Stager, boundary: Boundary, say: Callable[[str], None]) -> None:
-        """Nothing is taken yet.
+        """Take nothing yet.
 
         Args:
-            link: to the agent.
+            link: the connection to the agent.
             stager: takes snapshots.
-            boundary: counts steps, and hears of what came to nothing.
-            say: a word to the user.
+            boundary: counts steps, and gets the request back if a snapshot fails.
+            say: shows a line to the user.
         """
         self._link, self._stager, self._boundary, self._say = link, stager, boundary, say
 
     def settle(self, *, updating: bool = False) -> None:
-        """See to the snapshot that a thread still copies, if there is one; have another taken if it is void."""
+        """Finish the snapshot that a thread still copies, if there is one. If it is void, request another one."""
         settled = False
         try:
             settled = self._stager.settle(self._boundary.step, updating=updating)
         finally:
-            if not settled:  # by an error, too: the agent has asked, and asks again only after a seal
+            if not settled:  # after an error too: the agent asks again only after a seal
                 self._boundary.want()
 
     def take(self, *, overlap: bool = False) -> bool:
-        """Seal a snapshot of this step, if a slot is free. See `Stager.stage`."""
+        """Seal a snapshot of this step, if a slot is free; return whether it is sealed. See `Stager.stage`."""
         return self._stager.stage(self._boundary.step, overlap=overlap)
 
     def take_waiting(self) -> None:
-        """Take a snapshot and wait for its slot: the loop is over, or the program waits for this snapshot anyway."""
+        """Take a snapshot, and wait for a slot: the loop is over, or the program waits for this snapshot anyway.
+
+        Gives up if the agent wants the loop left without it, if there is no agent, or if the deadline has passed.
+        """
         if not self._stager.planned:
             self._stager.plan(self._boundary.step)
         while not self.take():
@@ -57,12 +60,12 @@ class Saving:
             time.sleep(_POLL_S)
 
     def carry_out(self, decision: Decision, news: int, *, overlap: bool) -> None:
-        """Do what is to be done at a boundary that does not end the loop.
+        """Carry out the decision at a boundary that does not end the loop.
 
         Args:
-            decision: what that is.
-            news: the word that it was made by.
-            overlap: leave what an optimizer owns to a thread, unless the loop waits anyway.
+            decision: what to do.
+            news: the control page's word on which the decision is based.
+            overlap: let a thread copy the tensors of an optimizer, unless the loop waits anyway.
         """
         if not self._stager.planned:
             self._stager.plan(self._boundary.step)
@@ -74,7 +77,7 @@ class Saving:
             self.wait_durable()
 
     def wait_durable(self) -> None:
-        """Block until the newest sealed snapshot is durable, the deadline has passed, or nobody can do it."""
+        """Block until the newest sealed snapshot is durable, the deadline has passed, or there is no agent."""
         self.settle()
         step = self._stager.sealed_step
         if step is None:
@@ -90,7 +93,7 @@ class Saving:
             time.sleep(_POLL_S)
 
     def wait_answer(self) -> None:
-        """Block until the agent has said what a signal means, for a moment at most."""
+        """Block until the agent has commanded to leave after a signal, for 2 seconds at most."""
         give_up_at = time.monotonic() + _ANSWER_S
         while not self._link.page.command.leaves:
             if self._link.gone or time.monotonic() >= give_up_at:

@@ -168,7 +168,7 @@ def test_a_file_system_of_ours_that_cannot_be_mounted_is_made_anew_loudly(machin
     done = machine.boot(f"bootstrap disks; {SHOW}")
 
     assert "cannot be mounted" in done.stdout
-    assert "made anew" in done.stdout
+    assert "made again" in done.stdout
     assert re.search(rf"^{disk} +ext4", done.stdout, re.MULTILINE)
 
 
@@ -235,7 +235,7 @@ def test_a_half_built_array_is_made_anew(machine: Machine, disks: Disks, state: 
     done = machine.boot(f'bootstrap disks; {SHOW}; df -B1 --output=size "$mnt"')
 
     assert done.returncode == 0, done.stdout
-    assert "is not whole: made anew" in done.stdout
+    assert "is not whole: made again" in done.stdout
     assert _array(done.stdout)
     assert int(done.stdout.split()[-1]) > 2 * 300e6
 
@@ -248,7 +248,7 @@ def test_a_disk_more_than_the_array_had_makes_it_anew(machine: Machine, disks: D
 
     done = machine.boot(f'bootstrap disks; {SHOW}; df -B1 --output=size "$mnt"')
 
-    assert "is not whole: made anew" in done.stdout
+    assert "is not whole: made again" in done.stdout
     assert int(done.stdout.split()[-1]) > 2 * 300e6
 
 

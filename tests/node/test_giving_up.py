@@ -99,7 +99,7 @@ def test_a_topic_that_refuses_does_not_keep_the_instance_idle(machine: Machine, 
 
     done = machine.prepare()
 
-    assert "WARNING: nobody could be told" in done.stdout
+    assert "WARNING: cannot notify the owner" in done.stdout
     assert_stopped(aws)
 
 

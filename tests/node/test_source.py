@@ -124,7 +124,7 @@ def test_a_store_out_of_reach_stops_only_an_instance_without_the_code(machine: M
 
     assert without.returncode == 70
     assert with_code.returncode == 0
-    assert "WARNING: source_archive: used as it was fetched before" in with_code.stdout
+    assert "WARNING: source_archive: the earlier copy is used" in with_code.stdout
     assert (machine.current / "train.py").read_text() == "here"
 
 
@@ -231,7 +231,7 @@ def test_where_no_client_can_be_had_any_more_the_code_that_is_here_is_used(machi
 
     assert done.returncode == 0, done.stdout
     assert "boto3 cannot be installed" in done.stdout
-    assert "WARNING: source_archive: used as it was fetched before" in done.stdout
+    assert "WARNING: source_archive: the earlier copy is used" in done.stdout
     assert (machine.current / "train.py").read_text() == "here"
 
 

@@ -89,7 +89,7 @@ def test_a_notice_that_comes_in_a_drill_counts(world: World) -> None:
     process.signal(signal.SIGTERM)
 
     assert asked.wait() == 64
-    assert "no drill: the instance really goes away" in asked.stderr
+    assert "no drill: a real interruption has begun" in asked.stderr
     world.released.touch()
     assert process.wait() == 75, process.stderr
     assert world.survey().commits[-1].step == world.steps_of_curve()[-1]

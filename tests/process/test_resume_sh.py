@@ -115,7 +115,7 @@ def test_an_instance_that_is_spared_trains_on(node: Node) -> None:
     world = node.world
     process = node.resume(*world.named(), command=world.tiny(*HOLD))
     os.kill(started(process), signal.SIGTERM)  # nobody's notice
-    process.wait_for("this instance lives on: starting again")
+    process.wait_for("this instance is still alive: starting again")
     world.released.touch()
 
     assert process.wait() == 0, process.stderr

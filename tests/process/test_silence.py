@@ -121,7 +121,7 @@ def test_a_detached_start_that_waits_for_a_store_ends_with_its_program(
     os.kill(int(agent[1]), signal.SIGTERM)
 
     assert program.wait() == 1
-    assert "before the store had answered: nothing was trained here" in program.stderr
+    assert "before the store answered; no training was done here" in program.stderr
     bucket.wait_gone()
     assert log.read_text().count("AgentStarted") == 1
     assert "Ended outcome=interrupted exit_code=74" in log.read_text()
@@ -217,5 +217,5 @@ def test_a_second_ctrl_c_leaves_at_once(world: World) -> None:
     process.signal(signal.SIGINT)
 
     assert process.wait() == 130, process.stderr
-    assert "second Ctrl-C: leaving now" in process.stderr
+    assert "second Ctrl-C: exiting now" in process.stderr
     assert world.check_commits()[-1].step == 10

@@ -75,7 +75,7 @@ def test_a_detached_newcomer_that_is_told_to_leave_does_not_come_back(world: Wor
     os.kill(int(agent[1]), signal.SIGTERM)
 
     assert program.wait() == 1
-    assert "nothing was trained here" in program.stderr
+    assert "no training was done here" in program.stderr
     host.wait_gone()
     log = host.place.log.read_text()
     assert "Ended outcome=interrupted exit_code=75" in log

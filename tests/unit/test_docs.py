@@ -72,7 +72,7 @@ def test_every_command_and_option_is_in_operations(command: str) -> None:
 
 @pytest.mark.parametrize("command", sorted({command.split(" ")[0] for command in COMMANDS}))
 def test_every_command_has_an_example_in_operations(command: str) -> None:
-    assert f"\n    harness {command}" in section(text("docs/operations.md"), f"### harness {command}")
+    assert f"\n```\nharness {command}" in section(text("docs/operations.md"), f"### harness {command}")
 
 
 def test_every_setting_and_no_other_is_in_operations() -> None:

@@ -1,9 +1,9 @@
-"""Leaving, and rehearsing it: from a deadline to what is done in the time that is left, and what came of it.
+"""The drain, and its rehearsal (a drill): from a deadline to a plan for the time that is left, and to its outcome.
 
 Owns the drain and the drill, of which there is at most one each. Decides nothing by itself (`core.policy` does, on the
-figures of `speeds.py`), and ends nothing: the agent ends once everything is where it has to be. Main thread.
+figures of `speeds.py`), and ends nothing: the agent ends once every snapshot is stored where it has to be. Main thread.
 
-    deadline ──▶ plan ──▶ told: journal, user, control page ──▶ tiers at full speed
+    deadline ──▶ plan ──▶ reported: journal, user, control page ──▶ tiers at full speed
                   └─ as time runs out: NEW becomes NEWEST, while that still fits
 """
 
@@ -29,30 +29,30 @@ from harness.ipc.channel import Channel, ChannelClosed
 
 
 class DrainController:
-    """Of one agent. `trains`, in what follows: whether a trainer is there to take one more snapshot."""
+    """Drain and drill of one agent. `trains` always says whether a trainer is connected that can take a snapshot."""
 
     def __init__(self, context: Context, pipeline: SavePipeline, speeds: Speeds, ranks: Ranks) -> None:
-        """Nobody leaves.
+        """Start without a drain and without a drill.
 
         Args:
             context: of the agent.
             pipeline: of the run.
-            speeds: what its saves take.
-            ranks: which take the deadline to the trainers, and a drill's wish.
+            speeds: measured speeds of its saves.
+            ranks: pass the deadline, and a drill's request for a snapshot, to the trainers.
         """
         self._pipeline, self._speeds, self._ranks = pipeline, speeds, ranks
         self._emit, self._say = context.emit, context.say
         self.current: Drain | None = None
-        """Once it is decided to leave."""
+        """The drain; `None` before it begins."""
         self._drill: Drill | None = None
         self._drilled_for: Channel | None = None
 
     def plan(self, deadline: Deadline, *, trains: bool) -> Plan:
-        """What can still become durable until `deadline`."""
+        """Return the plan: what can still become durable until `deadline`."""
         return self._speeds.plan(deadline, trainer_alive=trains, layout_bytes=self._ranks.layout_bytes)
 
     def forecast(self, in_s: float, *, trains: bool) -> Forecast | None:
-        """What a notice that leaves `in_s` seconds would come to now; `None` before the first step, and in a drain."""
+        """Return the cost of a notice now that leaves `in_s` seconds; `None` before the first step, and in a drain."""
         step = self._ranks.trainer_step
         if step is None or self.current is not None:
             return None
@@ -63,13 +63,16 @@ class DrainController:
     # ---- leaving ----------------------------------------------------------------------------------------------------
 
     def begin(self, ends_at: Deadline, code: ExitCode, *, trains: bool) -> None:
-        """Choose what the time until `ends_at` is used for, and say so before it starts. `code`: if it goes well."""
+        """Begin a drain: choose how to use the time until `ends_at`, and log that first.
+
+        `code` is the exit code if the drain succeeds.
+        """
         deadline = drains.before_the_end(ends_at)
         if (drain := self.current) is not None:
             if drain.join(deadline, ends_at, code):
                 self._push_deadline(deadline)
             return
-        self.call_off_drill("the instance really goes away")
+        self.call_off_drill("a real interruption has begun")
         step, plan = self._ranks.trainer_step, self.plan(deadline, trains=trains)
         self.current = Drain(deadline, code, plan, ends_at)
         self._emit(
@@ -82,18 +85,18 @@ class DrainController:
         self._hurry(plan)
 
     def save_what_there_is_in_time(self) -> None:
-        """No boundary in time for a new one: the newest sealed snapshot is made durable, while that still fits."""
+        """Save the newest sealed snapshot if no boundary for a new one has come in time, while that still fits."""
         drain, pipeline = self.current, self._pipeline
         if drain is None or drain.plan.choice is not Choice.NEW or math.isinf(drain.deadline.at):
             return
         if pipeline.sealed_step is None or pipeline.everything_durable:
             return  # nothing else is left to save
         if not still_fits(drain.deadline.remaining_s, pipeline.state_bytes or 0, self._speeds.rates):
-            drain.plan = replace(drain.plan, choice=Choice.NEWEST)  # a trainer that still comes by leaves without
+            drain.plan = replace(drain.plan, choice=Choice.NEWEST)  # a trainer that still comes exits without one
             pipeline.save_newest_now()
 
     def tell_outcome(self) -> None:
-        """Nothing is written any more: what leaving has come to, if it was begun."""
+        """Report the outcome of the drain, if one was begun. Nothing is written any more at this point."""
         if self.current is None:
             return
         drained = self.current.outcome(self._pipeline.steps.durable, self._ranks.trainer_step)
@@ -109,27 +112,27 @@ class DrainController:
 
     def _hurry(self, plan: Plan) -> None:
         if plan.choice is Choice.NEW:
-            self._pipeline.set_urgent(True)  # the new one goes to both tiers at once; what is sealed now need not
+            self._pipeline.set_urgent(True)  # the new snapshot goes to both tiers at once; an older one need not
         else:
             self._pipeline.save_newest_now()
 
     # ---- drills -----------------------------------------------------------------------------------------------------
 
     def rehearse(self, channel: Channel, in_s: float, *, trains: bool, over: bool, end: bool) -> Notice | None:
-        """Somebody wants to see what a notice comes to: `end` for the real thing, else training goes on.
+        """Begin a drill for a caller. With `end` the run ends as after a notice, else training continues.
 
         Args:
-            channel: to whoever asked.
-            in_s: what the notice would leave.
+            channel: to the caller.
+            in_s: seconds that the notice would leave.
             trains: whether a trainer is there to take one more snapshot.
             over: whether the agent's outcome is decided.
-            end: whether the run is to leave.
+            end: whether the run has to end.
 
         Returns:
-            With `end`, the notice that is to be taken for a real one.
+            With `end`, the notice to treat as a real one.
         """
         if self.current is not None or self._drill is not None or over:
-            drills.refuse(channel, "a drill is under way" if self._drill else "this run is leaving already")
+            drills.refuse(channel, "a drill is under way" if self._drill else "this run is already shutting down")
             return None
         step, deadline = self._ranks.trainer_step, Deadline.after(in_s)
         if not trains or step is None:
@@ -149,12 +152,12 @@ class DrainController:
         return None
 
     def sealed(self, step: int) -> None:
-        """A snapshot of `step` was taken: a drill may have waited for it."""
+        """Note that a snapshot of `step` was taken: a drill may wait for it."""
         if self._drill is not None:
             self._drill.sealed(step)
 
     def conclude_drill(self) -> None:
-        """Tell whoever asked for a drill, once it is known what it has come to."""
+        """Send the result of a drill to its caller, once it is known."""
         if self._drill is None:
             return
         drilled = self._drill.outcome(self._pipeline.steps.durable, self._pipeline.durable_at)
@@ -164,7 +167,7 @@ class DrainController:
             self._drill = None
 
     def call_off_drill(self, why: str) -> None:
-        """It cannot be carried through."""
+        """Cancel the drill, if there is one, and tell its caller why."""
         if self._drill is not None:
             self._drill.call_off(why)
             self._drill = None

@@ -1,8 +1,8 @@
-"""A drill: what a notice would come to, tried on a live run without ending it.
+"""A drill: the effect of a notice, measured on a live run without ending it.
 
-Owns what one drill waits for and how it is counted. Everything else is as after a notice: the same plan, a snapshot at
-the next boundary, both tiers at once, no rate limit. Only training goes on, and takes its share of the machine, so the
-figures are rather too long than too short. Main thread of the agent.
+Owns what one drill waits for and how its result is counted. Everything else is as after a notice: the same plan, a
+snapshot at the next boundary, both tiers at once, no rate limit. But training continues, and takes its share of the
+machine, so the times are too long rather than too short. Main thread of the agent.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Drill:
         sealed_step: int | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The notice is in force from now on.
+        """Begin the drill. Its notice is in force from now on.
 
         Args:
-            channel: to whoever asked; may be gone by the end.
+            channel: to the caller, who may be gone by the end.
             in_s: seconds until the end of the instance, had it been a notice.
             plan: what that time would be used for.
             step: the trainer's.
@@ -46,12 +46,12 @@ class Drill:
         self._in_s, self._deadline, self._began_at = in_s, Deadline.after(in_s, clock), clock()
 
     def sealed(self, step: int) -> None:
-        """A snapshot was taken. The first one at or after the notice is what a notice would have led to."""
+        """Note that a snapshot was taken. A notice would have led to the first one at or after it."""
         if self._plan.choice is Choice.NEW and self._awaited is None and step >= self._step:
             self._awaited = step
 
     def outcome(self, durable_step: int | None, durable_at: float | None) -> events.Drilled | None:
-        """What came of it, given the newest durable step and when it became so; `None` while that is open."""
+        """Return the result, given the newest durable step and when it became durable; `None` while it is open."""
         over = self._deadline.expired
         reached = self._awaited
         if self._plan.choice is not Choice.NEW or (reached is None and over):
@@ -68,28 +68,28 @@ class Drill:
         )
 
     def answer(self, drilled: events.Drilled) -> None:
-        """Tell whoever asked."""
+        """Send the result to the caller."""
         tell(self._channel, drilled)
 
     def call_off(self, why: str) -> None:
-        """It cannot be carried through."""
+        """Tell the caller that the drill was cancelled, and why."""
         refuse(self._channel, why)
 
 
 def tell(channel: Channel, drilled: events.Drilled) -> None:
-    """The outcome of a drill, to whoever asked for it and may be gone."""
+    """Send the result of a drill to its caller, who may be gone."""
     with contextlib.suppress(ChannelClosed):
         channel.send(DrillDone(drilled, words(drilled)))
 
 
 def refuse(channel: Channel, why: str) -> None:
-    """There is no drill, or none any more."""
+    """Tell the caller that there is no drill, or that it was cancelled."""
     with contextlib.suppress(ChannelClosed):
         channel.send(NoDrill(why))
 
 
 def words(drilled: events.Drilled) -> str:
-    """For people: "durable 3.2 s after the notice, of 120 s: step 12 034; nothing would be lost"."""
+    """Return the result for people: "durable 3.2 s after the notice, of 120 s: step 12 034; nothing would be lost"."""
     lost = "nothing" if not drilled.lost_steps else f"{count(drilled.lost_steps)} steps"
     if drilled.durable_in_s is None:
         durable = "nothing" if drilled.durable_step is None else f"step {count(drilled.durable_step)}"

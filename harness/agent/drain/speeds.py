@@ -1,4 +1,4 @@
-"""The way out: what this run's saves take, the plan for the time that is left, and what came of it.
+"""Figures of a drain: the measured speeds of this run's saves, the plan for the time that is left, and the outcome.
 
 Owns the figures before and during a drain; decides nothing (`core.policy` does) and moves no bytes (`save/pipeline.py`
 does). Main thread only.
@@ -22,7 +22,7 @@ from harness.errors import ExitCode
 
 
 class Speeds:
-    """What a copy, a step, a write and an upload of this run take; every plan is made from it."""
+    """Measured speeds of a copy, a step, a write and an upload of this run; every plan is made from them."""
 
     def __init__(self, pipeline: SavePipeline) -> None:
         """`pipeline` measures its own tiers."""
@@ -32,11 +32,11 @@ class Speeds:
         self._told_never_fits = False
 
     def sealed(self, size: int, copy_s: float) -> None:
-        """A snapshot of `size` bytes was copied, and would stop the loop for at most `copy_s`."""
+        """Note that a snapshot of `size` bytes was copied, which would stop the loop for at most `copy_s`."""
         self._copying.add(size, copy_s)
 
     def reached(self, step: int, now: float) -> None:
-        """The trainer has completed `step` by monotonic `now`."""
+        """Note that the trainer has completed `step` by monotonic `now`."""
         if self._last_step is None or step < self._last_step[0]:
             self._last_step = (step, now)
         elif step > self._last_step[0]:
@@ -44,12 +44,12 @@ class Speeds:
             self._last_step = (step, now)
 
     def step_age_s(self, now: float) -> float | None:
-        """How long ago, at monotonic `now`, the trainer was first seen at its step; `None` before it was at one."""
+        """Return how long ago, at monotonic `now`, the trainer was first seen at its step; `None` before its first."""
         return None if self._last_step is None else round(now - self._last_step[1], 1)
 
     @property
     def rates(self) -> Rates:
-        """Measured, pessimistic."""
+        """Measured speeds, pessimistic."""
         local, steps_s = self._pipeline.local, self._stepping.per_s
         return Rates(
             copy_bytes_s=self._copying.per_s,
@@ -60,7 +60,7 @@ class Speeds:
         )
 
     def plan(self, deadline: Deadline, *, trainer_alive: bool, layout_bytes: int | None) -> Plan:
-        """What can still become durable. `layout_bytes` is the size of a snapshot where none was sealed yet."""
+        """Return what can still become durable. `layout_bytes` is the size of a snapshot if none was sealed yet."""
         pipeline = self._pipeline
         return plan_drain(
             None if math.isinf(deadline.at) else deadline.remaining_s,
@@ -72,7 +72,7 @@ class Speeds:
         )
 
     def step_of(self, plan: Plan, step: int | None) -> int | None:
-        """The step that a plan is about; the trainer is at `step`."""
+        """Return the step that a plan saves, given that the trainer is at `step`."""
         if plan.choice is Choice.NEWEST:
             return self._pipeline.sealed_step
         if plan.choice is Choice.FINISH:
@@ -80,7 +80,7 @@ class Speeds:
         return step
 
     def never_fits(self, window_s: float) -> events.NeverFits | None:
-        """Told once, as soon as it is measured: long before a notice of `window_s` would show it."""
+        """Return a warning, once, that no snapshot can become durable in `window_s`: long before a notice shows it."""
         size, rates = self._pipeline.state_bytes, self.rates
         if self._told_never_fits or size is None or rates.store_bytes_s is None:
             return None
@@ -93,12 +93,12 @@ class Speeds:
 
 @dataclass
 class Drain:
-    """Begins when a notice, a signal or a newer generation asks this one to leave.
+    """A drain. It begins when a notice, a signal or a newer generation asks this generation to end.
 
     Attributes:
-        deadline: until when something is saved; the soonest of all that asked.
-        ends_at: when the instance, or whoever signals, has no more patience: the end comes before it.
-        exit_code: what the end will be if it goes well.
+        deadline: until when snapshots are saved; the soonest of all requests.
+        ends_at: when the instance ends, or the sender of the signal waits no longer; the agent ends before that.
+        exit_code: of the agent, if the drain succeeds.
         plan: what the time is used for.
         clock: monotonic seconds.
         began_at: monotonic.
@@ -117,9 +117,9 @@ class Drain:
         self.began_at = self.clock()
 
     def join(self, deadline: Deadline, ends_at: Deadline, code: ExitCode) -> bool:
-        """Somebody else asks as well. Whether there is less time now.
+        """Add another request to drain. Return whether there is less time now.
 
-        Being superseded stays: an instance that exits 75 would be started again, and would take the run back.
+        SUPERSEDED is kept: an instance that exits 75 would be started again, and would take the run back.
         """
         if code is ExitCode.SUPERSEDED or (code is ExitCode.INTERRUPTED and self.exit_code is not ExitCode.SUPERSEDED):
             self.exit_code = code
@@ -129,13 +129,13 @@ class Drain:
         return sooner
 
     def outcome(self, durable_step: int | None, step: int | None) -> events.Drained:
-        """What came of it, given the newest durable step and the trainer's last one."""
+        """Return the outcome, given the newest durable step and the trainer's last one."""
         in_s = None if durable_step is None else 0.0 if self.durable_at is None else self.durable_at - self.began_at
         lost = None if step is None else max(0, step - (durable_step or 0))
         return events.Drained(durable_step=durable_step, durable_in_s=in_s, lost_steps=lost)
 
     def drilled(self, drained: events.Drained) -> events.Drilled:
-        """The same for whoever asked for it by `harness drill --end`."""
+        """Return the outcome for the caller of `harness drill --end`."""
         late = drained.durable_in_s is None or bool(drained.lost_steps)
         return events.Drilled(
             durable_step=drained.durable_step,
@@ -146,17 +146,17 @@ class Drain:
 
 
 def before_the_end(ends_at: Deadline) -> Deadline:
-    """Until when something is saved, if all is to be over at `ends_at`."""
+    """Return until when snapshots are saved, if the agent has to end before `ends_at`."""
     if math.isinf(ends_at.at):
         return ends_at
     return Deadline(ends_at.at - reserve_s(ends_at.remaining_s), ends_at.clock)
 
 
 def words(drained: events.Drained) -> str:
-    """For people: "durable in 38 s: step 12 034; nothing is lost"."""
+    """Return the outcome for people: "durable in 38 s: step 12 034; nothing is lost"."""
     lost = {None: "", 0: "; nothing is lost"}.get(drained.lost_steps, f"; {count(drained.lost_steps)} steps are lost")
     if drained.durable_step is None or drained.durable_in_s is None:
         return f"nothing became durable{lost}"
     if drained.durable_in_s == 0.0:
-        return f"durable before: step {count(drained.durable_step)}{lost}"
+        return f"already durable: step {count(drained.durable_step)}{lost}"
     return f"durable in {drained.durable_in_s:.1f} s: step {count(drained.durable_step)}{lost}"

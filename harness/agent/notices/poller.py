@@ -1,4 +1,4 @@
-"""NoticeSources → one stream of new and withdrawn notices. Never gives up, and says when a source is unreachable.
+"""NoticeSources → one stream of new and withdrawn notices. Never gives up, and reports an unreachable source.
 
 Owns a thread for each source, which asks it about once a second. Edge-triggered: a notice is reported once, however
 often it is seen. A source that fails, or that hangs in a call, does not hide the others.
@@ -30,11 +30,11 @@ class _Watched:
     failures: int = 0
     next_at: float = 0.0
     asked_at: float | None = None
-    """While it is being asked: since when."""
+    """Since when it is being asked; `None` between two calls."""
 
     @property
     def is_missed(self) -> bool:
-        """Whether its silence is news: it should answer here, or it has."""
+        """Whether its silence is worth a report: it should answer here, or has answered before."""
         return self.source.expected or self.answered
 
 
@@ -79,7 +79,7 @@ class Poller:
             watched.source.close()
 
     def tell_silence(self) -> None:
-        """Say that a source has not answered for a while, once until it does: it cannot say so itself. Any thread."""
+        """Report that a source has not answered for a while, once until it does: its own thread hangs. Any thread."""
         now = self._clock()
         for watched in self._watched:
             with self._lock:
@@ -96,7 +96,7 @@ class Poller:
 
     @property
     def lead_s(self) -> float | None:
-        """What a notice of the sources that answer leaves, at best; `None` where none of them can say."""
+        """Seconds that a notice of the sources that answer leaves, at best; `None` if no source knows."""
         answer = [each.source.lead_s for each in self._watched if each.answered and not each.unreachable]
         return max((lead_s for lead_s in answer if lead_s is not None), default=None)
 
@@ -111,7 +111,7 @@ class Poller:
                 started = self._clock()
                 self._ask_if_due(watched)
                 self._stop.wait(max(0.05, POLL_S - (self._clock() - started)))
-        except Exception as err:  # noqa: BLE001  the thread's root: an agent that cannot hear a notice must not go on
+        except Exception as err:  # noqa: BLE001  the thread's root: an agent that cannot hear a notice must not continue
             self._on_bug(err)
 
     def _ask_if_due(self, watched: _Watched) -> None:

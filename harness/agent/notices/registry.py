@@ -1,6 +1,6 @@
-"""What can say that this host is to be left: signals, a file, the instance. One stream of notices for one agent.
+"""The sources of notices (signals, a file, the instance), combined into one stream of notices for one agent.
 
-Owns which sources a run has, and the poller that asks them; decides nothing about what they say. The main thread
+Owns the list of a run's sources, and the poller that asks them; decides nothing about their notices. The main thread
 reports a signal at once, so that a source that hangs cannot hide it.
 """
 
@@ -19,16 +19,16 @@ from harness.core import events
 
 
 class Notices:
-    """Heard from `start` on."""
+    """The notices of one agent, reported from `start` on."""
 
     def __init__(
         self, context: Context, sources: Sequence[NoticeSource] | None, on_notice: Callable[[Notice], None]
     ) -> None:
-        """Asks nothing yet.
+        """Prepare; no source is asked yet.
 
         Args:
             context: of the agent.
-            sources: beside signals and the drain file; `None` for the instance metadata service.
+            sources: in addition to signals and the drain file; `None` for the instance metadata service.
             on_notice: called in the main thread with each notice, once.
         """
         settings = context.settings
@@ -62,7 +62,7 @@ class Notices:
             self._on_notice(notice)
 
     def tell_silence(self) -> None:
-        """Say it, once each time, when a source does not answer."""
+        """Report, once each time, that a source does not answer."""
         self._poller.tell_silence()
 
     @property
@@ -72,12 +72,12 @@ class Notices:
 
     @property
     def window_s(self) -> float:
-        """What a notice leaves here, at best."""
+        """Seconds that a notice leaves here, at best."""
         return self._poller.lead_s or self._grace_s
 
 
 def _metadata_sources(url: str) -> list[NoticeSource]:
-    """The instance's metadata service; nothing when it is switched off."""
+    """Return the instance's metadata service; an empty list if it is switched off."""
     if url == "off":
         return []
     from cloud.aws.firmware import is_ec2

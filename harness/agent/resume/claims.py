@@ -1,7 +1,7 @@
 """The generations of one agent: claimed in the store, watched for newer ones, and ended there.
 
-Owns which of them there are and which is the current one. Threads ask the store; what they hear is noted in the main
-thread, which alone writes a generation's number and identity.
+Owns the list of these generations, and which one is the current one. Threads call the store; the main thread notes
+their results, and alone writes a generation's number and identity.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ ASK_AGAIN_S = 2.0
 
 
 class Claims:
-    """Main thread only, but for `put`."""
+    """The claims of one agent. Main thread only, except `put`."""
 
     def __init__(self, context: Context, command: Sequence[str], pipeline: SavePipeline, journal: Journal) -> None:
         """Claims nothing yet.
 
         Args:
             context: of the agent.
-            command: the trainer's command line, to be remembered; without secrets.
+            command: the trainer's command line, which the claim remembers; without secrets.
             pipeline: which has the store.
-            journal: of the agent; told whose lines it puts.
+            journal: of the agent; gets the number of the current generation.
         """
         self._context, self._command, self._pipeline, self._journal = context, tuple(command), pipeline, journal
         self.agent = secrets.token_hex(8)
@@ -51,7 +51,7 @@ class Claims:
         self._closed = threading.Event()
 
     def begin(self, generation: Generation) -> None:
-        """It is the current one from now on."""
+        """Make `generation` the current one."""
         self.current = generation
         self._all.append(generation)
         self._journal.generation = generation.number
@@ -62,16 +62,16 @@ class Claims:
         self.note(generation, standing)
 
     def put(self, generation: Generation, deadline: Deadline, *, fresh: bool, joins: bool) -> Claim:
-        """Claim it, under its number or a higher one. Blocks; from any thread. What came of it is for `note`.
+        """Claim a generation, under its number or a higher one. Blocks; from any thread. `note` takes the result.
 
         Args:
-            generation: which.
+            generation: the one to claim.
             deadline: for the whole.
             fresh: whether the user has asked for a new run.
             joins: if another agent has the number, take over its run's identity. Only while nothing of ours exists.
 
         Raises:
-            CloudError: the store could not be asked; nothing is claimed, or the claim is found to be ours next time.
+            CloudError: the store could not be asked. Nothing is claimed, or the next attempt finds our own claim.
         """
         wanted = Claim(
             format=FORMAT,
@@ -93,7 +93,7 @@ class Claims:
         return commit.claim(self._pipeline.remote.store, self._context.keys, wanted, deadline, join=joins)
 
     def note(self, generation: Generation, standing: Claim) -> None:
-        """It is claimed, and this is the claim as it stands in the store."""
+        """Note that a generation is claimed. `standing` is its claim as it stands in the store."""
         generation.number, generation.run_id = standing.generation, standing.run_id
         self._journal.claimed = max(self._journal.claimed, generation.number)
         if generation is self.current:
@@ -104,12 +104,12 @@ class Claims:
     def put_later(
         self, generation: Generation, reason: str, denied: Callable[[CloudError], None], *, fresh: bool, joins: bool
     ) -> None:
-        """Claim it as soon as the store lets us, in a thread. Returns at once.
+        """Claim a generation in a thread, as soon as the store allows it. Returns at once.
 
         Args:
-            generation: which.
+            generation: the one to claim.
             reason: why it was not claimed at once.
-            denied: called in the main thread, and again, while the store says that it may not be.
+            denied: called in the main thread each time that the store denies the claim; the attempts continue.
             fresh: see `put`.
             joins: see `put`.
         """
@@ -129,7 +129,7 @@ class Claims:
         self._context.thread("harness-claim", attempt)
 
     def watch_newer(self, superseded: Callable[[Claim], None]) -> None:
-        """Look whether another agent has claimed the run after us: then it waits for us. In a thread, until the end.
+        """Watch, in a thread and until the end, for a newer claim of another agent, which then waits for us.
 
         Args:
             superseded: called in the main thread with each newer claim, once.
@@ -147,13 +147,13 @@ class Claims:
                     keys = self._context.keys
                     newer = handover.newer_claim(store, keys, generation.number, self.agent, deadline)
                     if newer is not None and newer.generation > told:
-                        told = newer.generation  # and go on: it comes to nothing if ours has a higher number by then
+                        told = newer.generation  # look on: this claim is void if ours has a higher number by then
                         self._context.post(partial(superseded, newer))
 
         self._context.thread("harness-newer", look)
 
     def end(self, outcome: str, step: int | None, deadline: Deadline) -> None:
-        """Record how each of them ended that was claimed. Blocks.
+        """Record `outcome` for each generation that was claimed. Blocks.
 
         IMPORTANT: only when no tier can commit any more (I5).
 

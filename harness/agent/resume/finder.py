@@ -1,9 +1,9 @@
-"""locate → fetch → verify → ResumePoint; falls back, loudly.
+"""locate → fetch → verify → ResumePoint; falls back to an older snapshot, and logs it.
 
-Owns how a copy becomes a resume point; which comes first is `snapshots.candidates`. What is used is verified; what is
-damaged, in every one of several reads, is passed over, and the next older one is taken (I12). It is quarantined for
-everybody only where this reader cannot be to blame for it. A run that is known to have commits never silently starts at
-step 0 (I10).
+Owns how a copy becomes a resume point; `snapshots.candidates` decides which copy comes first. A copy is verified before
+it is used, if a tier has digests of it. A copy that is damaged in every one of several reads is skipped, and the next
+older one is taken (I12). It is quarantined for all hosts only if this reader cannot be the cause of the damage. A run
+that is known to have commits never silently starts at step 0 (I10).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from harness.snapshots.fetch import Differs, StoredShard
 FETCH_S = 3600.0
 LOOK_S = 60.0
 REQUESTS = 16  # at once, to a store behind a network: one connection to S3 gives about 0.09 GB/s
-PAUSES_S = (0.5, 1.0, 2.0)  # before bytes that differ, or are not there, are read again
+PAUSES_S = (0.5, 1.0, 2.0)  # before bytes that differ, or are missing, are read again
 READS = 8  # at once, from a disk: while some chunks are verified, others arrive
 _T = TypeVar("_T")
 
@@ -52,22 +52,22 @@ Records = tuple[SlotRecord, ...]
 
 
 class _NotRead(SnapshotCorrupt):
-    """It cannot be read here, which says nothing about what others can."""
+    """The snapshot cannot be read here; another host may be able to read it."""
 
 
 class _Missing(_NotRead):
-    """Its manifest is there, and a shard is not."""
+    """The snapshot's manifest is there, but a shard is missing."""
 
 
 class SnapshotsMissing(SnapshotCorrupt):
-    """The store lists snapshots, and says of each that it is not there. It may say something else in a moment."""
+    """The store lists snapshots, but reports each of them as missing. A retry may get another answer."""
 
 
 class Finder:
     """Tries copies in order until one is in a slot and verified. Blocks on disk and network; one thread."""
 
     def __init__(self, keys: RunKeys, run_id: str, host: str, emit: commit.Emit, slot_disk: Path | None = None) -> None:
-        """Nothing is asked yet.
+        """Prepare; nothing is read yet.
 
         Args:
             keys: of the run.
@@ -80,7 +80,7 @@ class Finder:
         self._condemned = False
 
     def find(self, copies: Sequence[Copy], head: Callable[[Copy, Records], None]) -> ResumePoint | None:
-        """The newest usable copy, in slots; `None` if the run has no snapshot at all.
+        """Return the newest usable copy, in slots; `None` if the run has no snapshot.
 
         Args:
             copies: candidates, in any order.
@@ -89,9 +89,9 @@ class Finder:
 
         Raises:
             SnapshotCorrupt: there are snapshots of this run, and none of them can be used.
-            ConfigError: the newest one is of a version of the format that this one does not know.
+            ConfigError: the newest one has a version of the format that this harness does not know.
             NoSpace: the newest one fits neither into memory nor onto the disk.
-            SnapshotsMissing: the same, and all that is wrong with each is that the store does not have it.
+            SnapshotsMissing: there are snapshots of this run, and the store reports each of them as missing.
             CloudError: a store failed; nothing was concluded.
         """
         refused: dict[SnapshotId, str] = {}
@@ -121,8 +121,8 @@ class Finder:
             raise kind(
                 "this run has snapshots, and none of them can be used here: "
                 + "; ".join(f"{snapshot}: {reason}" for snapshot, reason in refused.items())
-                + f". Nothing was started. Is it this host ({self._host})? harness verify tells on another one; "
-                "--fresh starts at step 0"
+                + f". Nothing was started. To find out whether this host ({self._host}) is at fault, run harness "
+                "verify on another one; --fresh starts at step 0"
             )
         return None
 
@@ -151,9 +151,9 @@ class Finder:
         return _again(read)
 
     def _condemn(self, copy: StoredCopy, reason: str) -> None:
-        """Say for everybody that a snapshot is not to be used: of one in a start, once another was read there.
+        """Quarantine a damaged snapshot for all hosts: at most one per start, after another was read from that tier.
 
-        Whoever finds damage everywhere is most likely damaged itself: bad memory, a network card, a proxy.
+        A host that finds damage everywhere is most likely damaged itself: bad memory, a network card, a proxy.
         """
         if self._condemned:
             return
@@ -174,7 +174,7 @@ class Finder:
         return ResumePoint(copy.id, copy.tier, slots, copy.records, indexes, verified, seconds)
 
     def _from_store(self, copy: StoredCopy, manifest: Manifest) -> ResumePoint:
-        """One verdict for all ranks: where one part cannot be had, there is no snapshot."""
+        """Fetch the parts of all ranks. If one part cannot be fetched, the whole copy is unusable."""
         began_at, slots = time.monotonic(), list[Slot]()
         try:
             for part in manifest.parts:
@@ -190,7 +190,7 @@ class Finder:
     def _fetch_part(self, copy: StoredCopy, manifest: Manifest, part: Part) -> Slot:
         record = to_record(part)
         size = slot_bytes(record.shards, len(record.encode()))
-        # A trainer on the CPU, or one that builds its state there, is going to need as much again.
+        # A trainer on the CPU, or one that builds its state there, will need as much memory again.
         reserve = size if self._slot_disk is not None else 0
         wanted = SlotRequest(size, self._slot_disk, reserve_bytes=reserve)
         try:
@@ -199,7 +199,7 @@ class Finder:
             return self._fetch(copy, manifest, part, replace(wanted, medium=Medium.DISK).begin())
 
     def _fetch(self, copy: StoredCopy, manifest: Manifest, part: Part, begun: tuple[Slot, Generator[int]]) -> Slot:
-        """Fill a slot that has been begun, and seal it."""
+        """Fill and seal a slot whose allocation has begun."""
         slot, making = begun
         ahead = Preallocation(making)
         try:
@@ -210,7 +210,7 @@ class Finder:
                 raise (_Missing if isinstance(err, NotFound) else _NotRead)(str(err)) from err
             ahead.wait()
             if slot.on_disk:
-                # IMPORTANT: what a disk does not take, the kernel forgets: verified, and not there when it is read.
+                # IMPORTANT: the kernel drops pages that the disk fails to write: verified now, and missing when read.
                 with _disk_failures():
                     os.fdatasync(slot.fd)
             slot.seal(to_record(part), 0)
@@ -230,11 +230,11 @@ class Finder:
                 stored.check_whole(_fetch_shard(stored, slot, span, ahead, deadline))
             except Differs as err:
                 if info.crc64nvme is not None and format_crc(info.crc64nvme) == shard.crc64nvme:
-                    raise _NotRead(f"{err}; but the store's own sum of it is right: is it this host?") from err
+                    raise _NotRead(f"{err}; but the store's own checksum is right: this host may be at fault") from err
                 raise
 
     def _emit_fetched(self, copy: Copy, size: int, began_at: float, *, verified: bool) -> float:
-        """Tell it; what it took."""
+        """Emit `Fetched`; return the seconds since `began_at`."""
         seconds = time.monotonic() - began_at
         self._emit(
             events.Fetched(snapshot=str(copy.id), tier=copy.tier, bytes=size, seconds=seconds, verified=verified)
@@ -251,11 +251,11 @@ def _disk_failures() -> Iterator[None]:
 
 
 def _again(read: Callable[[], _T], pointless: threading.Event | None = None) -> _T:
-    """Read once more, and once more, before anybody calls it damaged or gone: what is wrong may be on the way.
+    """Repeat a failed read several times before its data counts as damaged or gone: the fault may be in the transfer.
 
     Args:
-        read: raises what may pass: Differs, NotFound, Truncated.
-        pointless: set once it does not matter any more.
+        read: raises errors that may be transient: Differs, NotFound, Truncated.
+        pointless: set once the result does not matter any more.
     """
     for pause_s in PAUSES_S:
         try:
@@ -267,16 +267,16 @@ def _again(read: Callable[[], _T], pointless: threading.Event | None = None) -> 
 
 
 def _fetch_shard(shard: StoredShard, slot: Slot, span: ShardSpan, ahead: Preallocation, deadline: Deadline) -> int:
-    """Fill `span`, each chunk verified as it arrives; the sum of the whole. Many requests at once."""
+    """Fill `span` with many requests at once, verify each chunk as it arrives, and return the checksum of the whole."""
     target, local = slot.shard(span), shard.store.local_path(shard.key) is not None
-    requests = READS if local or slot.on_disk else REQUESTS  # each has a chunk in memory where the slot has not
+    requests = READS if local or slot.on_disk else REQUESTS  # each holds a chunk in memory if the slot is on a disk
 
-    failed = threading.Event()  # one chunk that cannot be had is enough
+    failed = threading.Event()  # one chunk that cannot be fetched is enough
 
     def fetch(number: int) -> tuple[int, int]:
         at, size = shard.span(number)
         piece = target[at : at + size]
-        # Not into the mapping of a file: that is slow, and a direct read goes behind the back of the file's own disk.
+        # Not into the mapping of a file: that is slow, and a direct read would bypass its file system.
         by_way = aligned_buffer(size) if slot.on_disk else piece
         ahead.wait_for(span.offset + at + size)
         try:
@@ -299,7 +299,7 @@ def _fetch_shard(shard: StoredShard, slot: Slot, span: ShardSpan, ahead: Preallo
             fetched = [future.result() for future in futures]
         finally:
             pool.shutdown()
-            wait(futures)  # nobody writes into the target any more
+            wait(futures)  # from here on no thread writes into the target
     total = 0
     for crc, size in fetched:
         total = combine(total, crc, size)
@@ -307,7 +307,7 @@ def _fetch_shard(shard: StoredShard, slot: Slot, span: ShardSpan, ahead: Preallo
 
 
 def to_record(part: Part) -> SlotRecord:
-    """The slot record that describes a stored part: the same that its trainer sealed."""
+    """Return the slot record that describes a stored part: the same as its trainer sealed."""
     spans: tuple[ShardSpan, ...] = place_shards([(shard.name, shard.size) for shard in part.shards])
     return SlotRecord(
         step=part.step,

@@ -1,6 +1,6 @@
-"""Whether a start may go on with the run that a store knows: not with a finished one, nor with another script's.
+"""Check whether a start may continue the run that a store knows: not a finished run, nor another script's.
 
-Owns these refusals, and the words about a start that differs from the last one. Asks no store.
+Owns these refusals, and the warnings about a start that differs from the last one. Asks no store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.snapshots.records import Survey
 
 
 def check_identity(known: Survey, settings: Settings, command: Sequence[str]) -> list[str]:
-    """Refuse a run that is over, and another script's.
+    """Refuse a run that is over, or that belongs to another script.
 
     Args:
         known: the run, as the store knows it.
@@ -24,10 +24,10 @@ def check_identity(known: Survey, settings: Settings, command: Sequence[str]) ->
         command: the trainer's command line, without secrets.
 
     Returns:
-        What else differs from the last start, in words for the user.
+        Messages for the user about everything else that differs from the last start.
 
     Raises:
-        ConfigError: it is not to be started like this.
+        ConfigError: the run must not be started like this.
     """
     claim = known.last_claim
     if claim is None or settings.fresh:
@@ -48,7 +48,7 @@ def check_identity(known: Survey, settings: Settings, command: Sequence[str]) ->
 
 
 def check_not_over(done: Done | None, settings: Settings) -> None:
-    """Refuse a run that has come to its end, or that its program stopped early unless it is to go on.
+    """Refuse a run that has finished, or that its program stopped early unless `--continue` was given.
 
     Raises:
         ConfigError: it is over.
@@ -60,7 +60,8 @@ def check_not_over(done: Done | None, settings: Settings) -> None:
     if done is not None and done.outcome == STOPPED_EARLY and not settings.continue_:
         where = "from its beginning" if done.step is None else f"from step {done.step}"
         raise ConfigError(
-            f"run {run!r} was stopped early by its own program: --continue (continue_=True) goes on {where}, {others}"
+            f"run {run!r} was stopped early by its own program: "
+            f"--continue (continue_=True) resumes it {where}, {others}"
         )
 
 

@@ -1,7 +1,8 @@
-"""Ahead: memory that is allocated beside the reads into it, from front to back, and always a little further.
+"""Preallocation: memory is allocated in a thread, from front to back, ahead of the reads into it.
 
-Owns one thread and how far it is. Knows neither what is read nor where it comes from: a read waits for its part. Memory
-costs a core 0.05 to 0.5 s per GB, and a disk none, so that the two together take no longer than the slower one.
+Owns that thread and its progress. Knows neither what is read nor where it comes from: a read waits until its part is
+allocated. Allocating memory costs a core 0.05 to 0.5 s per GB, reading from a disk costs none, so that the two together
+take no longer than the slower one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Generator
 
 
 class OutOfMemory(Exception):
-    """There is not so much memory after all."""
+    """The memory that seemed to be free could not be allocated."""
 
 
 class Preallocation:
@@ -22,7 +23,7 @@ class Preallocation:
         """Begin.
 
         Args:
-            making: does some of it at each turn, and yields how many bytes are there; raises OSError.
+            making: allocates some at each turn, and yields how many bytes are allocated so far; raises OSError.
         """
         self._making = making
         self._changed = threading.Condition()
@@ -33,10 +34,10 @@ class Preallocation:
         self._thread.start()
 
     def wait_for(self, end: int) -> None:
-        """Block until the bytes up to `end` are there.
+        """Block until the bytes up to `end` are allocated.
 
         Raises:
-            OutOfMemory: they never will be.
+            OutOfMemory: they cannot be allocated.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._all or self._there >= end)
@@ -44,12 +45,12 @@ class Preallocation:
                 self._check()
 
     def wait(self) -> None:
-        """Block until all of it is there. Raises OutOfMemory."""
+        """Block until all of it is allocated. Raises OutOfMemory."""
         self._thread.join()
         self._check()
 
     def stop(self) -> None:
-        """Nothing more is allocated; whoever waits is told that this is all. Idempotent."""
+        """Stop allocating, and end every `wait_for`. Idempotent."""
         self._stopped = True
         self._thread.join()
 
@@ -68,7 +69,7 @@ class Preallocation:
                         self._changed.notify_all()
                     if self._stopped:
                         break
-        except Exception as err:  # noqa: BLE001  the thread's root; whoever waits is told
+        except Exception as err:  # noqa: BLE001  the thread's root; threads that wait raise it
             self._failure = err
         finally:
             with self._changed:

@@ -1,8 +1,8 @@
-"""The search for what a generation resumes: who is awaited first, which copies there are, the newest in a slot.
+"""The search for the snapshot that a generation resumes: wait for older generations, list the copies, fetch the newest.
 
-Owns one thread for each search, and what it has prefetched. It writes nothing that others read: what it finds out is
-told, step by step. A run whose snapshots cannot be known does not begin at step 0 (I10): the search goes on, and says
-so.
+Owns one thread for each search, and the snapshot that it has prefetched. It writes nothing that others read: it reports
+each result through `tell`. A run whose snapshots cannot be known does not begin at step 0 (I10): the search continues,
+and reports that.
 
     survey ──▶ await older generations, prefetch meanwhile ──▶ survey ──▶ Finder ──▶ Found | Failed | Refused
        └─ Awaiting, Identified, Unreachable, Header as it goes
@@ -37,19 +37,19 @@ from harness.snapshots import commit, handover, records, retire
 from harness.snapshots.candidates import stored_copies
 from harness.snapshots.journal import last_lived_at
 
-STALE_S = 60.0  # how long a list may hide what the store holds, before a start is refused
+STALE_S = 60.0  # how long a listing may hide what the store holds before a start is refused
 _LOOKED_BACK = 5  # generations: one that died while it waited has no journal
-_UNKNOWN = 0  # instead of a generation that is awaited: the store has not told which
+_UNKNOWN = 0  # stands for an awaited generation whose number the store has not told
 
 
 @dataclass(frozen=True)
 class Awaiting:
-    """Older generations are waited for; none, once they have handed over.
+    """The search waits for older generations, or has stopped waiting because they have handed over.
 
     Attributes:
-        generations: their numbers; 0 for what the store has yet to tell.
+        generations: their numbers, 0 for one that the store has not told yet; empty once they have handed over.
         only_here: whether this machine holds a snapshot that is newer than any in the store.
-        news: for the journal, once it is known here: a notice may follow at once.
+        news: events for the journal, emitted after the main thread knows of the wait: a notice may follow at once.
     """
 
     generations: tuple[int, ...]
@@ -64,7 +64,7 @@ class Unreachable:
 
 @dataclass(frozen=True)
 class Identified:
-    """The store has answered at last: the run's identity, and the least number that the generation may have."""
+    """The store has answered: the run's identity, and the lowest number that the generation may have."""
 
     run_id: str
     number: int
@@ -72,7 +72,7 @@ class Identified:
 
 @dataclass(frozen=True)
 class Header:
-    """This copy is about to be fetched, and its records are known, in rank order."""
+    """A copy that is about to be fetched, with its records in rank order."""
 
     copy: Copy
     records: tuple[SlotRecord, ...]
@@ -93,7 +93,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Failed:
-    """What there is cannot be resumed."""
+    """The snapshots of the run cannot be resumed."""
 
     error: HarnessError
 
@@ -104,7 +104,7 @@ class Refused:
 
     Attributes:
         error: why.
-        over: the end that an older generation has brought to it meanwhile, where it has.
+        over: the end of the run, if an older generation has ended it meanwhile.
     """
 
     error: ConfigError
@@ -113,7 +113,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class LookedBack:
-    """When the trainer before this agent's first one ended, monotonic; `None` where that is unknown."""
+    """The time when the trainer before this agent's first one ended, monotonic; `None` if that is unknown."""
 
     ended_at: float | None
 
@@ -123,16 +123,16 @@ Progress = Awaiting | Unreachable | Identified | Header | Found | Failed | Refus
 
 @dataclass(frozen=True)
 class Start:
-    """What a search begins with.
+    """The input of a search.
 
     Attributes:
-        generation: whose it is. Its number and its identity are final once it is claimed.
-        known: the run, as the store told when the generation was made; `None` where it has not answered.
+        generation: the one that resumes. Its number and its identity are final once it is claimed.
+        known: the run, as the store knew it when the generation was made; `None` if the store did not answer.
         memory: sealed slots of this host.
         agent: our identity, in claims.
-        lock_id: names the lock that we hold.
+        lock_id: names the lock that this agent holds.
         settled: whether an earlier search of this agent has asked the store: then no older generation is left to await.
-        looks_back: whether it is still to be found out when the life before ours ended.
+        looks_back: whether the search has to look up when the attempt before ours ended.
     """
 
     generation: Generation
@@ -145,15 +145,15 @@ class Start:
 
 
 class _Contradiction(CloudError):
-    """The store says one thing by its list, and another by what it holds."""
+    """The store's listing contradicts what the store holds."""
 
     retryable = True
 
 
 def _distrust(store: str, contradiction: Exception) -> ConfigError:
     return ConfigError(
-        f"the lists of {store} cannot be trusted: {contradiction}. Nothing was started; if its snapshots were removed "
-        "on purpose, --fresh starts at step 0"
+        f"the listings of {store} cannot be trusted: {contradiction}. Nothing was started; if its snapshots were "
+        "removed on purpose, --fresh starts at step 0"
     )
 
 
@@ -168,14 +168,14 @@ class ResumeSearch:
         start: Start,
         tell: Callable[[ResumeSearch, Progress], None],
     ) -> None:
-        """Asks nothing yet.
+        """Prepare; no store is asked yet.
 
         Args:
             context: of the agent.
             command: the trainer's command line, without secrets.
             pipeline: which has the stores, and knows what was durable.
-            start: what it begins with.
-            tell: called from the search's thread with itself and each thing that it finds out.
+            start: the input of the search.
+            tell: called from the search's thread, with the search and each result.
         """
         self._context, self._command, self._pipeline, self._start = context, command, pipeline, start
         self._keys, self._settings, self._emit = context.keys, context.settings, context.emit
@@ -187,7 +187,7 @@ class ResumeSearch:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Its result is not needed any more: it begins nothing new, and ends soon."""
+        """Stop soon, and begin nothing new: the result is not needed any more."""
         self._stopped.set()
 
     def run(self) -> None:
@@ -204,7 +204,7 @@ class ResumeSearch:
 
     @property
     def _run_id(self) -> str:
-        """As the claim has it, once it stands; or as the store told this search."""
+        """Identity of the run: from the claim once that stands, else from the store's answer to this search."""
         return self._generation.run_id or self._identified
 
     def _survey(self) -> records.Survey:
@@ -248,7 +248,7 @@ class ResumeSearch:
                 return self._note(Refused(err, None if predecessors is None else predecessors.over))
             except HarnessError as err:
                 if survey is not None and (newer := self._changed(survey)) is not None:
-                    survey = newer  # what could not be used was retired while we looked at it
+                    survey = newer  # the unusable snapshot was retired meanwhile
                     continue
                 return self._note(Failed(err))
             else:
@@ -265,13 +265,13 @@ class ResumeSearch:
         self._stopped.wait(ASK_AGAIN_S)
 
     def _identify(self, known: records.Survey) -> None:
-        """The store answers at last: now the run has an identity, and the generation its number."""
+        """Report the run's identity and the generation's number, after the store has answered."""
         for words in check_identity(known, self._settings, self._command):
             self._context.say(words)
         self._identified = known.run_id or secrets.token_hex(16)
         self._note(Identified(self._identified, known.next_generation))
 
-    # ---- who is awaited ---------------------------------------------------------------------------------------------
+    # ---- older generations ------------------------------------------------------------------------------------------
 
     def _predecessors(self) -> handover.Predecessors:
         return handover.Predecessors(
@@ -288,7 +288,7 @@ class ResumeSearch:
 
         Raises:
             ConfigError: an older one has ended the run.
-            CloudError: the store cannot be asked, for good.
+            CloudError: the store cannot be read, and a retry would not help.
         """
         told = {_UNKNOWN}
         began = time.monotonic()
@@ -308,9 +308,9 @@ class ResumeSearch:
         check_not_over(predecessors.over, self._settings)
 
     def _look(self, predecessors: handover.Predecessors) -> list[int]:
-        """Who is awaited."""
+        """Return the numbers of the older generations that may still commit; `_UNKNOWN` if the store does not tell."""
         if not self._generation.claimed.is_set():
-            return [_UNKNOWN]  # its number may be another's, who is older then
+            return [_UNKNOWN]  # another agent may have the number, and is older then
         # As they stand in the store now:
         predecessors.generation, predecessors.run_id = self._generation.number, self._generation.run_id
         try:
@@ -322,7 +322,7 @@ class ResumeSearch:
             return [_UNKNOWN]
 
     def _is_newer_here(self, survey: records.Survey) -> bool:
-        """Whether memory or the local tier hold a snapshot of this run that is newer than any in the store."""
+        """Return whether memory or the local tier holds a snapshot of this run that is newer than any in the store."""
         here, local = [copy.id for copy in self._memory], self._pipeline.local
         if local is not None:
             with contextlib.suppress(CloudError, SnapshotCorrupt, ValueError):
@@ -332,10 +332,10 @@ class ResumeSearch:
         return any(copy > max(survey.commits, default=SnapshotId(1, 0)) for copy in here)
 
     def _prefetch(self) -> None:
-        """Fetch the newest snapshot there is now: most likely the older generation's last, or its last but one."""
+        """Fetch the newest snapshot so far: most likely the older generation's last, or its last but one."""
         if self._prefetched is not None:
             return
-        with contextlib.suppress(CloudError, SnapshotCorrupt, NoSpace):  # it is all done again, in earnest
+        with contextlib.suppress(CloudError, SnapshotCorrupt, NoSpace):  # an error is no loss: the search does it again
             known = self._survey()
             if known.commits == self._tried:
                 return
@@ -344,13 +344,13 @@ class ResumeSearch:
             self._prefetched = self._finder().find(copies, lambda copy, records: None)
 
     def _check_list(self, survey: records.Survey) -> None:
-        """A list that does not show what was written a moment ago may hide snapshots as well (I10).
+        """Raise if the listing lacks our own claim, which was just written: it may hide snapshots as well (I10).
 
-        Stores list what they hold; a cache in front of one, or one that is repaired, may not.
+        Stores list what they hold. A cache in front of a store, or a store under repair, may not.
         """
         newest = survey.last_claim.generation if survey.last_claim is not None else 0
         if newest < self._generation.number:
-            raise _Contradiction(f"its list ends at generation {newest}, and {self._generation.number} is claimed")
+            raise _Contradiction(f"its listing ends at generation {newest}, but {self._generation.number} is claimed")
 
     # ---- which snapshot ---------------------------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class ResumeSearch:
         return Finder(self._keys, self._run_id, self._context.host, self._emit, self._settings.slot_disk)
 
     def _search(self, survey: records.Survey | None) -> ResumePoint | None:
-        """All tiers' copies, newest first; what somebody died over is committed before looking."""
+        """Return the newest usable copy of all tiers. Complete snapshots of dead agents are committed before."""
         copies: list[Copy] = list(self._memory)
         local = self._pipeline.local
         if survey is not None:
@@ -375,24 +375,24 @@ class ResumeSearch:
         if prefetched is not None:
             if prefetched.id == max((copy.id for copy in copies), default=None):
                 return prefetched
-            prefetched.close()  # there is a newer one now, and memory for one of them
+            prefetched.close()  # there is a newer one now, and memory for only one of them
         point = self._finder().find(copies, lambda copy, parts: self._note(Header(copy, parts)))
         if point is None and survey is not None:
             self._check_nothing_is_lost(survey)
         return point
 
     def _check_nothing_is_lost(self, known: records.Survey) -> None:
-        """Raise where the run has snapshots, and it would begin at step 0 all the same (I10).
+        """Raise if the run has snapshots, but would begin at step 0 (I10).
 
         Raises:
-            SnapshotCorrupt: each of them is in quarantine.
-            _Contradiction: none is listed, though one was made durable here, or an end says so.
+            SnapshotCorrupt: each of them is quarantined.
+            _Contradiction: none is listed, although one was made durable here, or a recorded end says so.
         """
         durable = self._pipeline.steps.durable
         if durable is None and not known.quarantined:
             durable = self._durable_before()
         if durable is not None and not known.quarantined:
-            raise _Contradiction(f"it lists no snapshot, and step {durable} was durable there")
+            raise _Contradiction(f"it lists no snapshot, but step {durable} was durable there")
         for snapshot in sorted(known.quarantined, reverse=True):
             with contextlib.suppress(NotFound):  # retired since
                 manifest = records.read_manifest(self._remote, self._keys, snapshot, Deadline.after(CALL_S))
@@ -403,17 +403,17 @@ class ResumeSearch:
                     )
 
     def _durable_before(self) -> int | None:
-        """The step that the newest end of the run before us says was durable; `None` if it says none."""
+        """Return the durable step in the run's newest recorded end before ours; `None` if there is none."""
         deadline = Deadline.after(CALL_S)
         for number in self._numbers_before():
             with contextlib.suppress(NotFound, SnapshotCorrupt):
                 if records.read_claim(self._remote, self._keys, number, deadline).run_id != self._run_id:
-                    return None  # what was before a --fresh
+                    return None  # older generations are from before a --fresh
                 return records.read_done(self._remote, self._keys, number, deadline).step
         return None
 
     def _changed(self, survey: records.Survey) -> records.Survey | None:
-        """The run as it is now, if there are commits that `survey` does not know, or some it does are gone."""
+        """Return the run as it is now, if commits were added or removed since `survey`; else `None`."""
         with contextlib.suppress(CloudError, SnapshotCorrupt):
             now = self._survey()
             gone = set(survey.commits) - set(now.commits) - now.quarantined
@@ -421,15 +421,15 @@ class ResumeSearch:
                 return now
         return None
 
-    # ---- what nobody waits for --------------------------------------------------------------------------------------
+    # ---- after the search -------------------------------------------------------------------------------------------
 
     def _numbers_before(self) -> range:
-        """The newest generations before ours, newest first."""
+        """Return the numbers of the newest generations before ours, newest first."""
         number = self._generation.number
         return range(number - 1, max(0, number - 1 - _LOOKED_BACK), -1)
 
     def _look_back(self) -> None:
-        """When the trainer of the life before ours last lived, by its journal."""
+        """Report when the trainer of the attempt before ours was last alive, by its journal."""
         if not self._start.looks_back:
             return
         ended_at = None
@@ -443,7 +443,7 @@ class ResumeSearch:
         self._note(LookedBack(ended_at))
 
     def _abandon_stale(self, point: ResumePoint | None) -> None:
-        """Uploads that older generations have left unfinished cost money; nobody goes on with them but we, with one."""
+        """Abandon unfinished uploads of older generations: they cost money. Only a local `point`'s is continued."""
         local, deadline = self._pipeline.local, Deadline.after(CALL_S)
         try:
             spared = None

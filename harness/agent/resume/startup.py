@@ -1,8 +1,8 @@
-"""Where a generation comes from: which run it belongs to, its claim, and the snapshot it resumes.
+"""The start of a generation: the run that it belongs to, its claim, and the snapshot that it resumes.
 
-Owns the current search for a resume point, and what of it is known. Everything that asks a store runs in a thread; what
-it found is taken note of in the main thread, which alone writes what others read here. A store that is down delays a
-claim, never a step; but a run whose snapshots cannot be known is not started at step 0 (I10): it waits, and says so.
+Owns the current search for a resume point, and its result so far. Every call to a store runs in a thread; the main
+thread takes over the result, and alone writes the attributes that others read here. A store that is down delays a
+claim, never a step. But a run whose snapshots cannot be known is not started at step 0 (I10): it waits, and logs that.
 
     begin ──▶ survey, identity, claim (within seconds, or later) ──▶ ResumeSearch ──▶ READY | NOTHING | FAILED
 """
@@ -36,8 +36,8 @@ from harness.core.words import without_secrets
 from harness.errors import ConfigError, HarnessError, SnapshotCorrupt
 from harness.snapshots import records
 
-FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it goes on without
-AGAIN_S = 5.0  # how long a restart in place waits for it
+FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it continues without it
+AGAIN_S = 5.0  # how long a restart in place waits for the store
 _T = TypeVar("_T")
 
 
@@ -52,11 +52,11 @@ class Finding(enum.Enum):
 
 @dataclass(frozen=True)
 class StartupEvents:
-    """Whom a start is told to. Each is called in the main thread.
+    """Callbacks of a start. Each is called in the main thread.
 
     Attributes:
-        changed: more is known of the resume.
-        refused: the run must not start, as a store shows, if need be after it has.
+        changed: more is known about the resume.
+        refused: a store shows that the run must not start; it may have started already.
         superseded: a newer generation asks for the run.
     """
 
@@ -67,13 +67,13 @@ class StartupEvents:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What a new generation begins with.
+    """A new generation, with its claim and what the store knows of the run.
 
     Attributes:
-        known: the run, as far as the store has told.
-        generation: the new one; nobody else knows it yet.
-        standing: its claim; `None` where it is not claimed yet.
-        unclaimed: why it is not.
+        known: the run, as the store knows it; `None` if the store has not answered.
+        generation: the new one; the rest of the agent does not know it yet.
+        standing: its claim; `None` while it is not claimed.
+        unclaimed: why it is not claimed.
     """
 
     known: records.Survey | None
@@ -93,14 +93,14 @@ class Startup:
         journal: Journal,
         tell: StartupEvents,
     ) -> None:
-        """Asks nothing yet.
+        """Prepare; no store is asked yet.
 
         Args:
             context: of the agent.
-            command: the trainer's command line, remembered by the claim but for what looks secret.
-            pipeline: tiers, and slots of earlier lives.
+            command: the trainer's command line; the claim remembers it without what looks secret.
+            pipeline: of the run, with its tiers and the slots of earlier attempts.
             journal: of this agent.
-            tell: whom it is told to.
+            tell: callbacks for the results.
         """
         self._context, self._command = context, without_secrets(command)
         self._settings, self._pipeline, self._tell = context.settings, pipeline, tell
@@ -110,34 +110,34 @@ class Startup:
         self._closed = threading.Event()
         self._over: Done | None = None
         self.awaiting = False
-        """Whether an older generation is being waited for: nothing of ours exists yet."""
+        """Whether the start waits for an older generation; nothing of this generation exists yet."""
         self.unreachable = False
         """Whether the search for a resume point waits for a store that does not answer."""
         self.only_here = False
-        """While one is: whether this machine holds a snapshot that is newer than any in the store."""
+        """While `awaiting`: whether this machine holds a snapshot that is newer than any in the store."""
         self.looked_back = False
-        """Whether it has been asked when the life before this agent's first one ended."""
+        """Whether the search has looked up when the attempt before this agent's first one ended."""
         self.last_ended_at: float | None = None
-        """When it did, monotonic, by this host's wall clock; `None` where that is unknown."""
+        """When that attempt ended, monotonic, computed from this host's wall clock; `None` if unknown."""
         self.finding = Finding.PENDING
         self.point: ResumePoint | None = None
         self.header: search.Header | None = None
-        """What is being fetched."""
+        """The snapshot that is being fetched."""
         self.error: HarnessError | None = None
 
     @property
     def generation(self) -> Generation:
-        """The current one."""
+        """The current generation."""
         return self.claims.current
 
     def begin(self, begun: Callable[[], None]) -> None:
-        """The first generation of this agent. Returns at once.
+        """Begin the first generation of this agent. Returns at once.
 
-        `begun` is called in the main thread when it is there: once the store has answered, or has not for some seconds.
-        Instead of it `refused` is, where the run is finished, or another script's, or the store cannot be used.
+        `begun` is called in the main thread once the store has answered, or has not answered for some seconds.
+        `refused` is called instead if the run is finished or belongs to another script, or the store cannot be used.
         """
         fresh, floor = self._settings.fresh, self._next_here()
-        inherited = "" if fresh else self._pipeline.run_id  # slots of another agent tell it while the store has yet to
+        inherited = "" if fresh else self._pipeline.run_id  # known from another agent's slots before the store answers
 
         def ask() -> _Opened:
             if (known := self._first_survey()) is None:
@@ -156,13 +156,13 @@ class Startup:
         self._aside("harness-begin", 2 * FIRST_ANSWER_S, ask, begin)
 
     def begin_again(self, begun: Callable[[bool], None]) -> None:
-        """The next generation, for trainers that are started in place. Returns at once; a store that is down is let be.
+        """Begin the next generation, for trainers that are restarted in place. Returns at once, also with a store down.
 
-        `begun` is called in the main thread, within seconds: False if another agent has claimed the run since, so that
-        nothing is begun; then `superseded` was called before it.
+        `begun` is called in the main thread, within seconds. Its argument is False if another agent has claimed the run
+        since: then nothing is begun, and `superseded` was called before.
         """
         before, floor, joins = self.generation, self._next_here(), self._joins(fresh=False)
-        self._stop_search()  # what the search for the dead one's resume point finds is nobody's any more
+        self._stop_search()  # the dead trainer does not need its resume point any more
 
         def ask() -> _Opened | Claim:
             known = None
@@ -187,35 +187,35 @@ class Startup:
         self._aside("harness-begin", 2 * AGAIN_S, ask, begin)
 
     def _is_overtaken(self, ours: Generation, newest: Claim) -> bool:
-        """Whether another agent asks for the run. One of ours that is not claimed yet asks itself: it gets a number."""
+        """Return whether another agent has claimed the run after us. Without a claim yet, ours will be the newer."""
         return newest.agent != self.claims.agent and newest.generation > ours.number and ours.claimed.is_set()
 
     def adopt(self, generation: Generation) -> None:
-        """A live trainer whose agent died: its generation goes on, and nothing is resumed."""
-        generation.claimed.clear()  # we look whether it stands, and under which number
+        """Continue the generation of a live trainer whose agent died; nothing is resumed."""
+        generation.claimed.clear()  # look again whether the claim stands, and under which number
         self._settled = True
         self.claims.begin(generation)
         self._claim_later(generation, "the agent was replaced", fresh=False)
         self.claims.watch_newer(self._tell.superseded)
 
     def end(self, outcome: str, deadline: Deadline) -> None:
-        """Record how it ended, for each generation of ours that was claimed. Blocks. Raises CloudError.
+        """Record `outcome` for each generation of this agent that was claimed. Blocks. Raises CloudError.
 
         IMPORTANT: only when no tier can commit any more (I5).
         """
         step = self._pipeline.steps.durable
         if self._over is not None:
-            outcome, step = self._over.outcome, self._over.step  # the one before us; later starts look at the newest
+            outcome, step = self._over.outcome, self._over.step  # the earlier end; later starts look at the newest
         self.claims.end(outcome, step, deadline)
 
     def leave(self, err: HarnessError) -> None:
-        """There will be no resume point: whoever waits for it is told why."""
+        """End the search without a resume point, and tell the trainers why."""
         self._stop_search()
         self.finding, self.error = Finding.FAILED, err
         self._tell.changed()
 
     def close(self) -> None:
-        """No thread of ours begins anything any more."""
+        """Stop the search and the claims: their threads begin nothing new."""
         self._closed.set()
         self._stop_search()
         self.claims.close()
@@ -223,7 +223,7 @@ class Startup:
     # ---- a new generation -------------------------------------------------------------------------------------------
 
     def _first_survey(self) -> records.Survey | None:
-        """What the store knows of the run; `None` if it does not answer in time (we go on asking, and say so)."""
+        """Return what the store knows of the run; `None` if it does not answer in time (the search asks it again)."""
         store = self._settings.store
         try:
             known = records.survey(self._pipeline.remote.store, self._context.keys, Deadline.after(FIRST_ANSWER_S))
@@ -242,21 +242,21 @@ class Startup:
             self._context.say(words)
 
     def _next_here(self) -> int:
-        """A number above those that this host knows of."""
+        """Return a generation number above all that this host knows."""
         return 1 + max([self.generation.number, *(made.number for _, made in self._pipeline.handed_over())])
 
     def _joins(self, *, fresh: bool) -> bool:
-        """Whether nothing of ours exists yet that could be another run's."""
+        """Return whether a claim may join another agent's run: nothing of this generation's own run exists yet."""
         return not fresh and not self._settled and not self._inherits
 
     def _open(self, known: records.Survey, run_id: str, floor: int, *, fresh: bool, joins: bool) -> _Opened:
-        """A new generation, claimed if the store answers. In a thread.
+        """Make a new generation, and claim it if the store answers. Runs in a thread.
 
         Raises:
             ConfigError: the store does not let it be claimed.
         """
         if (number := max(known.next_generation, floor)) > MAX_GENERATION:
-            raise ConfigError(f"no generation can follow {number - 1}: run under another name, or from another prefix")
+            raise ConfigError(f"no generation can follow {number - 1}: use another run name, or another prefix")
         made = _made(number, run_id)
         try:
             standing = self.claims.put(made, Deadline.after(FIRST_ANSWER_S), fresh=fresh, joins=joins)
@@ -267,7 +267,7 @@ class Startup:
         return _Opened(known, made, standing)
 
     def _take(self, opened: _Opened, *, fresh: bool) -> None:
-        """A new generation is ours: claimed later if it is not yet; and the search for what it resumes."""
+        """Take over a new generation: claim it later if it is not claimed yet, and search for what it resumes."""
         self.claims.begin(opened.generation)
         if opened.standing is not None:
             self.claims.note(opened.generation, opened.standing)
@@ -279,7 +279,7 @@ class Startup:
         self.claims.put_later(generation, reason, self._on_denied, fresh=fresh, joins=self._joins(fresh=fresh))
 
     def _on_denied(self, err: CloudError) -> None:
-        if self.awaiting:  # nothing of ours trains yet, and this would wait for ever
+        if self.awaiting:  # nothing trains here yet, and the start would wait forever
             self._tell.refused(ConfigError(f"the store {self._settings.store} cannot be written: {err}"))
 
     # ---- resume -----------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class Startup:
         self._context.post(lambda: self._on_progress(of, progress))
 
     def _on_progress(self, of: ResumeSearch, progress: Progress) -> None:
-        """What a search has found out. Of one that nobody waits for, only what is true in any case counts."""
+        """Handle a result of a search. From a search that is not current any more, only lasting facts count."""
         match progress:
             case search.LookedBack(ended_at):
                 self.looked_back, self.last_ended_at = True, ended_at
@@ -367,12 +367,12 @@ class Startup:
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def _aside(self, name: str, within_s: float, work: Callable[[], _T], then: Callable[[_T | None], None]) -> None:
-        """Run `work` in a thread, and `then` in the main thread with what it gave; with `None` after `within_s`.
+        """Run `work` in a thread, then `then` in the main thread with its result, or with `None` after `within_s`.
 
-        After half of that the journal says that it is being waited for. A claim that comes back too late gets its end
-        with the others.
+        After half of that time the journal notes that the store has not answered yet. A claim that comes back too late
+        gets its end together with the others.
 
-        A deadline ends no system call: on a hung NFS whoever makes one hangs with it.
+        A deadline does not end a system call: on a hung NFS, the thread that makes the call hangs.
         """
         waiting = [then]
 

@@ -1,6 +1,6 @@
-"""What a tier is asked to make durable: a set of sealed slots, or a snapshot that is committed in the local tier.
+"""Jobs of a tier: a set of sealed slots, or a snapshot that is committed in the local tier.
 
-Owns what `publish` needs of each of them; moves no bytes.
+Owns the input of `publish` for each of them; moves no bytes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class MemorySnapshot:
 
     @property
     def indexes(self) -> list[int]:
-        """Of its slots."""
+        """Indexes of its slots."""
         return [sealed.index for sealed in self.slots]
 
     def stage(self) -> commit.Staged:
-        """What `publish` needs, under the generation's number as it is now."""
+        """Return the input of `publish`, under the generation's present number."""
         return commit.Staged(
             id=SnapshotId(self.generation.number, self.step),
             run_id=self.generation.run_id,
@@ -48,9 +48,9 @@ class MemorySnapshot:
         )
 
     def attempt(self) -> commit.Attempt:
-        """In the directory that the generation's claim fixes: an agent that died may have sent some of it there.
+        """Return an attempt in the directory that the generation's claim fixes: a dead agent may have sent parts there.
 
-        One of an earlier version may have handed a slot over without telling the nonce.
+        An agent of an earlier version may have handed a slot over without the nonce.
         """
         return commit.Attempt(self.generation.nonce) if self.generation.nonce else commit.Attempt()
 
@@ -63,9 +63,9 @@ class LocalSnapshot:
         store: the local tier's.
         keys: of the run.
         manifest: the local commit.
-        generation: under whose claim it is published.
+        generation: the one under whose claim it is published.
         sealed_at: monotonic.
-        behind: it is an earlier generation's, resumed from: it keeps its own name.
+        behind: whether it is an earlier generation's that was resumed; then it keeps its own name.
     """
 
     store: ObjectStore
@@ -86,7 +86,7 @@ class LocalSnapshot:
         return self.manifest.payload_bytes
 
     def stage(self) -> commit.Staged:
-        """What `publish` needs: the local files."""
+        """Return the input of `publish`: the local files."""
         return commit.Staged(
             id=self.manifest.id if self.behind else SnapshotId(self.generation.number, self.manifest.step),
             run_id=self.manifest.run_id,
@@ -112,7 +112,7 @@ class LocalSnapshot:
         )
 
     def attempt(self) -> commit.Attempt:
-        """In a directory of the local one's name: what an agent that died had sent of it is not sent again."""
+        """Return an attempt in a directory of the local one's name: parts that a dead agent sent are not sent again."""
         return commit.Attempt(self.manifest.nonce)
 
 

@@ -1,7 +1,7 @@
-"""What becomes of sets of sealed slots: which tier takes which, which step is local, which is durable.
+"""The path of sealed slots into the tiers: which tier gets which set, which step is local, which is durable.
 
-Owns the slot pool, both tiers, and the two figures that are always kept apart. Knows neither trainers nor notices. Main
-thread only; the tiers' threads report through `post`.
+Owns the slot pool, both tiers, and the local and the durable step, which are always kept apart. Knows neither trainers
+nor notices. Main thread only; the tiers' threads report through `post`.
 
     a set ──▶ local ──(durable_every_s, or at once when urgent)──▶ remote, from the local file
       ├──────────────────── no local tier, or urgent ───────────▶ remote, from the slots
@@ -32,7 +32,7 @@ from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.ipc.slots import Slot
 
-_MANIFESTS = 16  # of sets, for verifying a resume from memory
+_MANIFESTS = 16  # how many are kept, to verify a resume from memory
 _Seals = tuple[tuple[int, int], ...]  # index and sequence of each slot of a set
 
 
@@ -45,7 +45,7 @@ class Steps:
 
 
 class SavePipeline:
-    """Slots in, commits out."""
+    """Takes sealed slots, has the tiers commit them, and keeps the committed steps."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SavePipeline:
         Args:
             context: of the agent.
             stores: opens a store by its location.
-            on_commit: called in the main thread whenever a figure has changed.
+            on_commit: called in the main thread whenever a committed step has changed.
 
         Raises:
             ConfigError: a store cannot be used.
@@ -79,9 +79,9 @@ class SavePipeline:
         self._given: list[tuple[Tier, Job]] = []
         self._made_by: dict[int, Generation] = {}
         self._unreadable: set[int] = set()  # steps whose file in the local tier cannot be read
-        self._distrusts_files = False  # the newest of them that was to be uploaded was such a one
+        self._distrusts_files = False  # whether the newest file that was to be uploaded was such a one
         self._held: dict[int, Generation] = {}
-        self._unclaimed: set[int] = set()  # slots of a generation that nobody is going to claim any more
+        self._unclaimed: set[int] = set()  # slots of a generation that will never be claimed
         self._manifests: dict[_Seals, Manifest] = {}
         tell = TierEvents(
             published=lambda tier, job, manifest: post(lambda: self._on_published(tier, job, manifest)),
@@ -103,7 +103,7 @@ class SavePipeline:
             )
 
     def _uploading(self) -> list[SnapshotId]:
-        """What of the local tier is read for the remote one."""
+        """Return the snapshots of the local tier that are being uploaded."""
         return [job.manifest.id for job in self.remote.jobs if isinstance(job, LocalSnapshot)]
 
     @property
@@ -112,7 +112,7 @@ class SavePipeline:
         return [self.remote] if self.local is None else [self.local, self.remote]
 
     def set_urgent(self, urgent: bool) -> None:
-        """Whether every snapshot has to become durable at once, at full speed; not only at the remote tier's turn."""
+        """Set whether every snapshot becomes durable at once, at full speed, not only when the remote tier is due."""
         self._urgent = urgent
         for tier in self.tiers:
             tier.set_urgent(urgent)
@@ -130,7 +130,7 @@ class SavePipeline:
 
     @property
     def everything_durable(self) -> bool:
-        """Whether the newest snapshot there is survives this machine; what was resumed from counts as one."""
+        """Whether the newest snapshot survives the loss of this machine; the one that was resumed counts, too."""
         durable = self.steps.durable
         return durable is not None and (self.sealed_step is None or durable >= self.sealed_step)
 
@@ -140,21 +140,24 @@ class SavePipeline:
             tier.start()
 
     def drain(self, deadline: Deadline) -> None:
-        """Nothing is worth doing after `deadline` any more."""
+        """Have both tiers give up at `deadline`."""
         self._draining = True
         for tier in self.tiers:
             tier.drain(deadline)
 
     def close(self, wait_s: float) -> bool:
-        """Stop after the calls in flight; wait at most `wait_s` for them. Whether nothing can be committed now."""
+        """Stop after the calls in flight; wait at most `wait_s`. Return whether nothing can be committed any more."""
         give_up_at = time.monotonic() + wait_s
         for tier in self.tiers:
-            tier.close(0.0)  # both of them begin no other, before either is waited for
+            tier.close(0.0)  # neither begins another call while the other is waited for
         quiet = [tier.close(max(0.0, give_up_at - time.monotonic())) for tier in self.tiers]
         return all(quiet)
 
     def close_stores(self, wait_s: float = 2.0) -> None:
-        """After the journal: it writes to the store as well. Waits at most so long: a hung disk gives up nothing."""
+        """Close the stores, then the slots. Waits at most `wait_s`: a hung disk releases nothing.
+
+        Call it after the journal is closed, which writes to the store as well.
+        """
         give_up_at = time.monotonic() + wait_s
         closing = [
             threading.Thread(target=tier.store.close, name=f"harness-close-{tier.name}", daemon=True)
@@ -167,14 +170,14 @@ class SavePipeline:
         self.pool.close()
 
     def tell_silence(self) -> None:
-        """Say it, once each time, when a store or a disk takes nothing any more: nothing fails for minutes yet."""
+        """Report, once each time, that a store or disk accepts nothing any more: calls fail only after minutes."""
         for tier in self.tiers:
             tier.tell_silence()
 
     # ---- sealed slots -----------------------------------------------------------------------------------------------
 
     def take(self, index: int, generation: Generation) -> None:
-        """A slot is sealed: once those of all ranks are, it is the tiers' turn."""
+        """Take a sealed slot. Once the slots of all ranks are sealed, give the set to the tiers."""
         slot = self.pool[index]
         record = slot.record()
         if record is None or not self._is_news(index):
@@ -191,13 +194,13 @@ class SavePipeline:
             self._on_set(MemorySnapshot(slots, generation, time.monotonic()))
 
     def forget_incomplete(self) -> None:
-        """Trainers have ended: what some ranks of theirs sealed, and others did not, is no snapshot."""
+        """Drop incomplete sets, since the trainers have ended: a step that only some ranks sealed is no snapshot."""
         for index in self._gathering.indexes:
             self.pool.release(index, "set")
         self._gathering.forget()
 
     def _on_set(self, job: MemorySnapshot) -> None:
-        """A snapshot is whole."""
+        """Give a complete set to the tiers."""
         self.sealed_step, self.sealed_at = job.step, job.sealed_at
         self.pool.collect()
         if self.local is not None:
@@ -207,27 +210,27 @@ class SavePipeline:
             self._give(self.remote, job)
 
     def _goes_straight(self) -> bool:
-        """Whether the slot that was sealed now is the store's turn, and not its file in the local tier."""
+        """Return whether the store gets the sealed slots themselves, and not their file in the local tier."""
         return self._urgent or (self._distrusts_files and self._is_due(time.monotonic()))
 
     def _is_due(self, now: float) -> bool:
-        """Whether the remote tier's turn has come; until something is durable it always has."""
+        """Return whether the remote tier is due; until something is durable, it always is."""
         due = Cadence(self._settings.durable_every_s).due(now, self._upload_started_at, self._began_at)
         return due or self.steps.durable is None
 
     def _is_news(self, index: int) -> bool:
-        """Whether what is sealed there was sealed since we last heard of its rank."""
+        """Return whether the slot's seal is newer than the last seal that we know of its rank."""
         return self.pool[index].sequence > self._last_sequence.get(self.pool.rank_of(index), 0)
 
     def hold_back(self, index: int, generation: Generation) -> None:
-        """A slot is sealed, and whether it counts is known once its process has ended: see `settle_held`."""
+        """Hold a sealed slot until its process has ended, when it is known whether it counts. See `settle_held`."""
         if self._is_news(index):
             self._last_sequence[self.pool.rank_of(index)] = self.pool[index].sequence
             self.pool.hold(index, "held")
             self._held[index] = generation
 
     def settle_held(self, *, counts: bool) -> None:
-        """Take what was held back, or make it void."""
+        """Take the slots that were held back, or make them void."""
         held, self._held = self._held, {}
         for index, generation in held.items():
             if counts:
@@ -238,18 +241,18 @@ class SavePipeline:
             self.pool.release(index, "held")
 
     def take_left_over(self, generation: Generation) -> bool:
-        """What `generation`'s trainers sealed and did not tell us about, if anything. Returns whether there was."""
+        """Take slots that `generation`'s trainers sealed and did not report. Return whether there were any."""
         news = [index for index in self.pool.newest() if self._is_news(index)]
         for index in news:
             self.take(index, generation)
         return bool(news)
 
     def sequence(self, rank: int) -> int:
-        """Number of a rank's newest seal on this host; the next trainer of that rank counts on from here."""
+        """Return the number of a rank's newest seal on this host; the rank's next trainer counts on from it."""
         return max(self._last_sequence.get(rank, 0), self.pool.sequence(rank))
 
     def save_newest_now(self) -> None:
-        """The newest snapshot has to become durable now, not at the remote tier's next turn; and so every later one."""
+        """Make the newest snapshot, and every later one, durable at once, before the remote tier is due."""
         self.set_urgent(True)
         step = self.sealed_step
         if step is None or self.steps.durable == step:
@@ -257,14 +260,14 @@ class SavePipeline:
         if any(job.step >= step and not self._is_stuck(job) for job in self._jobs(self.remote)):
             return
         if not self._give_from_memory(step) and self._newest_local is not None and self._newest_local.step == step:
-            self._submit(self.remote, self._newest_local)  # the slot is not ours any more, the file is
+            self._submit(self.remote, self._newest_local)  # the slot is not available any more, but the file is
 
     def _is_stuck(self, job: Job) -> bool:
-        """Whether it is tried again and again, and its bytes cannot be read."""
+        """Return whether a job is retried although its bytes cannot be read."""
         return isinstance(job, LocalSnapshot) and job.step in self._unreadable
 
     def _give_from_memory(self, step: int) -> bool:
-        """Let the store have the slot that holds `step`, if one does. Whether there was one."""
+        """Give the remote tier the slots that hold `step`. Return whether there were such slots."""
         # IMPORTANT: a granted slot may be overwritten at any moment (I8)
         kept = [index for index, _ in self.handed_over() if not self.pool.is_granted(index)]
         for slots in self._sets_of(index for index in kept if self.pool[index].step == step):
@@ -274,7 +277,7 @@ class SavePipeline:
         return False
 
     def _sets_of(self, indexes: Iterable[int]) -> list[SnapshotSet]:
-        """The snapshots that these slots hold."""
+        """Return the snapshots that these slots hold."""
         found = [(index, self.pool[index], self.pool[index].record()) for index in indexes]
         return whole_sets(SealedSlot(index, slot, record) for index, slot, record in found if record is not None)
 
@@ -288,15 +291,23 @@ class SavePipeline:
         tier.submit(job)
 
     def _jobs(self, tier: Tier) -> list[Job]:
-        """What a tier was given and has not released yet, as far as we have heard: what came of it is known then."""
+        """Return the jobs that a tier has not released yet, as far as the main thread knows.
+
+        A job's result is known before its release.
+        """
         return [job for holder, job in self._given if holder is tier]
 
-    # ---- slots of other lives ---------------------------------------------------------------------------------------
+    # ---- slots of earlier attempts and agents -----------------------------------------------------------------------
 
     def adopt(self, index: int, slot: Slot, generation: Generation, *, rank: int = 0, ends: bool = False) -> None:
-        """A slot came from another agent of this host; `generation` made what it holds, and `ends` with that agent.
+        """Take over a slot from another agent of this host.
 
-        What it holds says of which rank it is; an empty one is of `rank`.
+        Args:
+            index: of the slot.
+            slot: the slot. Its record names the rank that it belongs to.
+            generation: the one that sealed its content.
+            rank: the one that an empty slot belongs to.
+            ends: whether the generation ends with that agent.
         """
         record = slot.record()
         self.pool.put(index, slot, rank if record is None else record.rank)
@@ -305,23 +316,23 @@ class SavePipeline:
             self._unclaimed.add(index)
 
     def note_all_taken(self) -> None:
-        """What is sealed now is of earlier lives: no trainer of ours has yet to tell us of it."""
+        """Note that all sealed slots are of earlier attempts: no trainer of ours will report them."""
         for index in self.pool.newest():
             rank = self.pool.rank_of(index)
             self._last_sequence[rank] = self.sequence(rank)
 
     def handed_over(self) -> list[tuple[int, Generation]]:
-        """Sealed slots that another agent of this host can go on from."""
+        """Return the sealed slots that another agent of this host can take over, each with its generation."""
         return [(index, self._made_by[index]) for index in self.pool.sealed() if index in self._made_by]
 
     @property
     def run_id(self) -> str:
-        """Identity of the run that the newest of those slots is of; empty where there is none."""
+        """Identity of the run in the newest slot of `handed_over`; empty if there is no such slot."""
         newest = max(self.handed_over(), key=lambda made: self.pool[made[0]].sequence, default=None)
         return "" if newest is None else newest[1].run_id
 
     def memory_copies(self, run_id: str) -> list[MemoryCopy]:
-        """Sealed slots as candidates to resume from. `run_id` is the run's identity, empty while it is not known."""
+        """Return sealed slots as candidates to resume. `run_id` is the run's identity, empty while it is not known."""
         copies = []
         for slots in self._sets_of(index for index, made_by in self.handed_over() if run_id in ("", made_by.run_id)):
             number, step = self._made_by[slots[0].index].number, slots[0].record.step
@@ -329,7 +340,7 @@ class SavePipeline:
         return copies
 
     def leave_memory(self) -> None:
-        """Whoever trains needs the memory of the slots: they move to the disk. See `SlotPool.leave_memory`."""
+        """Move the slots to the disk, because the trainer needs their memory. See `SlotPool.leave_memory`."""
         moved = self.pool.leave_memory()
         for old, new in moved.items():
             if (generation := self._made_by.get(old)) is not None:
@@ -338,7 +349,7 @@ class SavePipeline:
             self._manifests[tuple((moved.get(index, index), sequence) for index, sequence in seals)] = manifest
 
     def note_resumed(self, point: ResumePoint, generation: Generation) -> ResumePoint:
-        """What a resume tells of the tiers; the point with its slots in the pool, held until they are restored."""
+        """Note what a resume tells of the tiers. Return the point with its slots in the pool, held until restored."""
         indexes = point.indexes or tuple(
             self.pool.add(slot, record.rank) for slot, record in zip(point.slots, point.records, strict=True)
         )
@@ -347,7 +358,7 @@ class SavePipeline:
             if not point.indexes:
                 self._made_by[index] = _published(point, generation.run_id)
             elif index in self._unclaimed:
-                self._made_by[index] = generation  # the store never heard of the other one
+                self._made_by[index] = generation  # the store never got the claim of the other one
             self._unclaimed.discard(index)
         self.sealed_step = point.id.step
         self._forget_beyond(point.id.step)
@@ -362,7 +373,7 @@ class SavePipeline:
         return replace(point, indexes=indexes)
 
     def _upload_behind(self, local: Tier, manifest: Manifest, generation: Generation) -> None:
-        """A snapshot that only the local tier has is resumed, and uploaded behind under its own id."""
+        """Upload a resumed snapshot that only the local tier has, behind the training and under its own id."""
         if self.steps.durable is not None and self.steps.durable >= manifest.step:
             return
         behind = LocalSnapshot(local.store, self._keys, manifest, generation, time.monotonic(), behind=True)
@@ -389,7 +400,7 @@ class SavePipeline:
     def _upload_if_due(self, manifest: Manifest, job: Job) -> None:
         assert self.local is not None, "only a local tier's snapshot is uploaded from its file"
         if self.steps.durable == manifest.step or any(job.step >= manifest.step for job in self._jobs(self.remote)):
-            return  # it went there straight from the slot
+            return  # it goes, or went, there straight from the slot
         now = time.monotonic()
         if self._urgent or self._is_due(now):
             self._upload_started_at = now
@@ -397,13 +408,13 @@ class SavePipeline:
             self._submit(self.remote, due_one)
 
     def _on_failed(self, tier: Tier, job: Job, err: Exception) -> None:
-        """What one tier cannot take, the other helps with: a slot that waits for a disk or a store is not free."""
+        """Let the other tier take over from one that fails: a slot that waits for a disk or a store is not free."""
         unreadable = isinstance(err, SourceUnreadable | SnapshotCorrupt)
         self._store_fails = self._store_fails or (tier is self.remote and not unreadable)
         if not isinstance(job, MemorySnapshot):
             if tier is self.remote and unreadable:
-                self._unreadable.add(job.step)  # the local disk's file, that is: memory may have it still
-                self._distrusts_files = True  # and the next ones go from memory before the trainer has it back
+                self._unreadable.add(job.step)  # the local disk's file: memory may still have the snapshot
+                self._distrusts_files = True  # and upload the next ones from memory, before the trainer gets the slot
                 self._give_from_memory(job.step)
             return
         if tier is self.local:
@@ -413,7 +424,7 @@ class SavePipeline:
             if all(index in self.pool for index in job.indexes) and not known:
                 self._give(self.remote, job)
             return
-        # A store may be down for hours: what waits for it is the file, since the next snapshot needs the slot.
+        # A store may be down for hours: the file waits for it, since the next snapshot needs the slot.
         file = self._newest_local
         if file is None or file.step in self._unreadable or self._draining or self._jobs(self.remote) != [job]:
             return
@@ -428,7 +439,7 @@ class SavePipeline:
                 self.pool.release(index, tier.name)
 
     def _forget_beyond(self, step: int) -> None:
-        """A figure beyond the resume point is of a snapshot that could not be used; steps to come are not durable."""
+        """Forget committed steps beyond `step`: their snapshots could not be used, and future steps are not durable."""
         known = (self.steps.local, self.steps.durable)
         self.steps = Steps(*(None if figure is None or figure > step else figure for figure in known))
 
@@ -441,12 +452,12 @@ class SavePipeline:
 
 
 def _seals(slots: SnapshotSet) -> _Seals:
-    """Tells one content of these slots from the next."""
+    """Return a key for the present content of these slots."""
     return tuple((sealed.index, sealed.slot.sequence) for sealed in slots)
 
 
 def _published(point: ResumePoint, run_id: str) -> Generation:
-    """Whose the slots are that were fetched for `point`: what is sent of them again goes where it has come from."""
+    """Return the generation that `point` was fetched from: an upload of its slots goes to the same place again."""
     assert point.manifest is not None, "it was read from a store"
     made = Generation(point.id.generation, run_id, point.manifest.nonce)
     made.claimed.set()

@@ -1,6 +1,7 @@
 """The slots of one node: how many fit, which is free, which holds the newest snapshot.
 
-Owns the agent's side of every slot's life; knows neither stores nor messages. Used from the agent's main thread only.
+Owns the agent's side of every slot, from its making to its close; knows neither stores nor messages. Used from the
+agent's main thread only.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from harness.ipc.window import Window
 
 RESERVED_BYTES = 256 * 1024 * 1024  # left to the trainer and the kernel when the budget is checked
 TWO_SLOTS_FROM_BYTES = 32 * 1024**3
-TRAINER = "trainer"  # who holds a slot that is granted
+TRAINER = "trainer"  # the holder of a slot that is granted
 _ROOT = Path("/")
 
 
 def available_bytes() -> int:
-    """Memory that can still be taken: the host's, or the cgroup's where that is less (memfds are charged to it)."""
+    """Return the available memory: the host's, or the cgroup's if that is less (memfds are charged to it)."""
     host, cgroup = _meminfo("MemAvailable"), free_in_cgroup(_ROOT)
     return host if cgroup is None else min(host, cgroup)
 
 
 def free_in_cgroup(root: Path) -> int | None:
-    """Bytes that the tightest memory limit above this process leaves; `None` where there is no limit.
+    """Return the bytes that the tightest memory limit above this process leaves; `None` if there is no limit.
 
-    Limits are asked from this process's own cgroup up to the root, of both versions: a unit's MemoryMax= is not at the
-    root that a process outside a cgroup namespace sees. Files in the page cache count as used there, and are not.
+    Limits are read from this process's own cgroup up to the root, in both versions: a unit's MemoryMax= is not at the
+    root that a process outside a cgroup namespace sees. The kernel counts files in the page cache as used; here they
+    count as free.
 
     Args:
         root: where /proc and /sys are.
@@ -57,12 +59,12 @@ def free_in_cgroup(root: Path) -> int | None:
 
 
 def total_bytes() -> int:
-    """The host's memory."""
+    """Return the host's memory in bytes."""
     return _meminfo("MemTotal")
 
 
 def how_many_fit(size: int, count: int, available: int) -> int:
-    """How many of `count` slots of `size` bytes there is room for in `available` bytes, with something left over."""
+    """Return how many of `count` slots of `size` bytes fit into `available` bytes, with `RESERVED_BYTES` to spare."""
     return max(0, min(count, (available - RESERVED_BYTES) // max(size, 1)))
 
 
@@ -81,8 +83,8 @@ class SlotRequest:
         bytes: of each.
         disk: see `Settings.slot_disk`; `None` for memory alone.
         count: at most.
-        reserve_bytes: of memory that somebody else is going to need.
-        medium: where they may be.
+        reserve_bytes: of memory to leave for another process.
+        medium: where they may be made.
     """
 
     bytes: int
@@ -110,7 +112,8 @@ class SlotRequest:
         """Make one, without waiting for memory.
 
         Returns:
-            The slot, and what allocates it from front to back; nothing, on a disk. See `pages.allocating`.
+            The slot, and a generator that allocates it from front to back; an empty one on a disk. See
+            `pages.allocating`.
 
         Raises:
             NoSpace: it fits nowhere.
@@ -131,7 +134,7 @@ class SlotRequest:
         if self.disk is None:
             raise NoSpace(
                 f"{words}; use a host (or a cgroup limit) with more memory, or --local DIR with a fast disk, "
-                "which then takes it instead"
+                "which then holds it instead"
             )
         try:
             return Slot.create(self.bytes, self.disk)
@@ -140,20 +143,20 @@ class SlotRequest:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for memory since it booted, in any container."""
+    """Return how many processes the kernel has killed for lack of memory since it booted, in any container."""
     found = re.search(r"^oom_kill (\d+)$", _read(_ROOT / "proc/vmstat") or "", re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a new layout needs: slots that are there, and some that have to be made. Knows of no pool.
+    """The slots of a new layout: existing ones, and some that have to be made. Does not know the pool.
 
     Attributes:
-        rank: whose they will be.
-        missing: those that have to be made, at most; perhaps none.
-        kept: indexes of those that are there.
-        substitutes: of those that will do where none can be made.
+        rank: the one that will own them.
+        missing: slots that have to be made, at most; perhaps none.
+        kept: indexes of the existing slots.
+        substitutes: indexes of the slots to use if none can be made.
     """
 
     rank: int
@@ -162,10 +165,10 @@ class Wanted:
     substitutes: tuple[int, ...]
 
     def make(self) -> list[Slot]:
-        """Make what is missing, as far as there is room. From any thread; blocks for half a second per GiB.
+        """Make the missing slots, as far as there is room. From any thread; blocks for half a second per GiB.
 
         Raises:
-            NoSpace: there is room for none, and nothing that would do instead.
+            NoSpace: there is room for none, and there is no substitute.
         """
         if not self.missing.count:
             return []
@@ -178,13 +181,13 @@ class Wanted:
 
 
 class SlotPool:
-    """Slots of all ranks, by index. Each is one rank's, whose layouts, grants and newest slot concern no other rank.
+    """Slots of all ranks, by index. Each belongs to one rank. Ranks do not share layouts, grants or newest slots.
 
-    A slot is *busy* while a tier reads it; the newest sealed one of a rank is kept until a newer one is.
+    A slot is *busy* while a tier reads it. The newest sealed slot of a rank is kept until the rank seals another.
     """
 
     def __init__(self, disk: Path | None = None) -> None:
-        """Empty. `disk` is a directory for a slot that memory has no room for."""
+        """Start empty. `disk` is a directory for a slot that memory has no room for."""
         self._disk = disk
         self._medium = Medium.MEMORY
         self._slots: dict[int, Slot] = {}
@@ -202,7 +205,7 @@ class SlotPool:
         return [index for index in self._slots if index not in self._retired]
 
     def rank_of(self, index: int) -> int:
-        """Whose slot it is."""
+        """Return the index of the rank that owns the slot."""
         return self._rank[index]
 
     def _of(self, rank: int) -> set[int]:
@@ -215,7 +218,7 @@ class SlotPool:
         return index in self._slots
 
     def add(self, slot: Slot, rank: int = 0) -> int:
-        """Take over a slot; its index never comes again while the agent lives (it wraps only after 250)."""
+        """Take over a slot; return its index, which is not used again soon (indexes wrap only after 250)."""
         while self._next in self._slots:
             self._next = (self._next + 1) % 250
         index, self._next = self._next, (self._next + 1) % 250
@@ -223,7 +226,7 @@ class SlotPool:
         return index
 
     def put(self, index: int, slot: Slot, rank: int = 0) -> None:
-        """Take over a slot under an index that the trainer knows it by."""
+        """Take over a slot under the index by which the trainer knows it."""
         self._slots[index], self._rank[index] = slot, rank
         self._busy[index] = set()
 
@@ -233,27 +236,27 @@ class SlotPool:
         return self.finish(wanted, wanted.make())
 
     def begin(self, size: int, count: int, rank: int = 0) -> Wanted:
-        """A new layout of a rank: slots of its old one go as soon as nobody needs them.
+        """Begin a new layout of a rank. Slots of its old layout are closed as soon as nothing uses them.
 
         Slots that are large enough already are kept: a resume's slot becomes the first snapshot's.
 
         Args:
             size: of each.
             count: how many there should be. See `SlotRequest` for how many there will be.
-            rank: whose.
+            rank: the one that owns the layout.
         """
         its = self._of(rank)
         large = [index for index in self.usable if index in its and self._slots[index].size >= size]
         kept = [index for index in large if not self._slots[index].on_disk][:count]
         self._retired |= its - set(large)
         self.collect()
-        substitutes = kept or large[:1]  # a resume may have been by way of the disk, when there was no telling
+        substitutes = kept or large[:1]  # a resume may have used the disk, when this was not known
         disk = None if substitutes else self._disk
         missing = SlotRequest(size, disk, count - len(kept), medium=self._medium)
         return Wanted(rank, missing, tuple(kept), tuple(substitutes))
 
     def finish(self, wanted: Wanted, made: Iterable[Slot]) -> list[int]:
-        """Take over what was made; the layout's indexes. What it does not need goes."""
+        """Take over the slots that were made; return the layout's indexes. Slots that it does not need are closed."""
         added = [self.add(slot, wanted.rank) for slot in made]
         there = wanted.kept if added else wanted.kept or wanted.substitutes
         indexes = [index for index in there if index in self.usable] + added
@@ -262,18 +265,18 @@ class SlotPool:
         return indexes
 
     def leave_memory(self) -> dict[int, int]:
-        """The newest snapshot moves to the disk, and slots are made there from now on. Blocks while the disk writes.
+        """Move the newest snapshot to the disk, and make slots there from now on. Blocks while the disk writes.
 
-        Only while no trainer lives. A tier that reads a slot in memory keeps it until it has done so.
+        Only while no trainer is alive. A tier that reads a slot in memory keeps it until it is done.
 
         Returns:
-            The index that each slot of the newest snapshot had in memory, and the one that it has now.
+            The old index, in memory, of each slot of the newest snapshot, mapped to its new one.
 
         Raises:
             NoSpace: there is no disk, or no room on it. Nothing has changed.
         """
         if self._disk is None:
-            raise NoSpace("there is no disk for it: --local DIR")
+            raise NoSpace("there is no disk for them; use --local DIR")
         copies = dict[int, Slot]()
         try:
             for index in self.newest():
@@ -296,45 +299,45 @@ class SlotPool:
         return moved
 
     def hold(self, index: int, tier: str) -> None:
-        """A tier (or a resume) starts to need the slot's content."""
+        """Keep the slot's content for `tier` (or for a resume) until `release`."""
         self._busy[index].add(tier)
 
     def release(self, index: int, tier: str) -> None:
-        """It does not any more."""
+        """Drop `tier`'s hold on the slot; close the slot if its layout is old and nothing else uses it."""
         if index in self._busy:
             self._busy[index].discard(tier)
             self.collect()
 
     def grant(self, rank: int = 0) -> int | None:
-        """A slot that a rank may fill now: the one with the oldest content. `None` if all are needed."""
+        """Return a slot that a rank may fill now: the one with the oldest content. `None` if all are in use."""
         free = [index for index in self.usable if self._rank[index] == rank and not self._busy[index]]
         return min(free, key=lambda index: self._slots[index].sequence, default=None)
 
     def is_granted(self, index: int) -> bool:
-        """Whether the trainer may begin to write to the slot at any moment: nobody else may begin to read it."""
+        """Return whether the trainer may begin to write to the slot at any moment: no one else may begin to read it."""
         return TRAINER in self._busy[index]
 
     def newest(self) -> list[int]:
-        """The slot that each rank has sealed last, in rank order."""
+        """Return the slot that each rank has sealed last, in rank order."""
         newest = {self._rank[index]: index for index in sorted(self.sealed(), key=lambda i: self._slots[i].sequence)}
         return [newest[rank] for rank in sorted(newest)]
 
     def sequence(self, rank: int = 0) -> int:
-        """Number of the newest seal of a rank that is here; 0 where there is none."""
+        """Return the number of a rank's newest seal in this pool; 0 if there is none."""
         return max((self._slots[index].sequence for index in self.sealed() if self._rank[index] == rank), default=0)
 
     def sealed(self) -> list[int]:
-        """Every slot that is sealed, retired layouts included."""
+        """Return every sealed slot, including those of retired layouts."""
         return [index for index, slot in self._slots.items() if slot.state is SlotState.SEALED]
 
     def collect(self) -> None:
-        """Close slots of old layouts that nobody needs; what a rank has sealed last stays until it seals again."""
+        """Close unused slots of old layouts; the slot that a rank has sealed last stays until it seals another."""
         newest = self.newest()
         for index in [i for i in self._retired if not self._busy[i] and i not in newest]:
             self.close([index])
 
     def close(self, indexes: Iterable[int] | None = None) -> None:
-        """Close all slots."""
+        """Close the slots of `indexes`; `None` for all."""
         for index in list(self._slots if indexes is None else indexes):
             del self._busy[index], self._rank[index]
             self._retired.discard(index)
@@ -350,7 +353,7 @@ def _meminfo(name: str) -> int:
 
 
 def _read(path: Path) -> str | None:
-    """A small file of the kernel's, stripped; `None` where there is none or it is not for us."""
+    """Return a small file of the kernel's, stripped; `None` if it is missing or cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Sets: the sealed slots of one step, of all ranks. Only a whole set is a snapshot; a slot alone is none.
+"""Sets: the sealed slots of one step, of all ranks. Only a whole set is a snapshot; a single slot is not.
 
-Owns which slots belong together, and what is waited for. Knows neither tiers nor who holds a slot. Main thread.
+Owns which slots belong together, and which still wait for others. Knows neither tiers nor holders. Main thread.
 
     seal of rank 0 ──▶ waits ┐
     seal of rank 1 ──────────┴─▶ a set ──▶ the tiers' turn
@@ -20,38 +20,39 @@ def _step_of(sealed: SealedSlot) -> _Step:
 
 
 class Gathering:
-    """Seals that wait for those of the other ranks."""
+    """Sealed slots that wait for those of the other ranks."""
 
     def __init__(self) -> None:
-        """Nothing waits."""
+        """Start empty."""
         self._waiting: dict[_Step, dict[int, SealedSlot]] = {}
 
     @property
     def indexes(self) -> set[int]:
-        """Of the slots that wait."""
+        """Indexes of the slots that wait."""
         return {sealed.index for ranks in self._waiting.values() for sealed in ranks.values()}
 
     def add(self, sealed: SealedSlot) -> SnapshotSet | None:
-        """A rank has sealed; the set, if it was the last one of its step. Sets of earlier seals never come to be then.
+        """Add a rank's sealed slot; return the set if it was the last one of its step.
 
-        A rank seals its steps in order, so whoever is complete has been overtaken by nobody.
+        Then drop the slots of earlier steps: a rank seals its steps in order, so they will never be complete.
         """
-        self._waiting.setdefault(_step_of(sealed), {})[sealed.record.rank] = sealed
-        ranks = self._waiting[_step_of(sealed)]
+        completed = _step_of(sealed)
+        ranks = self._waiting.setdefault(completed, {})
+        ranks[sealed.record.rank] = sealed
         if len(ranks) < sealed.record.world_size:
             return None
-        self._waiting.clear()
+        self._waiting = {step: others for step, others in self._waiting.items() if step > completed}
         return tuple(ranks[rank] for rank in sorted(ranks))
 
     def forget(self) -> None:
-        """Whoever is waited for is gone."""
+        """Drop the waiting slots: the ranks that they wait for have ended."""
         self._waiting.clear()
 
 
 def whole_sets(slots: Iterable[SealedSlot]) -> list[SnapshotSet]:
-    """The sets that `slots` make, newest seals first; what is of no whole set is left out.
+    """Return the whole sets in `slots`, newest seals first; slots of incomplete sets are left out.
 
-    A rank may hold one step twice: once as it sealed it, once as it was fetched. Each is of a set of its own.
+    A rank may hold one step twice: once as it sealed it, once as it was fetched. Each belongs to a set of its own.
     """
     by_step: dict[_Step, dict[int, list[SealedSlot]]] = {}
     for sealed in sorted(slots, key=lambda sealed: sealed.slot.sequence, reverse=True):

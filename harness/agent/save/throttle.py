@@ -1,4 +1,4 @@
-"""How fast a tier sends: measured, and kept to a limit while nothing is urgent.
+"""Speed of a tier's uploads: measured, and kept to a limit while nothing is urgent.
 
 Owns the measurements of one tier. Pauses for the limit do not count as time, nor does what the store copies by itself.
 """
@@ -12,14 +12,14 @@ from harness.core.policy.copying import Copied, Rates
 from harness.core.rate import Rate
 from harness.snapshots.commit import Attempt
 
-SAMPLE_S = 2.0  # a speed is measured over so long: parts are acknowledged in bursts
+SAMPLE_S = 2.0  # the time over which a speed is measured: parts are acknowledged in bursts
 
 
 class Throttle:
-    """Of one tier. `count` in the thread that sends, everything else from any."""
+    """Rate limit and measurements of one tier. `count` in the thread that sends, everything else from any."""
 
     def __init__(self, limit_bytes_s: float | None) -> None:
-        """Nothing was measured yet. `limit_bytes_s` is how fast to send at most; `None` for as fast as it goes."""
+        """Start without measurements. `limit_bytes_s` is how fast to send at most; `None` for no limit."""
         self.limit_bytes_s = limit_bytes_s
         self._changed = threading.Condition()
         self._free = False
@@ -34,30 +34,30 @@ class Throttle:
 
     @property
     def rates(self) -> Rates:
-        """Measured, pessimistic, and without what the limit slows down; `None` until something was sent."""
+        """Measured speeds: pessimistic, without pauses for the limit; `None` until something was sent."""
         with self._changed:
             return Rates(store_bytes_s=self._rate.per_s, copied=self._copied)
 
     @property
     def copied(self) -> Copied:
-        """What the store copied by itself of the newest snapshot: of the next one that need not be sent either."""
+        """Part of the newest snapshot that the store copied by itself: as much of the next one need not be sent."""
         with self._changed:
             return self._copied
 
     def begin(self, attempt: Attempt) -> None:
-        """What is sent from now on is counted for `attempt`, and its time begins."""
+        """Count for `attempt` from now on, and start its time."""
         with self._changed:
             self._attempt, self._copied_before_s = attempt, attempt.copying_s
             self._began_at = time.monotonic()
             self._sent, self._paused_s, self._sampled, self._since = 0, 0.0, False, (0, 0.0)
 
     def left(self, size: int) -> int:
-        """Bytes still to send of the attempt in flight, of `size`."""
+        """Return the bytes still to send of the attempt in flight, out of `size`."""
         with self._changed:
             return max(0, size - self._sent - self._attempt.skipped_bytes)
 
     def count(self, sent: int) -> None:
-        """So many bytes are stored. Blocks for as long as the limit asks for."""
+        """Note that `sent` more bytes are stored. Blocks for as long as the limit demands."""
         with self._changed:
             self._sent += sent
             sent_before, elapsed_before = self._since
@@ -68,19 +68,19 @@ class Throttle:
             self._wait_for_pace()
 
     def end(self) -> None:
-        """Everything of the attempt is stored."""
+        """Note that everything of the attempt is stored."""
         with self._changed:
             if not self._sampled:  # a small one: its round trips are most of what it costs
                 self._rate.add(self._sent, self._elapsed_s)
             self._copied = Copied(self._attempt.copied_bytes, self._attempt.copying_s)
 
     def forget_copied(self) -> None:
-        """The next snapshot has no base, and is sent whole."""
+        """Forget what was copied: the next snapshot has no base, and is sent whole."""
         with self._changed:
             self._copied = Copied()
 
     def set_free(self, free: bool) -> None:
-        """Whether to send as fast as it goes, whatever the limit."""
+        """Set whether to send at full speed, regardless of the limit."""
         with self._changed:
             self._free = free
             self._changed.notify_all()

@@ -1,9 +1,8 @@
 """A tier: sealed slot or local snapshot → one ObjectStore → publish → verify → retire. Two instances: local and remote.
 
-Owns one thread and its order of work; the protocol itself is `snapshots/commit.py`. The newest job wins: a job that
-waits is replaced by a newer one, a job in flight is finished, unless time runs out and only the newer one alone still
-fits. A failing store is retried without end and never stops training. While nothing is urgent, sending keeps to a
-rate limit.
+Owns one thread and its order of work; the protocol itself is `snapshots/commit.py`. The newest job wins: a newer job
+replaces one that waits. A job in flight is finished, unless time runs out and only the newer one alone still fits. A
+failing store is retried forever and never stops training. While nothing is urgent, sending keeps to a rate limit.
 
     submit ─▶ [pending] ─▶ save (retry until it fits, a newer one comes, or the deadline passes)
                             └▶ idle: verify what was written, retire, keep room for the next one
@@ -35,19 +34,19 @@ from harness.errors import SnapshotCorrupt
 from harness.snapshots import commit
 from harness.snapshots.dedup import Deduplicator
 
-CALL_S = 600.0  # one attempt at a snapshot while nothing is urgent, beside what its bytes take
+CALL_S = 600.0  # for one attempt at a snapshot while nothing is urgent, plus the time for its bytes
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
-SILENT_S = 10.0  # without a sign of a store that something is sent to, until that is told
+SILENT_S = 10.0  # without progress of a store that something is sent to, until the tier reports it
 
 
 @dataclass(frozen=True)
 class TierEvents:
-    """What a tier tells the agent, from the tier's thread.
+    """Callbacks of a tier. Each is called in the tier's thread.
 
     Attributes:
         published: a job is committed.
         failed: an attempt failed; the last argument says whether it was the last one.
-        released: the tier does not read the job's bytes any more, whatever became of it.
+        released: the tier does not read the job's bytes any more, whether it was committed or not.
     """
 
     published: Callable[[Tier, Job, Manifest], None]
@@ -73,10 +72,10 @@ class Tier:
         Args:
             context: of the agent.
             name: "local" or "remote".
-            store: where to.
+            store: the one to fill.
             retention: what to keep.
-            tell: whoever gives it jobs.
-            limit_bytes_s: how fast to send while nothing is urgent; `None` for as fast as it goes.
+            tell: callbacks of the pipeline, which submits the jobs.
+            limit_bytes_s: how fast to send while nothing is urgent; `None` for no limit.
         """
         self.name, self.store, self.keys = name, store, context.keys
         self._emit, self._on_bug, self._tell = context.emit, context.on_bug, tell
@@ -84,10 +83,10 @@ class Tier:
         self._pending: Job | None = None
         self._current: Job | None = None
         self._attempt = commit.Attempt()
-        self._cancelled = threading.Event()  # the job in flight makes way for a newer one
+        self._cancelled = threading.Event()  # set once the job in flight is given up for a newer one
         self._deadline = Deadline.never()
         self._closing = self._urgent = self._commits = False
-        self._heard_at: float | None = None  # while something is sent: when the store last took some of it
+        self._heard_at: float | None = None  # while something is sent: when the store last accepted some of it
         self._throttle = Throttle(limit_bytes_s)
         self._unchanged = Deduplicator()
         self._looked_for_base = False
@@ -101,9 +100,9 @@ class Tier:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Ask for `job` to be made durable here; a job that is still waiting is dropped for it.
+        """Queue `job` to be made durable here; it replaces a job that is still waiting.
 
-        The one in flight is finished first, unless there is a deadline, and only `job` alone still makes it.
+        The job in flight is finished first, unless there is a deadline that only `job` alone can still meet.
         """
         with self._condition:
             dropped, self._pending = self._pending, job
@@ -113,20 +112,20 @@ class Tier:
             self._tell.released(self, dropped)
 
     def drain(self, deadline: Deadline) -> None:
-        """From now on nothing is worth doing after `deadline`, and nothing idle is done."""
+        """Give up at `deadline`, and do no upkeep from now on."""
         with self._condition:
             self._deadline = deadline
             self._give_way()
             self._set_pace()
 
     def set_urgent(self, urgent: bool) -> None:
-        """Whether to send as fast as it goes: whatever the limit, and whoever else wants the machine."""
+        """Set whether to send at full speed, regardless of the limit and of other users of the machine."""
         with self._condition:
             self._urgent = urgent
             self._set_pace()
 
     def trust(self, snapshot: SnapshotId) -> None:
-        """Note that a snapshot was read and found good by somebody else (a successful restore)."""
+        """Note that a snapshot was read and found good outside this tier (a successful restore)."""
         self._upkeep.trust(snapshot)
 
     @property
@@ -137,7 +136,7 @@ class Tier:
 
     @property
     def bytes_left(self) -> int | None:
-        """Bytes still to send of the job in flight; `None` when idle."""
+        """Bytes still to send of the job in flight, else of the one that waits; `None` when idle."""
         with self._condition:
             if self._current is not None:
                 return self._throttle.left(self._current.bytes)
@@ -145,22 +144,22 @@ class Tier:
 
     @property
     def bytes_s(self) -> float | None:
-        """Measured, pessimistic, and without what the limit slows down; `None` until something was sent."""
+        """Speed of sending: measured, pessimistic, without pauses for the limit; `None` until something was sent."""
         return self._throttle.rates.store_bytes_s
 
     @property
     def copied(self) -> Copied:
-        """What the store copied by itself of the newest snapshot here: of the next one that need not be sent either."""
+        """Part of the newest snapshot that the store copied by itself: as much of the next one need not be sent."""
         return self._throttle.copied
 
     @property
     def jobs(self) -> list[Job]:
-        """What is in flight and waiting."""
+        """The job in flight and the one that waits."""
         with self._condition:
             return [job for job in (self._current, self._pending) if job is not None]
 
     def tell_silence(self) -> None:
-        """Say that the store has taken nothing for a while, once until it does. Main thread."""
+        """Report that the store has accepted nothing for a while, once until it accepts something. Main thread."""
         with self._condition:
             job, heard_at = self._current, self._heard_at
             if job is None or heard_at is None or (silent_s := time.monotonic() - heard_at) < SILENT_S:
@@ -169,7 +168,7 @@ class Tier:
         self._emit(events.StoreSilent(tier=self.name, step=job.step, seconds=silent_s))
 
     def close(self, wait_s: float) -> bool:
-        """Stop after the call in flight; waits at most `wait_s`. Whether nothing can be committed any more."""
+        """Stop after the call in flight; wait at most `wait_s`. Return whether nothing can be committed any more."""
         with self._condition:
             self._closing = True
             self._set_pace()
@@ -179,8 +178,8 @@ class Tier:
             return not self._commits or not self._thread.is_alive()
 
     def _run(self) -> None:
-        # Saving must not take the training loop's cores, nor its disk. This thread decides and waits, like any other;
-        # the store's pools have the bytes, and one of its own has what is done when nothing waits.
+        # Saving must not take the training loop's cores, nor its disk. This thread decides and waits, at the ordinary
+        # priority; the store's pools move the bytes, and a pool of this thread does the upkeep when nothing waits.
         self._background.begin()
         idle = Pool(1, f"harness-upkeep-{self.name}")
         try:
@@ -224,8 +223,8 @@ class Tier:
                 if self._cancelled.is_set():
                     self._emit(events.GivenUp(tier=self.name, step=job.step))
                     return
-                # A disk that fails is not asked again for this one: the store gets it straight from the slot, which a
-                # retry would keep from the trainer; the next snapshot is the next attempt.
+                # A disk that fails is not retried for this job: the store gets it straight from the slot, and a retry
+                # would keep the slot from the trainer. The next snapshot is the next attempt.
                 final = isinstance(err, SnapshotCorrupt) or self.name == "local" or deadline.remaining_s < FIRST_RETRY_S
                 self._emit(
                     events.SaveFailed(
@@ -237,7 +236,7 @@ class Tier:
                     return
                 retry_s = min(LONGEST_RETRY_S, 2 * retry_s)
                 if self._deadline is not deadline:
-                    retry_s = FIRST_RETRY_S  # a notice came: every second counts now
+                    retry_s = FIRST_RETRY_S  # there was a notice: every second counts now
 
     def _save_once(self, job: Job, deadline: Deadline) -> None:
         if self.name == "remote" and not job.generation.claimed.wait(min(deadline.remaining_s, LONGEST_RETRY_S)):
@@ -275,7 +274,7 @@ class Tier:
 
     def _publish_heard(self, job: Job, deadline: Deadline) -> Manifest:
         self._look_for_base(deadline)
-        self._throttle.begin(self._attempt)  # waiting for the claim, or for room, was not the network's fault
+        self._throttle.begin(self._attempt)  # the wait for the claim, or for room, is no network time
         manifest = commit.publish(
             self.store,
             self.keys,
@@ -294,7 +293,7 @@ class Tier:
 
     @contextlib.contextmanager
     def _committing(self) -> Iterator[None]:
-        """Around what makes a snapshot visible: not begun once the tier closes, since an end may be recorded then."""
+        """Guard the call that makes a snapshot visible; refuse it once the tier closes: an end may be recorded then."""
         with self._condition:
             if self._closing:
                 raise CloudError("the agent is ending: nothing is committed any more")
@@ -306,14 +305,14 @@ class Tier:
                 self._commits = False
 
     def _look_for_base(self, deadline: Deadline) -> None:
-        """A run that goes on elsewhere, or as another agent's, copies from the start what an earlier life has sent.
+        """Find a snapshot that the store can copy unchanged shards from, even one of an earlier agent or host.
 
-        What somebody else has found damaged since (a resume in place, another agent) is no base any more.
+        A base that was quarantined since (by a resume in place, or another agent) is not used any more.
         """
         with contextlib.suppress(CloudError):  # nothing is found then, and the next snapshot looks again
             if not self._looked_for_base:
                 base = commit.base(self.store, self.keys, deadline)
-                if base is not None and base.run_id == self._upkeep.run_id:  # of another run, nothing was read
+                if base is not None and base.run_id == self._upkeep.run_id:  # of another run, nothing was read here
                     self._unchanged.committed(base)
                 self._looked_for_base = True
             elif self._unchanged.base is not None:
@@ -325,7 +324,7 @@ class Tier:
             self._upkeep.doubt(base)
 
     def _overtaken(self, wait_s: float, deadline: Deadline) -> bool:
-        """Wait before the next attempt, or until another deadline counts; whether a newer job makes it pointless."""
+        """Wait before the next attempt, or until the deadline changes; return whether a newer job replaces it."""
         give_up_at = time.monotonic() + min(wait_s, deadline.remaining_s / 2)
         with self._condition:
             while self._pending is None and self._deadline is deadline and not self._closing:
@@ -336,20 +335,20 @@ class Tier:
             return self._pending is not None or self._closing
 
     def _needed(self, job: Job) -> int:
-        """The bytes that a job will really write, as far as one can tell: what the store copies takes no room."""
+        """Estimate the bytes that a job will really write: shards that the store copies take no room."""
         copied = max(self._attempt.copied_bytes, self._throttle.copied.bytes)
         if copied:
             return max(0, job.bytes - copied)
-        # Nothing was saved here yet. Where there may be something to copy, the attempt itself finds out.
+        # Nothing was saved here yet. If there may be something to copy, the attempt itself finds out.
         return 0 if self._unchanged.base is not None else job.bytes
 
     def _busy(self) -> bool:
-        """Whether something better than upkeep waits."""
+        """Return whether a job waits, or there is no time for upkeep."""
         with self._condition:
             return self._pending is not None or self._closes()
 
     def _closes(self) -> bool:
-        """Whether there is no time for upkeep, ever again."""
+        """Return whether the tier will do no upkeep any more: it closes, or there is a deadline."""
         return self._closing or self._deadline.remaining_s != float("inf")
 
     def _pause(self, until: Callable[[], bool], seconds: float) -> None:
@@ -357,12 +356,12 @@ class Tier:
             self._condition.wait_for(until, seconds)
 
     def _forget_base(self) -> None:
-        """Nothing is copied until another snapshot is committed: the next one is sent whole."""
+        """Copy nothing until another snapshot is committed: the next one is sent whole."""
         self._unchanged.forget()
         self._throttle.forget_copied()
 
     def _count(self, sent: int) -> None:
-        """Progress of a `put`. Tier's thread; blocks for as long as the limit asks for."""
+        """Count the progress of a `put`. Tier's thread; blocks for as long as the limit demands."""
         with self._condition:
             self._heard_at = None
         self._throttle.count(sent)
@@ -370,14 +369,14 @@ class Tier:
             self._heard_at = time.monotonic()
 
     def _set_pace(self) -> None:
-        """Something is new: whether the limit counts, whether others come first, and whoever waits. With the lock."""
+        """Update the limit and the priority after a change, and wake waiting threads. Call it with the lock."""
         hurries = self._urgent or self._deadline.remaining_s != float("inf")
         self._background.urgent = hurries
         self._throttle.set_free(hurries or self._closing or self._cancelled.is_set())
         self._condition.notify_all()
 
     def _give_way(self) -> None:
-        """Whether the job in flight is given up for the one that waits, now that either or the deadline is new."""
+        """Give up the job in flight if only a newer waiting one still meets the deadline. Call it with the lock."""
         current, waiting = self._current, self._pending
         if current is not None and waiting is not None and current.step < waiting.step:
             left = self._throttle.left(current.bytes)
@@ -385,6 +384,6 @@ class Tier:
                 self._cancelled.set()
 
     def _copies_pay(self) -> bool:
-        """Whether to have the store copy: without a deadline always, then where that is no slower than sending."""
+        """Return whether the store should copy: without a deadline always, else if that is no slower than sending."""
         with self._condition:
             return self._deadline.remaining_s == float("inf") or self._throttle.rates.copies_pay

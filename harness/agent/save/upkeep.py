@@ -1,7 +1,7 @@
-"""What a tier does while no snapshot waits: read back what was written, retire, sweep, keep room for the next one.
+"""Upkeep of a tier while no snapshot waits: read back what was written, retire, sweep, keep room for the next one.
 
-Owns what of a store is known to be good, and what may be deleted there (I6). One thread at a time, the tier's, but for
-`trust`.
+Owns which snapshots of a store are known to be good, and which may be deleted there (I6). One thread at a time, the
+tier's, except for `trust`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import commit, fetch, records, retire
 
-CALL_S = 600.0  # for all of it, beside what the bytes take that are read back
-AGAIN_S = (0.5, 2.0)  # before what differs is read again
+CALL_S = 600.0  # for all of it, plus the time for the bytes that are read back
+AGAIN_S = (0.5, 2.0)  # before data that differs is read again
 SPARE_BYTES = 64 * 1024 * 1024  # records, journal segments, the file system's own needs
-MOST_SKIPPED = 1  # upkeeps in a row, since a snapshot was waiting: after that it waits for one
-GRACE_S = 3 * 24 * 3600.0  # how old another run's snapshot must be before it is retired without the user's word
+MOST_SKIPPED = 1  # upkeeps in a row because a snapshot waits; the next snapshot waits for the upkeep
+GRACE_S = 3 * 24 * 3600.0  # how old another run's snapshot must be to be retired without the user's consent
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What a tier keeps. See `core.policy.retention`.
+    """The snapshots that a tier keeps. See `core.policy.retention`.
 
     Attributes:
-        keep_last: so many of the newest.
-        keep_every: and those whose step is a multiple of it; `None` for none.
-        pinned: and those, asked anew each time: something else still reads them.
+        keep_last: how many of the newest to keep.
+        keep_every: keep those whose step is a multiple of it, too; `None` for none.
+        pinned: returns those that something else still reads; called each time. They are kept, too.
     """
 
     keep_last: int
@@ -47,12 +47,12 @@ class Retention:
 
 @dataclass(frozen=True)
 class MakesWay:
-    """What upkeep makes way for.
+    """Callbacks that tell upkeep when to stop for more important work.
 
     Attributes:
-        busy: whether something better waits, or there is no time.
-        closes: whether there is no time for upkeep, ever again.
-        pause: wait for so many seconds, or until a condition of these holds.
+        busy: whether a job waits, or there is no time for upkeep.
+        closes: whether the tier will do no upkeep any more.
+        pause: wait until one of these conditions holds, or for so many seconds.
     """
 
     busy: Callable[[], bool]
@@ -61,7 +61,7 @@ class MakesWay:
 
 
 class Upkeep:
-    """Of one tier's store."""
+    """Upkeep of one tier's store."""
 
     def __init__(
         self,
@@ -79,37 +79,37 @@ class Upkeep:
             name: of the tier.
             store: its store.
             retention: what to keep.
-            way: what it makes way for.
-            forget_base: called where nothing that the store holds may be copied from any more.
+            way: tells when to stop.
+            forget_base: called when no snapshot of the store may be copied from any more.
         """
         self._name, self._store, self._keys, self._retention = name, store, context.keys, retention
         self._emit, self._host, self._way, self._forget_base = context.emit, context.host, way, forget_base
-        self._fresh = context.settings.fresh  # the user has said that what was before is to be ignored, and may go
+        self._fresh = context.settings.fresh  # the user wants older snapshots to be ignored; they may be deleted
         self.run_id = ""
         """Identity of the run that is saved here; empty before the first snapshot."""
         self._unverified: Manifest | None = None
         self._verified: set[SnapshotId] = set()
-        self._doubtful: set[SnapshotId] = set()  # were verified, before something was damaged that may be theirs, too
+        self._doubtful: set[SnapshotId] = set()  # were verified before damage was found that they may share
         self._ours: set[SnapshotId] = set()
         self._swept = self._behind = self._reads_well = False
         self._skipped = 0
 
     def trust(self, snapshot: SnapshotId) -> None:
-        """Note that a snapshot was read and found good by somebody else (a successful restore). From any thread."""
+        """Note that a snapshot was read and found good outside this tier (a successful restore). From any thread."""
         self._verified.add(snapshot)
 
     def note_published(self, manifest: Manifest) -> None:
-        """It is there, and has to be read back."""
+        """Note that a snapshot was published, and has to be read back."""
         self._ours.add(manifest.id)
         self._unverified = manifest
 
     # ---- room -------------------------------------------------------------------------------------------------------
 
     def make_room(self, size: int, deadline: Deadline) -> None:
-        """Delete what need not be kept where `size` bytes do not fit.
+        """Delete snapshots that need not be kept, if `size` bytes do not fit.
 
         Raises:
-            Full: they do not even so.
+            Full: they do not fit even then.
             CloudError: the store could not be asked.
         """
         needed = size + SPARE_BYTES
@@ -125,12 +125,12 @@ class Upkeep:
             )
 
     def clear(self, deadline: Deadline) -> None:
-        """Retire down to one. Where nothing may go, since nothing was read back, do that first. Raises CloudError."""
+        """Retire all but one. If none may go because none was read back, read one back first. Raises CloudError."""
         if self._retire(keep_last=1, deadline=deadline):
             return
         for snapshot in reversed(records.survey(self._store, self._keys, deadline).commits):
             if snapshot in self._verified:
-                return  # all that is older was retired before
+                return  # everything older was retired before
             with contextlib.suppress(SnapshotCorrupt, NotFound, Unreadable):
                 manifest = records.read_manifest(self._store, self._keys, snapshot, deadline)
                 if self._verify(manifest, deadline, interrupted=self._way.closes):
@@ -140,10 +140,10 @@ class Upkeep:
     # ---- while nothing waits ----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Verify what was written, retire, keep room for the next one; nothing of it while a snapshot waits.
+        """Verify what was written, retire, and keep room for the next snapshot; skip all of it while a snapshot waits.
 
-        But at most once in a row: a training that saves faster than a store takes it would never be verified, and so
-        never retired.
+        It is skipped at most once in a row: otherwise the snapshots of a training that saves faster than the store
+        accepts them would never be verified, and so never retired.
         """
         busy = self._way.busy()
         owed = busy and self._skipped >= MOST_SKIPPED and not self._way.closes()
@@ -169,7 +169,7 @@ class Upkeep:
             self._emit(events.UpkeepFailed(tier=self._name, reason=str(err)))
 
     def _note_behind(self, behind: bool) -> None:
-        """Say it, once, when snapshots come faster than they can be saved and looked after; and go on more slowly."""
+        """Report, once, that snapshots come faster than they can be saved and verified: saving gets slower then."""
         if behind and not self._behind:
             self._emit(events.Behind(tier=self._name))
         self._behind = behind
@@ -180,14 +180,14 @@ class Upkeep:
             good = self._read_back(manifest, deadline, interrupted)
         except SnapshotCorrupt as err:
             self.doubt(manifest.id)
-            # Whoever finds damage everywhere is most likely damaged itself: bad memory, say.
+            # A host that finds damage everywhere is most likely damaged itself, for example by bad memory.
             if self._reads_well or isinstance(err, fetch.DamagedInStore):
                 self._reads_well = False
                 commit.quarantine(self._store, self._keys, manifest.id, str(err), self._host, deadline)
                 self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
             raise
         except CloudError:
-            # A bad block proves nothing, and another name makes it no better. A store without files compares sums.
+            # A bad block proves nothing, but a copy that shares it is no better. A store without files compares sums.
             if self._store.local_path(self._keys.commit(manifest.id)) is not None:
                 self._forget_base()
             raise
@@ -199,7 +199,7 @@ class Upkeep:
         return good
 
     def _read_back(self, manifest: Manifest, deadline: Deadline, interrupted: Callable[[], bool]) -> bool:
-        """Read it; and again, after a pause, before anybody calls it damaged."""
+        """Read a snapshot back, repeatedly and with pauses before it counts as damaged. Return False if interrupted."""
         for pause_s in AGAIN_S:
             with contextlib.suppress(SnapshotCorrupt):
                 return fetch.verify(self._store, self._keys, manifest, deadline, interrupted=interrupted)
@@ -207,9 +207,9 @@ class Upkeep:
         return fetch.verify(self._store, self._keys, manifest, deadline, interrupted=interrupted)
 
     def doubt(self, damaged: SnapshotId) -> None:
-        """Trust nothing that was verified before: where snapshots share a file, damage in one is damage in all.
+        """Trust no snapshot that was verified before: if snapshots share a file, damage in one is damage in all.
 
-        Nothing is copied from it, and until something is read back again, nothing is verified, and so nothing deleted.
+        No shard is copied from them. Until one is read back again, none counts as verified, and so none is deleted.
         """
         self._forget_base()
         self._doubtful.update(tuple(self._verified))  # `trust` adds from another thread
@@ -217,7 +217,7 @@ class Upkeep:
         self._verified.clear()
 
     def _doubted(self, deadline: Deadline) -> Manifest | None:
-        """What to read again, if there is anything: only where no newer snapshot has come to be verified."""
+        """Return the newest doubtful snapshot, to be read again if no newer one has to be verified; else `None`."""
         if not self._doubtful:
             return None
         newest = max(self._doubtful)
@@ -228,7 +228,7 @@ class Upkeep:
             raise
 
     def _retire(self, keep_last: int, deadline: Deadline) -> int:
-        """Delete what need not be kept. How many snapshots that were."""
+        """Delete snapshots that need not be kept. Return how many were deleted."""
         doomed = retain(
             records.survey(self._store, self._keys, deadline).commits,
             keep_last=keep_last,
@@ -245,9 +245,9 @@ class Upkeep:
         return len(retired)
 
     def _may_go(self, snapshot: SnapshotId, deadline: Deadline) -> bool:
-        """Whether it is ours to delete: not a newer version's, nor another run's unless the user said so, or for days.
+        """Return whether this run may delete a snapshot: not a newer version's; another run's only if old, or --fresh.
 
-        That there was another run of this name may be an error: of whoever typed --fresh, or of a store.
+        That another run of this name exists may be an error: a mistaken --fresh, or a fault of the store.
         """
         if snapshot in self._ours:
             return True
@@ -264,7 +264,7 @@ class Upkeep:
         return _age_s(manifest.parts[0].sealed_at) > GRACE_S
 
     def _is_claimed_by_this_run(self, snapshot: SnapshotId, deadline: Deadline) -> bool:
-        """Whether the claim of its generation is this run's; a local tier has no claims."""
+        """Return whether the claim of the snapshot's generation is this run's; a local tier has no claims."""
         if self._name == "local":
             return True  # a copy, which dies with this machine
         with contextlib.suppress(NotFound, SnapshotCorrupt, Unreadable):
@@ -272,12 +272,12 @@ class Upkeep:
         return False
 
     def _sweepable(self) -> int:
-        """The newest generation whose garbage is ours to delete: our own."""
+        """Return the newest generation whose garbage this run may delete: that of its newest verified snapshot."""
         return max((snapshot.generation for snapshot in tuple(self._verified)), default=0)
 
 
 def _age_s(instant: str) -> float:
-    """Seconds since an instant of a record, by this host's wall clock; 0 where it cannot be read."""
+    """Return the seconds since an instant of a record, by this host's wall clock; 0 if it cannot be parsed."""
     try:
         return (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(instant)).total_seconds()
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""One life of the trainer, as its agent sees it: how far it came, how it ended, and what its start took.
+"""One attempt of the trainer, as its agent sees it: how far it got, how it ended, and how long its start took.
 
 Owns what is known of one process between its start and its exit; decides nothing.
 """
@@ -15,25 +15,26 @@ from harness.core.restart import Moments, divide
 
 @dataclass
 class TrainerAttempt:
-    """One life of the trainer, from its start to its exit.
+    """One attempt of the trainer, from its start to its exit.
 
     Attributes:
-        began_at: monotonic; of the agent's start for its first.
-        starting_at: monotonic; when its start began: that of the agent's process for the first, Python's own included.
-        last_ended_at: monotonic; when the life before it in this agent ended.
+        began_at: monotonic; when it began. For an agent's first attempt, when the agent started.
+        starting_at: monotonic; when its start began; for the first attempt, that of the agent's process, including
+            Python's own.
+        last_ended_at: monotonic; when the previous attempt in this agent ended.
         spawned_at: monotonic; when its process was started. `None` for one that another agent saw start.
         connected: whether a Checkpointer said hello.
         first_step_at: monotonic; when the first optimizer step was complete.
         finished_step: the step at which the last loop ended.
         exit_code: how the process ended; `None` while it lives, and for a trainer that is not our child and crashed.
         raised: whether its Checkpointer said goodbye because of an exception, or an exit code that says so.
-        stopped_early: whether it said so: the program left its outermost loop before its end, of its own accord.
-        hopeless: whether it was one of our own errors, which the same program would meet again.
+        stopped_early: whether it said that the program left its outermost loop before its end, by its own choice.
+        hopeless: whether the exception was one of our own errors, which the same program would meet again.
         over: whether the process has ended.
-        ended_at: monotonic; when it did.
-        resumed_step: where it began.
-        restored: whether it made the snapshot's state its own.
-        stepped: what the trainer told of its first step, until that is told in turn.
+        ended_at: monotonic; when the process, or its last connection, ended.
+        resumed_step: the step where it began.
+        restored: whether it has restored the snapshot's state.
+        stepped: the trainer's message about its first step, until `Restarted` is emitted.
     """
 
     began_at: float
@@ -54,10 +55,10 @@ class TrainerAttempt:
     stepped: FirstStep | None = None
 
     def restarted(self, last_ended_at: float | None, point: ResumePoint | None) -> events.Restarted | None:
-        """What its start took; `None` where this agent has not seen all of it.
+        """Return how long its start took, in parts; `None` if this agent has not seen all of it.
 
         Args:
-            last_ended_at: monotonic; the end of the life before, where another agent told.
+            last_ended_at: monotonic; the end of the previous attempt, if that had another agent.
             point: what it resumed.
         """
         told, resumed = self.stepped, point if self.restored else None

@@ -16,7 +16,7 @@ from harness.ipc.process import open_pidfd
 
 
 class Child:
-    """One life of the trainer."""
+    """One attempt of the trainer, as a child process."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Spawn `command`.
@@ -36,7 +36,7 @@ class Child:
         self.pidfd = pidfd
 
     def reap(self) -> int | None:
-        """The exit status as a shell shows it (128 + signal), or `None` while it runs."""
+        """Return the exit status as a shell shows it (128 + signal), or `None` while the child runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -48,5 +48,5 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, signum)
 
     def close(self) -> None:
-        """Give up the descriptor of a child that was reaped."""
+        """Close the descriptor of a child that was reaped."""
         os.close(self.pidfd)

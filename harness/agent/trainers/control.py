@@ -1,7 +1,7 @@
-"""What one rank's trainer is told to do, and which slot it may fill for it.
+"""Commands to one rank's trainer, and the slot that is granted to it.
 
-Owns the agent's side of a control page, and what is commanded. Knows neither why, nor stores, nor sockets. Main thread
-of the agent, but for `trainer_step`.
+Owns the agent's side of a control page, and the current command. Knows neither the reason for it, nor stores, nor
+sockets. Main thread of the agent, except for `trainer_step`.
 
     layout ──▶ slots ──▶ GRANT, as soon as one is free
     command ───────────▶ COMMAND
@@ -17,10 +17,10 @@ from harness.ipc.control_page import AgentSide, Command
 
 
 class TrainerControl:
-    """What a trainer is told to do, and what it may use for it."""
+    """Commands and grants to the trainer of one rank."""
 
     def __init__(self, pool: SlotPool, rank: int = 0) -> None:
-        """A page of its own, all zero. `pool` is where the slots are, of `rank` and others."""
+        """Create a control page, all zero. `pool` has the slots of `rank` and of others."""
         self._pool, self._rank, self._page = pool, rank, AgentSide.create()
         self._commanded = Command.NOTHING
         self._granted: int | None = None
@@ -41,24 +41,24 @@ class TrainerControl:
         return self._page.trainer_step
 
     def tell_steps(self, steps: Steps) -> None:
-        """The newest committed steps."""
+        """Publish the newest committed steps on the control page."""
         self._page.tell_steps(steps.local, steps.durable)
 
     def tell_deadline(self, deadline: Deadline) -> None:
-        """Until when the trainer may wait. Not one that never comes."""
+        """Publish the drain deadline on the control page. `Deadline.never()` is not allowed."""
         self._page.tell_deadline(deadline.at)
 
     # ---- one trainer after the other --------------------------------------------------------------------------------
 
     def begin_again(self) -> None:
-        """Another trainer: it has made no step, and nothing is commanded."""
+        """Reset the page for another trainer: no step is made, and nothing is commanded."""
         self._page.forget_step()
         self._page.command(Command.NOTHING)
 
     def adopt(self, page_fd: int) -> None:
-        """Go on with the page of a live trainer whose agent died. Takes the descriptor.
+        """Continue with the page of a live trainer whose agent died. Takes over the descriptor.
 
-        Slots of that trainer, where there are any, are told by `begin_layout` and `end_layout`.
+        If that trainer has slots, the caller reports them by `begin_layout` and `end_layout`.
         """
         self._page.close()
         self._page = AgentSide(page_fd)
@@ -67,19 +67,19 @@ class TrainerControl:
         self._clear()
 
     def forget(self) -> None:
-        """The trainer is gone: what it was asked and granted is void."""
+        """Drop the command and the grant: the trainer is gone."""
         self._revoke()
         self._clear()
 
     # ---- slots ------------------------------------------------------------------------------------------------------
 
     def begin_layout(self, slot_bytes: int) -> None:
-        """The trainer has another layout: nothing is granted until its slots are there."""
+        """Note the trainer's new layout: nothing is granted until its slots are there."""
         self.layout_bytes, self._laid_out = slot_bytes, False
         self._revoke()
 
     def end_layout(self) -> None:
-        """The trainer has been told its slots."""
+        """Note that the trainer has got its slots."""
         self._laid_out = True
 
     def grant(self) -> None:
@@ -90,17 +90,17 @@ class TrainerControl:
             self._page.grant(index)
 
     def answered(self) -> None:
-        """A snapshot is sealed: what there was to ask for is there."""
+        """Withdraw the command to take a snapshot: one is sealed."""
         if self._commanded is Command.SNAPSHOT:
             self.command(Command.NOTHING)
 
     def acknowledge(self, sequence: int) -> None:
-        """The newest seal is noticed and its slot is held: from now on grants count again."""
+        """Acknowledge the newest seal, whose slot is held now: from now on grants count again."""
         self._revoke()
         self.take_note(sequence)
 
     def take_note(self, sequence: int) -> None:
-        """Every seal up to number `sequence` is known."""
+        """Publish that every seal up to number `sequence` is known."""
         self._page.acknowledge(sequence)
 
     # ---- commands ---------------------------------------------------------------------------------------------------
@@ -111,13 +111,13 @@ class TrainerControl:
         return self._granted is not None and self._commanded is Command.NOTHING
 
     def command(self, command: Command) -> None:
-        """For the trainer's next boundary. No news where that is commanded already."""
+        """Set the command for the trainer's next boundary. Does nothing if it is set already."""
         if self._commanded is not command:
             self._commanded = command
             self._page.command(command)
 
     def _revoke(self) -> None:
-        """No slot is granted: the trainer has used the grant, waits for another layout, or is dead."""
+        """Withdraw the grant: the trainer has used it, waits for another layout, or is dead."""
         if self._granted is not None:
             self._pool.release(self._granted, TRAINER)
         self._granted = None

@@ -1,7 +1,7 @@
-"""The ranks of this node: reached one by one, told what to do as one.
+"""The ranks of this node: each has its own connection, and all get the same commands.
 
-Owns a control page, a connection and a supply of slots for each, and why a snapshot is wanted of all of them. Knows
-neither notices nor stores. Main thread of the agent, but for `trainer_step`.
+Owns a control page, a connection and a supply of slots for each, and the reasons why a snapshot is wanted from all of
+them. Knows neither notices nor stores. Main thread of the agent, except for `trainer_step`.
 
     reason ──▶ COMMAND to every rank, once each has a slot ──▶ a seal of each
 """
@@ -26,10 +26,10 @@ class Connection:
     """A connected Checkpointer.
 
     Attributes:
-        channel: to it.
+        channel: to the Checkpointer.
         pid: of its process.
-        pidfd: readable once that is dead.
-        exception: whether it said goodbye because of one.
+        pidfd: readable once the process is dead.
+        exception: whether it said goodbye because of an exception.
         said_bye: whether it said goodbye.
     """
 
@@ -41,37 +41,37 @@ class Connection:
 
 
 class Rank:
-    """One of them. It is there before its process is, and outlives it."""
+    """One rank of the node. It exists before its process does, and outlives it."""
 
     def __init__(self, number: int, context: Context, pool: SlotPool) -> None:
-        """Nobody is connected. `number` is the rank; `pool` is where its slots will be."""
+        """Start without a connection. `number` is the rank; `pool` is where its slots will be."""
         self.number = number
         self.control = TrainerControl(pool, number)
         self.supply = SlotSupply(context, pool, number)
         self.connection: Connection | None = None
 
     def forget(self) -> None:
-        """Its process is gone: what it was asked, granted and about to get is void."""
+        """Drop all commands, grants and requests of the rank: its process is gone."""
         self.connection = None
         self.supply.forget()
         self.control.forget()
 
 
 class Ranks:
-    """All of them, in order. A node has rank 0, and others as they are asked for."""
+    """All ranks of the node, in order. It has rank 0; others are added when they are first asked for."""
 
     def __init__(self, context: Context, pool: SlotPool) -> None:
-        """Rank 0, with nobody connected."""
+        """Start with rank 0, without a connection."""
         self._context, self._pool = context, pool
         self._all: tuple[Rank, ...] = (Rank(0, context, pool),)  # replaced as a whole: another thread reads it
         self.reasons: set[str] = set()
-        """Why a snapshot is wanted at the next boundary; empty where it is not."""
+        """The reasons why a snapshot is wanted at the next boundary; empty if none is wanted."""
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._all)
 
     def of(self, number: int) -> Rank:
-        """The rank of this number."""
+        """Return the rank of this number; add it if it is new."""
         found = next((rank for rank in self._all if rank.number == number), None)
         if found is None:
             found = Rank(number, self._context, self._pool)
@@ -79,19 +79,19 @@ class Ranks:
         return found
 
     def at(self, channel: Channel) -> Rank | None:
-        """Whose connection it is; `None` if no rank's."""
+        """Return the rank that the connection belongs to; `None` if there is none."""
         return next((rank for rank in self if rank.connection and rank.connection.channel is channel), None)
 
     @property
     def connections(self) -> list[Connection]:
-        """Those of the processes that are there."""
+        """Connections of the processes that are connected now."""
         return [rank.connection for rank in self if rank.connection is not None]
 
-    # ---- as one -----------------------------------------------------------------------------------------------------
+    # ---- all ranks --------------------------------------------------------------------------------------------------
 
     @property
     def trainer_step(self) -> int | None:
-        """Steps that all of them have completed; `None` before the loop of one. From any thread."""
+        """Steps that all ranks have completed; `None` while one is before its loop. From any thread."""
         steps = [rank.control.trainer_step for rank in self]
         known = [step for step in steps if step is not None]
         return min(known) if len(known) == len(steps) else None
@@ -109,31 +109,31 @@ class Ranks:
         return all(rank.control.may_ask for rank in self)
 
     def grant(self) -> None:
-        """Keep a free slot granted to each."""
+        """Keep a free slot granted to each rank."""
         for rank in self:
             rank.control.grant()
 
     def command(self, command: Command) -> None:
-        """For everybody's next boundary. No news where that is commanded already."""
+        """Set the command for the next boundary of all ranks. Does nothing if it is set already."""
         for rank in self:
             rank.control.command(command)
 
     def sealed(self, rank: Rank) -> None:
-        """One has a snapshot sealed: what there was to ask of it is there."""
+        """Note that a rank has sealed a snapshot, so that no request for one is left."""
         self.reasons.clear()
         rank.control.answered()
 
     def tell_steps(self, steps: Steps) -> None:
-        """The newest committed steps."""
+        """Publish the newest committed steps on the control pages."""
         for rank in self:
             rank.control.tell_steps(steps)
 
     def tell_deadline(self, deadline: Deadline) -> None:
-        """Until when they may wait. Not one that never comes."""
+        """Publish the drain deadline on the control pages. `Deadline.never()` is not allowed."""
         for rank in self:
             rank.control.tell_deadline(deadline)
 
     def begin_again(self) -> None:
-        """Other trainers: they have made no step, and nothing is commanded."""
+        """Reset the control pages for new trainers: no step is made, and nothing is commanded."""
         for rank in self:
             rank.control.begin_again()

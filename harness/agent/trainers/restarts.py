@@ -1,7 +1,7 @@
 """Restarts in place: whether a trainer that died by itself is started again, when, and where its slots go meanwhile.
 
-Owns how often it crashed, how far it ever came, and the time of the next start. Knows neither processes nor notices:
-that a trainer has crashed is told from outside, and so is that nothing is to be started any more. Main thread.
+Owns the number of crashes, the furthest step, and the time of the next start. Knows neither processes nor notices: the
+agent reports a crash, and calls a restart off. Main thread.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from harness.errors import NoSpace
 
 
 class Restarts:
-    """Those of one agent."""
+    """The restarts in place of one agent."""
 
     def __init__(self, context: Context, pipeline: SavePipeline) -> None:
-        """Nothing is due.
+        """Start with no restart pending.
 
         Args:
             context: of the agent.
-            pipeline: whose slots leave the memory to a trainer that was killed for it.
+            pipeline: its slots move to the disk after the trainer was killed for lack of memory.
         """
         self._max_crashes, self._pipeline = context.settings.max_crashes, pipeline
         self._emit, self._say = context.emit, context.say
@@ -42,25 +42,25 @@ class Restarts:
 
     @property
     def due(self) -> bool:
-        """Whether now is the time."""
+        """Whether the pending restart is due."""
         return self._due_at is not None and time.monotonic() >= self._due_at
 
     def call_off(self) -> None:
-        """It is not started again; or it is, at this moment."""
+        """Clear the pending restart: it is cancelled, or carried out now."""
         self._due_at = None
 
     def reached(self, step: int) -> None:
-        """The trainer has completed `step`."""
+        """Note that the trainer has completed `step`."""
         self._furthest = max(self._furthest, step)
 
     def after_crash(self, attempt: TrainerAttempt, *, would_be_the_same: bool) -> None:
-        """A life ended by itself, and not well: start the trainer again after a while, or give up.
+        """Schedule a restart after an attempt that crashed, or give up.
 
         Args:
-            attempt: that one.
-            would_be_the_same: whether the next one could only end likewise.
+            attempt: the one that crashed.
+            would_be_the_same: whether the next attempt could only end in the same way.
         """
-        self._connected |= attempt.connected  # killed again before it could say hello, it is the same program
+        self._connected |= attempt.connected  # if it is killed before its next hello, it is still this program
         decision = after_crash(
             crashes=self._crashes,
             progressed=self._furthest > max(attempt.resumed_step, self._furthest_crashed),
@@ -80,11 +80,11 @@ class Restarts:
         self._emit(events.Restarting(in_s=decision.in_s, crashes=decision.crashes))
 
     def _leave_memory(self) -> None:
-        """The kernel has killed the trainer, or somebody, for memory: the next one gets that of the slots."""
+        """Free the slots' memory for the next trainer: the kernel killed one, or another process, for lack of it."""
         self._oom_kills = oom_kills()
         try:
             self._pipeline.leave_memory()
         except NoSpace as err:
-            self._say(f"the kernel has killed the program for want of memory, and the slots stay where they are: {err}")
+            self._say(f"the kernel has killed the program for lack of memory, but the slots stay in memory: {err}")
         else:
-            self._say("the kernel has killed the program for want of memory: from now on the disk takes the snapshots")
+            self._say("the kernel has killed the program for lack of memory: from now on the disk takes the snapshots")

@@ -1,9 +1,9 @@
-"""The trainer as its agent sees it: a process, the connections of its ranks, and one life after the other.
+"""The trainer as its agent sees it: a process, the connections of its ranks, and one attempt after the other.
 
-Owns the child, who is connected, and the current life: how a trainer comes, is recognized and told what it
-resumes, and how it is found to have gone. Knows no notices, and decides nothing about ends: who has gone is told.
+Owns the child, the connections, and the current attempt: how a trainer starts, is recognized, learns what it resumes,
+and is found to be dead. Knows no notices, and decides nothing about ends: it reports them to the agent.
 
-    spawn ──▶ Hello ──▶ Welcome, what there is to resume ──▶ Layout ──▶ Slots ──▶ messages ──▶ dead ──▶ left
+    spawn ──▶ Hello ──▶ Welcome, resume point or none ──▶ Layout ──▶ Slots ──▶ messages ──▶ dead ──▶ left
               Hello of a trainer whose agent died ──▶ its generation, page and slots are adopted
 """
 
@@ -36,8 +36,8 @@ from harness.ipc.channel import Channel, ChannelClosed, peer_pid
 from harness.ipc.process import began_at, open_pidfd, pidfd_dead
 from harness.ipc.slots import Slot
 
-ATTACH_S = 10.0  # how long it takes, at most, until whoever started an agent says hello
-MOST_OF_HEADER = 1 << 20  # characters of small state that go ahead of the tensors; more of it lies in the slot only
+ATTACH_S = 10.0  # how long it takes, at most, until the process that started an agent says hello
+MOST_OF_HEADER = 1 << 20  # characters of small state that are sent ahead of the tensors; more of it is in the slot only
 _KILL_AFTER_S = 3.0
 _BUSY_S = 0.1
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
@@ -45,13 +45,13 @@ _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started 
 
 @dataclass(frozen=True)
 class TrainerEvents:
-    """Whom the trainer's doings are told to. Each is called in the main thread.
+    """Callbacks for the trainer's events. Each is called in the main thread.
 
     Attributes:
-        last_word: what one of its ranks had said before it died, and nobody had read yet.
-        began: another of its lives has begun: what was known of the one before is past.
+        last_word: one of its ranks sent this message before it died; it is read only now.
+        began: another attempt has begun; the state of the one before is obsolete.
         joined: its Checkpointer has said hello.
-        lost: the connection is gone, and with it every wish.
+        lost: the last connection is gone, and with it every request.
         left: the process has ended: its exit code as a shell shows it, `None` for a crash of one that is no child.
     """
 
@@ -63,7 +63,7 @@ class TrainerEvents:
 
 
 class Trainer:
-    """The one trainer of a run on this host, and the only writer of what is known of its lives. Main thread."""
+    """The one trainer of a run on this host, and the only writer of its attempts. Main thread."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class Trainer:
         startup: Startup,
         tell: TrainerEvents,
     ) -> None:
-        """Starts nothing.
+        """Prepare; no process is started.
 
         Args:
             context: of the agent.
             program: what trains.
             server: where it connects.
-            ranks: where its processes are met, and told what to do.
+            ranks: connections of its processes, and commands to them.
             pipeline: takes what it seals.
             startup: its generation, and what it resumes.
-            tell: whom its doings are told to.
+            tell: callbacks for its events.
         """
         self._context, self._program, self._server, self._ranks = context, program, server, ranks
         self._pipeline, self._startup, self._tell = pipeline, startup, tell
@@ -92,19 +92,19 @@ class Trainer:
         self.child: Child | None = None
         self.attempt = TrainerAttempt(time.monotonic(), began_at(os.getpid()))
         self.restarts = 0
-        """Lives that were begun after the first one."""
+        """Number of attempts that were begun after the first one."""
         self.restarted: events.Restarted | None = None
-        """What the newest start took, once that is known."""
+        """How long the newest start took, in parts; `None` until that is known."""
         self.begins = False
         """Whether another generation is about to begin."""
         self.called_off = False
         """Whether a generation that was about to begin was given up."""
         self.attached = False
-        """Whether a trainer has come whose agent had died."""
+        """Whether a trainer has connected whose agent had died."""
 
     @property
     def holder_pid(self) -> int | None:
-        """The process that trains, or is about to: whoever started this agent has yet to say hello."""
+        """Pid of the process that trains, or is about to: the one that started this agent and has yet to say hello."""
         if connections := self._ranks.connections:
             return connections[0].pid
         if self.child is not None:
@@ -114,29 +114,29 @@ class Trainer:
 
     @property
     def listens(self) -> bool:
-        """Whether it is no child, and is there to be told something, or about to be."""
+        """Whether it is no child, and is connected or about to connect, so that it can be told something."""
         return not self._program.is_child and (self.connected or self._starter_comes)
 
     @property
     def _starter_comes(self) -> bool:
-        """Whether whoever started a detached agent may still say hello."""
+        """Whether the process that started a detached agent may still say hello."""
         young = time.monotonic() - self.attempt.began_at < ATTACH_S
         return not self._program.is_child and not self.attempt.connected and young
 
     @property
     def trains(self) -> bool:
-        """Whether it is there to take one more snapshot."""
+        """Whether a trainer is connected that can take one more snapshot."""
         return self.connected and self.attempt.finished_step is None
 
     @property
     def connected(self) -> bool:
-        """Whether a Checkpointer is there."""
+        """Whether a Checkpointer is connected."""
         return bool(self._ranks.connections)
 
-    # ---- how it comes -----------------------------------------------------------------------------------------------
+    # ---- start and connection ---------------------------------------------------------------------------------------
 
     def spawn(self) -> None:
-        """Start the child, if it is to be one.
+        """Start the trainer, if it runs as a child.
 
         Raises:
             ConfigError: there is no such command, or it cannot be executed.
@@ -156,7 +156,7 @@ class Trainer:
         self._emit(events.TrainerStarted(pid=self.child.pid, restarts=self.restarts))
 
     def begin(self, begun: Callable[[], None]) -> None:
-        """Its first life, in the agent's first generation. Returns at once; `begun` is called when that has begun."""
+        """Begin the first attempt, in the agent's first generation. Returns at once; `begun` is called afterwards."""
         self.begins = True
 
         def note() -> None:
@@ -166,16 +166,16 @@ class Trainer:
         self._startup.begin(note)
 
     def begin_again(self, begun: Callable[[], None], superseded: Callable[[], None] = lambda: None) -> None:
-        """Another life: another generation, and another search for what it resumes. Returns at once.
+        """Begin another attempt, with another generation and another search for its resume point. Returns at once.
 
         Args:
             begun: called when it has begun, within seconds.
-            superseded: called instead where a newer start has asked for the run.
+            superseded: called instead if a newer start has asked for the run.
         """
         self.begins = True
-        self._pipeline.settle_held(counts=True)  # its own parent starts another: it had ended well
+        self._pipeline.settle_held(counts=True)  # its own parent starts another one: it had ended well
         self._pipeline.forget_incomplete()
-        self._release_resume()  # found after its trainer had died
+        self._release_resume()  # a point that was found after its trainer had died
 
         def note(has_begun: bool) -> None:
             self.begins = False
@@ -191,16 +191,16 @@ class Trainer:
         self._startup.begin_again(note)
 
     def call_off(self) -> None:
-        """The run is to be left: what was about to begin does not; what there is is saved."""
+        """Begin no generation, because the agent drains; existing snapshots are still saved."""
         self.begins, self.called_off = False, True
         self.attempt.over = self._program.is_child
 
     def await_attach(self) -> bool:
-        """An agent that replaces a dead one hears its trainer before it decides anything. Whether it came. Blocks."""
+        """Block until the trainer of a dead agent connects, before anything is decided. Return whether it did."""
         return self._await(lambda: self.attached)
 
     def await_hello(self) -> bool:
-        """Block until a trainer is connected, for some seconds at most. Whether one is."""
+        """Block until a trainer is connected, for `ATTACH_S` at most. Return whether one is."""
         return self._await(lambda: self.connected)
 
     def _await(self, condition: Callable[[], bool]) -> bool:
@@ -210,10 +210,10 @@ class Trainer:
         return condition()
 
     def greet(self, channel: Channel, hello: Hello, fds: Sequence[int], *, leaving: bool) -> None:
-        """A Checkpointer says hello. One that comes anew is not begun with by an agent that is leaving.
+        """Answer the hello of a Checkpointer. A draining agent (`leaving`) begins no new generation for it.
 
         Raises:
-            ChannelClosed: it is gone already.
+            ChannelClosed: the Checkpointer is gone already.
         """
         if hello.protocol != messages.PROTOCOL:
             return channel.send(Refused("the agent and the trainer use different versions of the harness"))
@@ -222,7 +222,7 @@ class Trainer:
             return channel.send(
                 Refused(
                     f"run {self._context.settings.run!r} is being trained by process {there.pid} already; "
-                    "a process has one Checkpointer, and a run has one trainer: name the other one with --run"
+                    "a process has one Checkpointer, and a run has one trainer: give the other one a name with --run"
                 )
             )
         self._drop(rank)
@@ -235,10 +235,10 @@ class Trainer:
 
     def _turn_away(self, channel: Channel) -> None:
         with contextlib.suppress(ChannelClosed):
-            channel.send(Refused("this agent is leaving: no other generation is begun here"))
+            channel.send(Refused("this agent is shutting down: it begins no new generation"))
 
     def _admit_late(self, rank: Rank, channel: Channel, hello: Hello) -> None:
-        with contextlib.suppress(ChannelClosed):  # it has died while its generation was begun
+        with contextlib.suppress(ChannelClosed):  # the trainer died while its generation was begun
             self._admit(rank, channel, hello, ())
 
     def _admit(self, rank: Rank, channel: Channel, hello: Hello, fds: Sequence[int]) -> None:
@@ -247,7 +247,7 @@ class Trainer:
             pid = peer_pid(channel)
             pidfd = open_pidfd(pid)
         if pidfd is None:
-            return  # it has died already
+            return  # the trainer has died already
         rank.connection = Connection(channel, pid, pidfd)
         self._loop.watch(pidfd, lambda: self._on_dead(rank))
         self.attempt.connected = True
@@ -273,7 +273,7 @@ class Trainer:
             self.tell_resume()
 
     def _attach(self, rank: Rank, generation: Generation, indexes: Sequence[int], fds: Sequence[int]) -> None:
-        """A live trainer whose agent died: adopt its generation, control page and slots, and go on."""
+        """Adopt the generation, control page and slots of a live trainer whose agent died, and continue."""
         page, *slots = fds
         rank.control.adopt(page)
         for index, fd in zip(indexes, slots, strict=True):
@@ -287,15 +287,15 @@ class Trainer:
         self.take_what_was_not_told()
 
     def take_what_was_not_told(self) -> None:
-        """What was sealed while there was no agent to tell. It may have been saved as well: twice is harmless."""
+        """Take slots that were sealed while there was no agent. They may have been saved already: twice is harmless."""
         if self.attached and self.connected and self._pipeline.take_left_over(self._startup.generation):
             for rank in self._ranks:
                 rank.control.acknowledge(self._pipeline.sequence(rank.number))
 
-    # ---- what it is told --------------------------------------------------------------------------------------------
+    # ---- messages to the trainer ------------------------------------------------------------------------------------
 
     def tell_resume(self) -> None:
-        """Tell it what there is to resume, as far as that is known."""
+        """Tell the trainer what it resumes, as far as that is known."""
         for rank in self._ranks:
             if rank.connection is not None:
                 self._tell_resume(rank.number, rank.connection.channel)
@@ -316,7 +316,7 @@ class Trainer:
                 channel.send(messages.ResumeHeader(str(header.copy.id), header.copy.tier, record, generation))
 
     def tell_superseded(self) -> None:
-        """Who started it may have nothing but its own exit code."""
+        """Tell the trainer that it is superseded: its parent process may see only the trainer's own exit code."""
         for connection in self._ranks.connections:
             with contextlib.suppress(ChannelClosed):
                 connection.channel.send(messages.Superseded())
@@ -326,10 +326,10 @@ class Trainer:
         if self.child is not None:
             self.child.signal(signum)
 
-    # ---- what it tells ----------------------------------------------------------------------------------------------
+    # ---- messages from the trainer ----------------------------------------------------------------------------------
 
     def on_message(self, rank: Rank, message: FromTrainer) -> None:
-        """What it says of itself."""
+        """Handle a message of a rank about itself."""
         attempt = self.attempt
         match message:
             case Layout():
@@ -358,13 +358,13 @@ class Trainer:
                 rank.connection.said_bye, rank.connection.exception = True, exception
                 attempt.raised, attempt.stopped_early, attempt.hopeless = exception, early, hopeless
                 if process_lives and not self._program.is_child:
-                    self._on_dead(rank)  # to us it is
+                    self._on_dead(rank)  # for this agent it is
 
     def _deliver(self, rank: Rank, layout: Layout, made: list[int] | HarnessError) -> None:
-        """A rank's slots are there, or there is no room for them."""
+        """Send a rank its slots, or why there are none."""
         assert rank.connection is not None, "a layout is forgotten with the connection"
         channel = rank.connection.channel
-        with contextlib.suppress(ChannelClosed):  # it has died, which its pidfd is about to tell
+        with contextlib.suppress(ChannelClosed):  # it has died; its pidfd is about to report that
             if isinstance(made, HarnessError):
                 return channel.send(messages.NoSlots(type(made).__name__, str(made)))
             fds = [self._pipeline.pool[index].fd for index in made]
@@ -374,7 +374,7 @@ class Trainer:
         return None
 
     def tell_restarted(self) -> None:
-        """Emit what its start took, once the first step is made and it is known when the life before it ended."""
+        """Emit how long its start took, once its first step is made and the end of the previous attempt is known."""
         attempt, startup = self.attempt, self._startup
         if attempt.stepped is None or not (attempt.last_ended_at is not None or startup.looked_back or attempt.over):
             return
@@ -385,10 +385,10 @@ class Trainer:
             self.restarted = event
             self._emit(event)
 
-    # ---- how it goes ------------------------------------------------------------------------------------------------
+    # ---- end --------------------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
-        """Its connections are of no use any more: take what it sealed and did not tell."""
+        """Close all of its connections, and take slots that it sealed and did not report."""
         for rank in self._ranks:
             self._drop(rank)
 
@@ -400,7 +400,7 @@ class Trainer:
         self._server.hang_up(connection.channel)
         rank.forget()
         if self.connected:
-            return  # the others of its group are about to go as well
+            return  # the other ranks are about to end as well
         self.attempt.ended_at = time.monotonic()
         self._release_resume()
         self._ranks.reasons.clear()
@@ -408,7 +408,10 @@ class Trainer:
         self._pipeline.take_left_over(self._startup.generation)
 
     def stop(self, within_s: float = math.inf) -> None:
-        """The last resort: SIGTERM to the child alone, then SIGKILL. Blocks for seconds, or `within_s` of them."""
+        """As the last resort, send SIGTERM to the child alone, then SIGKILL.
+
+        Blocks for a few seconds, or for `within_s` if that is less.
+        """
         child = self.child
         if child is None:
             return
@@ -421,15 +424,15 @@ class Trainer:
         self._on_child_exit()
 
     def give_up(self) -> None:
-        """It is waited for no longer."""
+        """Stop waiting for a trainer."""
         self.attempt.over = True
 
     def left_as_told(self) -> None:
-        """It was told to leave, and has left in its own way: that is no end of its own."""
+        """Note that the trainer exited because it was told to, in its own way: it did not stop early by itself."""
         self.attempt.stopped_early = False
 
     def note_if_gone(self) -> None:
-        """No daemon is left behind by a trainer that is no child, not even by one that died before it said hello."""
+        """Note the end of a trainer that is no child, even if it died before its hello: no daemon is left behind."""
         attempt = self.attempt
         if not self._program.is_child and not self.connected and not attempt.over:
             attempt.over = attempt.connected or time.monotonic() - attempt.began_at > _ALONE_S
@@ -441,7 +444,7 @@ class Trainer:
         self._tell.left(code)
 
     def _on_dead(self, rank: Rank) -> None:
-        """The pidfd of a connected trainer says that it is dead: read what it still said first."""
+        """Handle the death of a connected trainer, as its pidfd reports it; first read the messages that it sent."""
         connection = rank.connection
         if connection is None:
             return
@@ -468,7 +471,7 @@ class Trainer:
         self._left(code)
 
     def _release_resume(self, of: Rank | None = None) -> None:
-        """What there was to restore is restored, by one rank; or nobody is going to."""
+        """Release the slots of the resume point: rank `of` has restored its own, or no rank will restore any."""
         point, pool = self._startup.point, self._pipeline.pool
         for index in point.indexes if point is not None else ():
             if index in pool and (of is None or pool.rank_of(index) == of.number):

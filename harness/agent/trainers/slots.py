@@ -1,7 +1,7 @@
-"""Slots for what a trainer lays out: made in a thread, one layout after the other, the newest one first.
+"""Make the slots that a trainer's layout needs, in a thread; only the newest layout counts.
 
-Owns which layout is waited for. Making them takes half a second per GiB, and notices are heard meanwhile. Main thread
-of the agent, but for the thread that it starts.
+Owns the layout that waits for its slots. Making them takes half a second per GiB, and notices are heard meanwhile. Main
+thread of the agent, except for the thread that it starts.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ Deliver = Callable[[Layout, list[int] | HarnessError], None]
 
 
 class SlotSupply:
-    """Of one rank."""
+    """The supply of slots for one rank."""
 
     def __init__(self, context: Context, pool: SlotPool, rank: int) -> None:
         """Makes nothing yet.
 
         Args:
             context: of the agent.
-            pool: which gets them.
-            rank: whose they are.
+            pool: the one that gets the slots.
+            rank: the one that owns the slots.
         """
         self._context, self._pool, self._rank = context, pool, rank
         self._wanted: tuple[Layout, Deliver] | None = None
         self._making = False
 
     def want(self, layout: Layout, deliver: Deliver) -> None:
-        """Slots of this layout are needed, and those of no other.
+        """Request the slots of a layout. It replaces an earlier layout.
 
         Args:
             layout: the trainer's.
-            deliver: called with the layout and the indexes of its slots, or with why there are none; not where the
-                layout was forgotten meanwhile.
+            deliver: called with the layout and the indexes of its slots, or with the error if there are none; not if
+                the layout was forgotten meanwhile.
         """
         self._wanted = layout, deliver
         self._make()
 
     def forget(self) -> None:
-        """Nobody waits for any. What is being made is there for whoever comes next."""
+        """Forget the layout. Slots that are being made are kept for the next trainer."""
         self._wanted = None
 
     def tell(self, layout: Layout, indexes: list[int]) -> None:
-        """Say what the slots of a layout have come to: how many there are, and where."""
+        """Log how many slots a layout got, and where they are."""
         slots, size = [self._pool[index] for index in indexes], layout.bytes
         on_disk = slots[0].on_disk
         self._context.emit(events.SlotsReady(slots=len(slots), bytes=size, on_disk=on_disk))
@@ -85,7 +85,7 @@ class SlotSupply:
     def _made(self, layout: Layout, wanted: Wanted, made: list[Slot] | HarnessError) -> None:
         self._making = False
         indexes = made if isinstance(made, HarnessError) else self._pool.finish(wanted, made)
-        if self._wanted is None or layout is not self._wanted[0]:  # another one has come, or the trainer has gone
+        if self._wanted is None or layout is not self._wanted[0]:  # there is another layout, or the trainer is gone
             return self._make()
         (_, deliver), self._wanted = self._wanted, None
         return deliver(layout, indexes)

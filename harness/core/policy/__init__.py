@@ -1,1 +1,1 @@
-"""Pure decisions: every "should we", as functions of values, so that each of them is a table in a test."""
+"""Pure decisions: every "should we", as a function of values, so that a table in a test can cover it."""

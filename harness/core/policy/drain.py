@@ -1,4 +1,4 @@
-"""What can still become durable in the time that is left, and what that time is used for."""
+"""Which snapshot can still become durable in the time that is left, and how that time is used."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Plan:
     Attributes:
         choice: which snapshot.
         needs_s: until it is durable, at the measured rates.
-        has_s: until the instance ends; `None` when nobody knows.
-        replaces: whether the upload in flight is given up for it: behind it, it would not fit.
+        has_s: until the instance ends; `None` if unknown.
+        replaces: whether the upload in flight is given up for it, because it would not fit behind that upload.
         local_s: until it is at least on the local disk; `None` without a local tier, or before that was measured.
     """
 
@@ -46,7 +46,7 @@ class Plan:
         return self.has_s is None or self.needs_s <= self.has_s
 
     def words(self, step: int | None) -> str:
-        """For people: "fits: 41 s of 113 s; step 12 034 (a new snapshot)"."""
+        """Return the plan for people: "fits: 41 s of 113 s; step 12 034 (a new snapshot)"."""
         if self.has_s is None:
             verdict = f"needs {self.needs_s:.0f} s, and there is no deadline"
         elif self.fits:
@@ -56,7 +56,7 @@ class Plan:
         local = f", {self.local_s:.0f} s to the local disk" if self.local_s is not None and not self.fits else ""
         what = {
             Choice.NEW: "a new snapshot",
-            Choice.NEWEST: "the newest that is sealed",
+            Choice.NEWEST: "the newest sealed snapshot",
             Choice.FINISH: "the upload in flight" if self.needs_s > MARGIN_S else "nothing is left to save",
         }[self.choice]
         given_up = ", instead of the upload in flight" if self.replaces else ""
@@ -74,17 +74,17 @@ def plan_drain(
 ) -> Plan:
     """Choose the newest step that can still become durable in `has_s` seconds.
 
-    A new snapshot is preferred whenever it fits, even if the newest sealed one is of the trainer's very step: before it
-    hears of the notice the trainer may have made another. (At a step that is sealed, a new one costs nothing.) It is
-    also preferred when there is nothing else: then nothing is lost by trying. An upload in flight goes on until the
-    winner is sealed, and is given up for it only if the winner does not fit behind it and, at rates that were measured,
-    fits without it.
+    A new snapshot is preferred whenever it fits, even if the newest sealed one is of the trainer's current step: the
+    trainer may complete another step before it hears of the notice. (At a step that is sealed, a new one costs
+    nothing.) It is also preferred when there is nothing else: then nothing is lost by trying. An upload in flight
+    continues until the chosen snapshot is sealed. It is given up only if the chosen one does not fit behind it and, at
+    rates that were measured, fits without it.
 
     Args:
-        has_s: seconds until the instance ends; `None` when nobody knows.
+        has_s: seconds until the instance ends; `None` if unknown.
         state_bytes: bytes of one snapshot; `None` before the first layout.
         rates: measured speeds.
-        trainer_alive: whether anybody can take a new snapshot.
+        trainer_alive: whether a trainer can take a new snapshot.
         in_flight_bytes: bytes the remote tier still has to send of what it is sending; `None` when it is idle.
         sealed: whether there is a sealed snapshot that is not durable yet.
     """
@@ -110,16 +110,15 @@ def plan_drain(
 
 
 def still_fits(has_s: float, size: int, rates: Rates) -> bool:
-    """Whether a snapshot of `size` bytes that is taken right now becomes durable in `has_s` seconds."""
+    """Return whether a snapshot of `size` bytes that is taken now becomes durable in `has_s` seconds."""
     copy_bytes_s = rates.copy_bytes_s or rates.store_bytes_s or ASSUMED_STORE_BYTES_S
     return has_s >= size / copy_bytes_s + rates.send_s(size) + MARGIN_S
 
 
 def gives_way(has_s: float, in_flight_bytes: int, newer_bytes: int, rates: Rates) -> bool:
-    """Whether an upload in flight is given up for a newer sealed snapshot, `has_s` seconds before the end.
+    """Return whether to give up an upload in flight for a newer sealed snapshot, `has_s` seconds before the end.
 
-    Only if the newer one does not fit behind it, and provably fits without it: what the store copies of it by itself
-    takes its time, too.
+    Only if the newer one does not fit behind it, and provably fits without it. The store's own copies take time, too.
     """
     if rates.store_bytes_s is None:
         return False
@@ -128,7 +127,7 @@ def gives_way(has_s: float, in_flight_bytes: int, newer_bytes: int, rates: Rates
 
 
 def never_fits(state_bytes: int, rates: Rates, window_s: float) -> float | None:
-    """Seconds that making one snapshot durable takes, if no notice of `window_s` ever leaves enough; else `None`."""
+    """Return the seconds to make one snapshot durable, if no notice of `window_s` ever leaves enough; else `None`."""
     if rates.store_bytes_s is None:
         return None  # nothing was measured: nothing is claimed
     needs_s = rates.send_s(state_bytes) + MARGIN_S
@@ -138,8 +137,8 @@ def never_fits(state_bytes: int, rates: Rates, window_s: float) -> float | None:
 
 
 def reserve_s(has_s: float) -> float:
-    """What is kept of `has_s` seconds for the end itself: the trainer's, the calls' in flight, and the record of it.
+    """Return how much of `has_s` to keep for the end itself: of the trainer, of calls in flight, and its record.
 
-    A host that dies over it says nothing, and whoever comes next waits until its journal counts as silent.
+    If a host dies before it has recorded its end, the next start waits until the host's journal counts as silent.
     """
     return min(5.0, 0.15 * has_s)

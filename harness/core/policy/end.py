@@ -1,7 +1,7 @@
-"""How a run ends: whether now, with which outcome, and what each part of the end may take.
+"""How a run ends: whether now, with which outcome, and how long each part of the end may take.
 
-Owns these decisions, as functions of facts; records nothing and ends nothing. 75 is said only of what the store has
-confirmed (I13).
+Owns these decisions, as functions of facts; records nothing and ends nothing. Exit code 75 stands only for what the
+store has confirmed (I13).
 
     Standing ── decide_end ──▶ WAIT | DISMISS | STOP | END ── Facts, outcome_of ──▶ Outcome: a name, and an exit code
 """
@@ -16,19 +16,19 @@ from harness.errors import ExitCode
 
 
 class Next(enum.Enum):
-    """What an agent does about the end of its run, at one turn of its loop."""
+    """The agent's next action on the way to the end of its run, at one turn of its loop."""
 
     WAIT = "wait"
-    """It is not the time: somebody trains, or something sealed is on its way."""
+    """The end has to wait: a trainer trains, or something sealed is on its way."""
     DISMISS = "dismiss"
-    """A trainer that is no child waits for a resume point that will not come: tell it, and let it end by itself.
+    """A trainer that is not a child waits for a resume point that will not come: tell it, and let it end by itself.
 
-    Otherwise it would take the agent for dead, start another one, and ask for the run again.
+    Otherwise it would take the agent for dead, start another agent, and ask for the run again.
     """
     STOP = "stop"
-    """Time is up: the trainer is ended, if it is a child, and is waited for no longer in any case."""
+    """Time is up: end the trainer if it is a child, and stop waiting for it in any case."""
     END = "end"
-    """Nobody trains, and everything sealed is where it has to be, or time is up."""
+    """End now: no trainer trains, and everything sealed is where it has to be, or time is up."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Standing:
     """How far a run is from its end.
 
     Attributes:
-        over: whether the trainer's process has ended, and so did what was to start another.
+        over: whether the trainer's process has ended, and so has a process that would start another one.
         begins: whether a trainer is about to begin: one is to be started again, or its generation is being claimed.
-        leaving: whether the run is to be left.
+        leaving: whether the agent is leaving the run.
         expired: whether the time for leaving is over.
-        in_vain: whether a start waits for an older generation, or for a store, that may not come before the end.
-        listens: whether a trainer that is no child is there to be told that, or about to be.
-        settled: whether nothing sealed is on its way, and nothing that happened is still to be looked at.
+        in_vain: whether a start waits for an older generation to end or a store to answer, maybe past the end.
+        listens: whether a trainer that is not a child is connected, or about to be, and can be told so.
+        settled: whether nothing sealed is on its way, and nothing that happened is still to be handled.
     """
 
     over: bool
@@ -55,7 +55,7 @@ class Standing:
 
 
 def decide_end(standing: Standing) -> Next:
-    """What is to be done about the end now."""
+    """Return the next action on the way to the end."""
     out_of_time = standing.leaving and (standing.expired or standing.in_vain)
     if out_of_time and not standing.over:
         return Next.DISMISS if standing.in_vain and standing.listens and not standing.expired else Next.STOP
@@ -71,7 +71,7 @@ class Outcome:
     Attributes:
         name: as it is recorded in the store.
         exit_code: of the agent.
-        why: a word to the user where neither of them explains itself.
+        why: an explanation for the user, where name and code are not enough.
     """
 
     name: str
@@ -80,11 +80,11 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its own end."""
+        """Whether the training has reached its own end."""
         return self.name == "finished"
 
     def confirmed(self, *, everything_durable: bool) -> Outcome:
-        """The same, once nothing is written any more: the last commit may have come while it was being waited for."""
+        """Return the final outcome, once nothing is written any more: a commit during the wait turns 74 into 75."""
         if self.exit_code == ExitCode.INTERRUPTED_LOCAL and everything_durable:
             return Outcome(self.name, ExitCode.INTERRUPTED, self.why)
         return self
@@ -92,24 +92,24 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the outcome of a run is decided from, once its trainer's process has ended or is waited for no longer.
+    """The facts that decide a run's outcome, once its trainer's process has ended or the agent stops waiting for it.
 
     Attributes:
-        leaving: what leaving was to end with, if it went well; `None` where the run was not to be left.
-        exit_code: of the program; `None` for a crash of one that is no child.
-        connected: whether it made a Checkpointer.
-        finished: whether its last loop came to its end.
-        stopped_early: whether it left its outermost loop before.
+        leaving: the exit code for leaving, if it goes well; `None` if the agent was not leaving the run.
+        exit_code: of the program; `None` for a crash of a program that is not a child.
+        connected: whether the program made a Checkpointer.
+        finished: whether its last loop reached its end.
+        stopped_early: whether it left its outermost loop before the loop's end.
         raised: whether its Checkpointer ended by an exception.
-        restored: whether it made the snapshot's state its own.
+        restored: whether it restored the snapshot.
         resumes: the snapshot that it was to resume, if there was one.
-        nothing_to_resume: whether it is known that there was none; not as long as the search goes on.
+        nothing_to_resume: whether the agent knows that there was none; false while the search continues.
         refused: the exit code of the error that kept it from beginning.
         durable_step: newest step committed in the store.
-        everything_durable: whether the newest snapshot there is survives this machine.
-        sealed: whether there is a snapshot at all, of this life or resumed.
-        awaiting: whether an older generation was being waited for, so that nothing of this one existed yet.
-        only_here: while one was: whether this machine holds a snapshot that is newer than any in the store.
+        everything_durable: whether the newest snapshot survives this machine.
+        sealed: whether there is any snapshot, of this attempt or resumed.
+        awaiting: whether the agent was waiting for an older generation, so that nothing of this one existed yet.
+        only_here: during that wait: whether this machine holds a snapshot that is newer than any in the store.
     """
 
     leaving: ExitCode | None = None
@@ -130,7 +130,7 @@ class Facts:
 
 
 def outcome_of(facts: Facts) -> Outcome:
-    """What the trainer's last life comes to."""
+    """Return the outcome of the trainer's last attempt."""
     ended_well = facts.exit_code == 0
     if facts.finished and ended_well and facts.everything_durable:
         return Outcome("finished", ExitCode.FINISHED)
@@ -138,7 +138,7 @@ def outcome_of(facts: Facts) -> Outcome:
         return Outcome(STOPPED_EARLY, ExitCode.FINISHED, _why_early(facts.durable_step))
     if facts.leaving is not None:
         if ended_well and not facts.connected and facts.nothing_to_resume:
-            return Outcome("stopped", ExitCode.FINISHED)  # a program that we know nothing of: its word counts
+            return Outcome("stopped", ExitCode.FINISHED)  # a program without a Checkpointer: its own exit code counts
         return interrupted(facts.leaving, facts)
     if facts.refused is not None:
         return Outcome("failed", facts.refused)
@@ -147,17 +147,17 @@ def outcome_of(facts: Facts) -> Outcome:
             "failed",
             ExitCode.BUG,
             f"the program ended without restoring snapshot {facts.resumes}: its loops are not those that "
-            "made it, or none ran. What it printed or saved was not trained; --fresh starts at step 0",
+            "made it, or none ran. What it printed or saved is of an untrained model; --fresh starts at step 0",
         )
     if ended_well and facts.raised:
-        return Outcome("failed", 1, "an exception ended the thread that trained, and the program went on without it")
+        return Outcome("failed", 1, "an exception ended the thread that trained, and the program continued without it")
     if ended_well:
         return Outcome("stopped", ExitCode.FINISHED)
     return Outcome("failed", 1 if facts.exit_code is None else facts.exit_code)
 
 
 def interrupted(code: ExitCode, facts: Facts) -> Outcome:
-    """What leaving comes to, `code` if it went well: 74 where this machine holds something that the store does not."""
+    """Return the outcome of leaving: `code` if it went well, 74 if this machine holds what the store does not."""
     if code is ExitCode.CTRL_C:
         return Outcome("stopped", code)
     if code is ExitCode.SUPERSEDED:
@@ -170,22 +170,22 @@ def interrupted(code: ExitCode, facts: Facts) -> Outcome:
 
 
 def _why_early(durable_step: int | None) -> str:
-    newest = "from its beginning" if durable_step is None else f"from step {durable_step}"
+    newest = "from the beginning" if durable_step is None else f"from step {durable_step}"
     return (
         "the program left its outermost loop before its end: the run counts as stopped early. "
-        f"--continue goes on {newest}, --fresh starts at step 0"
+        f"--continue resumes {newest}, --fresh starts at step 0"
     )
 
 
 @dataclass(frozen=True)
 class EndTimes:
-    """What each part of an end may take at most, one after the other: all of them end within what is left.
+    """Time limits of the parts of an end, one after the other: all of them end within the time that is left.
 
     Each is a share of the seconds that are left when it begins, so that a part that is done early leaves its time to
-    the next. A part has `least_s` even where nothing is left.
+    the next. A part has `least_s` even if no time is left.
 
     Attributes:
-        calls_s: for calls in flight, and for recording, while nobody urges.
+        calls_s: for calls in flight, and for recording, while there is time enough.
         journal_s: for the journal, likewise.
         least_s: for any part.
     """
@@ -195,15 +195,15 @@ class EndTimes:
     least_s: float = 0.2
 
     def quiet_s(self, left_s: float) -> float:
-        """Until no tier can commit any more."""
+        """Return the limit for the wait until no tier can commit any more."""
         return self._share(left_s, 0.3, self.calls_s)
 
     def record_s(self, left_s: float) -> float:
-        """For the record of the outcome, which must not be missing: whoever comes next would wait for nothing."""
+        """Return the limit for recording the outcome. Without that record, the next start would wait in vain."""
         return self._share(left_s, 0.6, self.calls_s)
 
     def rest_s(self, left_s: float) -> float:
-        """For the journal's last segment; and then for closing the stores."""
+        """Return the limit for the journal's last segment; and then for closing the stores."""
         return self._share(left_s, 0.6, self.journal_s)
 
     def _share(self, left_s: float, share: float, most_s: float) -> float:

@@ -15,7 +15,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Too many crashes without progress: leave with the trainer's own code."""
+    """Too many crashes without progress: exit with the trainer's own code."""
 
     crashes: int
 
@@ -29,15 +29,15 @@ def after_crash(
     first_delay_s: float = 1.0,
     cap_s: float = 60.0,
 ) -> Restart | GiveUp:
-    """What to do when the trainer died by itself. Preemptions never come here.
+    """Return what to do after the trainer died by itself. Preemptions are not handled here.
 
     A trainer that never said hello has not failed *under* the harness (a typing error, a missing module): starting it
     again would only repeat the message. Progress (a step beyond the furthest one ever reached) clears the count.
 
     Args:
         crashes: crashes in a row without progress, before this one.
-        progressed: whether this life got beyond every earlier one.
-        connected: whether a Checkpointer said hello, in this life or in an earlier one.
+        progressed: whether this attempt got beyond every earlier one.
+        connected: whether a Checkpointer said hello, in this attempt or in an earlier one.
         max_crashes: how many crashes without progress are forgiven.
         first_delay_s: delay of the first restart; doubled for each crash without progress.
         cap_s: longest delay.

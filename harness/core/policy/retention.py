@@ -15,18 +15,18 @@ def retain(
     verified: Collection[SnapshotId],
     pinned: Collection[SnapshotId] = (),
 ) -> list[SnapshotId]:
-    """Which committed snapshots may be deleted, oldest first (I6).
+    """Return the committed snapshots that may be deleted, oldest first (I6).
 
-    Kept are: the newest `keep_last`; every one whose step is a multiple of `keep_every`; what is `pinned`; and the
-    newest *verified* one with everything newer, so that something known to be good always exists. While nothing is
-    verified, nothing is deleted.
+    Kept are: the newest `keep_last`; every one whose step is a multiple of `keep_every`; those that are `pinned`; and
+    the newest *verified* one with everything newer, so that a snapshot known to be good always exists. While none is
+    verified, none is deleted.
 
     Args:
-        committed: what the tier holds, in any order.
+        committed: the snapshots that the tier holds, in any order.
         keep_last: at least 1.
         keep_every: in steps; `None` for no milestones.
-        verified: what has been read back and found good.
-        pinned: what something else still needs (an upload from the local tier, a resume).
+        verified: those that were read back and found good.
+        pinned: those that something else still needs (an upload from the local tier, a resume).
     """
     if keep_last < 1:
         raise ValueError("keep_last must be at least 1")

@@ -1,7 +1,7 @@
-"""Whether the state fits: into the window of a notice, between two snapshots, and into the room that there is.
+"""Checks whether the state fits: into the window of a notice, into the time between two snapshots, into the free space.
 
-Owns the measurement of a store's rate, and what the numbers mean. Knows any ObjectStore, and directories by the file
-system that they are on.
+Owns the measurement of a store's rate, and what the numbers mean. Knows any ObjectStore, and of a directory only its
+file system.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from harness.inspect.doctor.store import REACH_S, Ground
 MEASURE_S = 3.0
 PUT_S = 8.0
 MEASURED_BYTES = (8 * 1024**2, 64 * 1024**2, 256 * 1024**2)
-"""The last one keeps all of S3's sixteen streams busy; the state's shards do."""
+"""The last size keeps all of S3's sixteen streams busy, as the state's shards do."""
 TIGHT = 0.8
-"""Above this part of the window a state fits only on a good day: rates vary."""
+"""A state that needs more than this part of the window may not fit: rates vary."""
 
-_PATTERN_BYTES = 8 * 1024**2  # random, and farther apart than a compressor looks back
+_PATTERN_BYTES = 8 * 1024**2  # random, and longer than a compressor looks back
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What one put achieved."""
+    """Size and duration of one put."""
 
     size: int
     seconds: float
@@ -46,17 +46,17 @@ class Rate:
 
 @dataclass(frozen=True)
 class Window:
-    """How long an instance is left to us, and by whom."""
+    """Seconds between a notice and its deadline, and the kind of notice."""
 
     seconds: float
     by: str
 
 
 def measure(place: Ground) -> Rate:
-    """The rate of putting incompressible bytes: ever larger objects for about `MEASURE_S`; the last one counts.
+    """Measure the rate of puts: larger and larger incompressible objects for about `MEASURE_S`; the last one counts.
 
     Raises:
-        CloudError: not even the smallest could be put in time.
+        CloudError: even the smallest object could not be put in time.
     """
     began_at = place.clock()
     room = place.store.free_bytes()
@@ -65,7 +65,7 @@ def measure(place: Ground) -> Rate:
         if rate is not None and size / rate.bytes_s > MEASURE_S - (place.clock() - began_at):
             break
         if rate is not None and room is not None and size > room / 4:
-            break  # others may be writing there: a measurement must not be what fills it
+            break  # others may write there too: a measurement must not fill the store
         data = memoryview(incompressible(size))
         started_at = place.clock()
         place.store.put(place.key(f"rate-{size}"), data, deadline=Deadline.after(PUT_S, place.clock))
@@ -75,13 +75,13 @@ def measure(place: Ground) -> Rate:
 
 
 def incompressible(size: int) -> bytearray:
-    """Bytes that no store and no proxy on the way can make fewer."""
+    """Return bytes that no store, and no proxy in between, can compress."""
     pattern = os.urandom(min(size, _PATTERN_BYTES))
     return bytearray((pattern * -(-size // len(pattern)))[:size])
 
 
 def judge_upload(rate: Rate, state_bytes: int | None, window: Window) -> Finding:
-    """Whether a snapshot becomes durable before the instance ends."""
+    """Check whether a snapshot becomes durable before the instance ends."""
     name = "upload"
     most = rate.bytes_s * max(window.seconds - MARGIN_S, 0.0)
     if state_bytes is None:
@@ -95,29 +95,33 @@ def judge_upload(rate: Rate, state_bytes: int | None, window: Window) -> Finding
         return failure(
             name,
             f"{told}: does not fit",
-            f"{_speed(enough)} are needed (an instance with more network, a store nearer to it), or a state of "
-            f"{most / 1e9:.3g} GB; as it is, a notice saves nothing, only the periodic snapshots are durable",
+            f"{_speed(enough)} are needed (an instance with a faster network, a nearer store), or a state of "
+            f"{most / 1e9:.3g} GB at most; until then a notice saves nothing, only the periodic snapshots are durable",
         )
     if state_bytes > TIGHT * most:
         return warning(
-            name, f"{told}: fits, barely", "rates vary: take an instance with more network, or a nearer store"
+            name, f"{told}: fits, barely", "rates vary: use an instance with a faster network, or a nearer store"
         )
     return ok(name, f"{told}: fits")
 
 
 def judge_pace(name: str, what: str, rate: Rate, state_bytes: int | None, option: str, every_s: float) -> Finding:
-    """Whether a snapshot is written before the next one is due, which `option` says."""
+    """Check whether a snapshot is written before the next one is due. `option` sets that interval, `every_s`."""
     if state_bytes is None:
         return ok(name, f"{what}, {rate}")
     takes_s = state_bytes / rate.bytes_s
     told = f"{what}, {rate}: a snapshot takes {takes_s:.0f} s, one is due every {every_s:g} s"
     if takes_s > every_s:
-        return warning(name, told, f"a faster one, or {option} {takes_s * 1.2:.0f}: now they come as fast as they can")
+        return warning(
+            name,
+            told,
+            f"make {what} faster, or set {option} {takes_s * 1.2:.0f}; until then they come as fast as they can",
+        )
     return ok(name, told)
 
 
 def check_medium(host: Host, name: str, directory: Path, *, durable: bool) -> Finding:
-    """Whether a directory outlives what it has to: the store's the instance, the local tier's the training only."""
+    """Check that a directory lasts long enough: a store must outlive the instance, a local tier only the training."""
     medium = medium_of(host, directory)
     gone = goes_with(medium)
     if gone is None:
@@ -127,15 +131,17 @@ def check_medium(host: Host, name: str, directory: Path, *, durable: bool) -> Fi
         return warning(
             name,
             f"{directory} is not durable: it is on {gone}",
-            "name an s3:// store, a network file system, or a volume that is kept; this can be the --local tier",
+            "use an s3:// store, a network file system, or a volume that is kept; this one can be the --local tier",
         )
     if medium == "instance store":
         return ok(name, f"{directory} is on the instance store")
-    return warning(name, f"{directory} is on {gone}", "give the local tier a disk: --local on the instance's NVMe")
+    return warning(
+        name, f"{directory} is on {gone}", "put the local tier on a disk: --local DIR on the instance's NVMe"
+    )
 
 
 def check_room(host: Host, name: str, store: ObjectStore, keys: RunKeys, keep: int, state_bytes: int | None) -> Finding:
-    """Whether there is room for the snapshots that are kept, one that is being written, and one to spare."""
+    """Check the room for the snapshots that are kept, one that is being written, and one to spare."""
     free, count = store.free_bytes(), keep + 2
     if free is None:
         return ok(name, "no limit")
@@ -153,12 +159,10 @@ def check_room(host: Host, name: str, store: ObjectStore, keys: RunKeys, keep: i
 
 
 def check_apart(store: Path, local: Path) -> Finding:
-    """A local tier on the store's own file system protects from nothing, and everything is written twice."""
+    """Check that the local tier is on another file system: else it protects from nothing and doubles the writes."""
     name = "tiers"
     if existing(store).stat().st_dev == existing(local).stat().st_dev:
-        return warning(
-            name, "the local tier is on the store's own file system", "leave --local away: one tier is enough"
-        )
+        return warning(name, "the local tier is on the store's own file system", "remove --local: one tier is enough")
     return ok(name, "the local tier and the store are on different file systems")
 
 

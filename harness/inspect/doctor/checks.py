@@ -1,8 +1,8 @@
-"""`harness doctor`: everything that can be wrong before it costs a night, tried out in seconds.
+"""`harness doctor`: find in seconds the problems that could cost a night of training.
 
-Owns which checks are made and in which order, and what one check needs of another: the window, the state's size, the
-rate. What each looks at is `host.py` (this machine), `store.py` (reach and permissions, by trying them), `s3.py` (what
-only a bucket has) and `capacity.py` (room and time). Leaves nothing behind.
+Owns the list and the order of the checks, and the results that one check passes to another: the window, the state's
+size, the rate. The checks themselves are in `host.py` (this machine), `store.py` (reach and permissions, by trying
+them), `s3.py` (bucket only) and `capacity.py` (room and time). Leaves nothing behind.
 
     machine ─▶ metadata ─▶ window ─────────────────────┐
     store ─▶ permissions ─▶ state's size ─▶ room ─▶ rate ─▶ does it fit?
@@ -53,17 +53,17 @@ from harness.inspect.doctor.store import (
 from harness.snapshots.open import open_bucket, open_store
 
 Stores = Callable[[str], ObjectStore]
-_ERRORS = (ConfigError, CloudError, OSError, ImportError)  # S3 without boto3: `software` has said what to install
+_ERRORS = (ConfigError, CloudError, OSError, ImportError)  # S3 without boto3: `software` names what to install
 
 
 class Examination:
-    """One visit to one machine. `findings` tells each finding as soon as its check is made.
+    """All checks of one machine. `findings` yields each finding as soon as its check is made.
 
     Args:
-        settings: what a run would be told.
+        settings: the settings that a run would have.
         host: this machine.
-        command: what a run would start; torchrun is looked for in it.
-        state_bytes: size of the state; `None` for that of the run's newest snapshot.
+        command: the program that a run would start; `check_torchrun` searches it for torchrun.
+        state_bytes: size of the state; `None` for the size of the run's newest snapshot.
         stores: opens a directory store by its location.
         open_bucket: opens an S3 store.
         open_metadata: opens a session to a metadata service by its URL.
@@ -88,7 +88,7 @@ class Examination:
         self._rate: Rate | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """Every check. Blocks for seconds, most of them spent on measuring rates; every call has a deadline."""
+        """Make every check. Blocks for seconds, most of them to measure rates; every call has a deadline."""
         yield from self._look_at_machine()
         yield from self._visit_store()
         yield examined("memory", lambda: host.check_memory(self._host, self._settings, self._state_bytes))
@@ -119,11 +119,11 @@ class Examination:
             new = _missing(location)
             with _visited(location, self._stores) as store:
                 reached = check_reach(store, self._keys, self._host.clock)
-                yield replace(reached, what=f"{reached.what}; made anew, is its disk mounted?") if new else reached
+                yield replace(reached, what=f"{reached.what}; newly made: is its disk mounted?") if new else reached
                 if reached.level is Level.OK:
                     yield from self._try_store(store)
         except _ERRORS as err:
-            yield failure("store", one_line(err), "mend that, or name another --store")
+            yield failure("store", one_line(err), "fix this, or name another --store")
 
     def _try_bucket(self, bucket: Bucket) -> Iterator[Finding]:
         store = RetryingStore(bucket)
@@ -133,7 +133,7 @@ class Examination:
             return
         try:
             yield from check_bucket(bucket, self._keys, self._host.clock)
-        except CloudError as err:  # such as s3:ListBucket under a condition, which a question without a prefix fails
+        except CloudError as err:  # e.g. s3:ListBucket has a condition that a request without a prefix fails
             yield replace(refused("bucket", err, store, self._keys), level=Level.WARNING)
         yield from self._try_store(store, bucket)
 
@@ -146,9 +146,9 @@ class Examination:
             for finding in check_permissions(place):
                 works |= {finding.name} if finding.level is Level.OK else set()
                 yield finding
-            large = {"put", "delete"} <= works  # nothing large is put that would stay
+            large = {"put", "delete"} <= works  # otherwise a large object would stay
             if large and bucket is not None:
-                data = memoryview(incompressible(CHUNK_BYTES + 1))  # a part holds a chunk
+                data = memoryview(incompressible(CHUNK_BYTES + 1))  # one byte more than a part holds
                 yield try_multipart(place, data)
                 yield try_cut_off(place, data)
             yield self._look_up_size(store)
@@ -170,10 +170,10 @@ class Examination:
         if self._state_bytes is None:
             return warning(
                 "state",
-                f"size unknown, so whether it fits cannot be told: {why}",
-                "--state-gb: weights and optimizer, about 12 GB per billion parameters in fp32 with AdamW",
+                f"size unknown, so doctor cannot say whether it fits: {why}",
+                "pass --state-gb: weights and optimizer, about 12 GB per billion parameters in fp32 with AdamW",
             )
-        whose = "the newest snapshot's" if self._told_bytes is None else "as told"
+        whose = "the newest snapshot's" if self._told_bytes is None else "from --state-gb"
         return ok("state", f"{self._state_bytes / 1e9:.3g} GB, {whose}")
 
     def _measure(self, place: Ground) -> Iterator[Finding]:
@@ -189,7 +189,7 @@ class Examination:
             option, every_s = "--durable-every-s", self._settings.durable_every_s
         yield judge_pace("pace", "the store", self._rate, self._state_bytes, option, every_s)
 
-    # ---- the local tier, and what a drain takes -----------------------------------------------------------------
+    # ---- the local tier, and the time of a drain ----------------------------------------------------------------
 
     def _visit_local(self, location: str) -> Iterator[Finding]:
         settings, host, keys, directory = self._settings, self._host, self._keys, Path(location)
@@ -202,10 +202,10 @@ class Examination:
                 yield check_room(host, "local room", store, keys, keep, size)
                 yield judge_pace("local pace", "the local tier", measure(place), size, "--every-s", settings.every_s)
         except _ERRORS as err:
-            yield failure("local tier", one_line(err), "name a directory with --local that can be written to")
+            yield failure("local tier", one_line(err), "name a writable directory with --local")
 
     def _drain_s(self) -> float:
-        """How long a drain may take: what the upload needs, where that is known, and never more than there is."""
+        """Return how long a drain may take: the time for the upload if that is known, but at most the window."""
         if self._state_bytes is None or self._rate is None:
             return self._window.seconds
         return min(self._window.seconds, self._state_bytes / self._rate.bytes_s + MARGIN_S)
@@ -213,19 +213,19 @@ class Examination:
 
 @contextlib.contextmanager
 def _visited(location: str, stores: Stores) -> Generator[ObjectStore]:
-    """A store for as long as it is examined; directories that only this made are removed afterwards."""
+    """Open a store while it is examined. Afterwards remove the directories that this has made."""
     missing = _missing(location)
     try:
         with contextlib.closing(stores(location)) as store:
             yield store
     finally:
         for path in missing:
-            with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+            with contextlib.suppress(OSError):  # another process has put something there meanwhile
                 path.rmdir()
 
 
 def _missing(location: str) -> list[Path]:
-    """The directories that opening a store at `location` would make, deepest first."""
+    """Return the directories that opening a store at `location` would make, deepest first."""
     if "://" in location:
         return []
     return [path for path in (Path(location), *Path(location).parents) if not path.exists()]

@@ -1,6 +1,6 @@
-"""Finding: what one check of `harness doctor` has to say, and the rule that no check ends in a traceback.
+"""Finding: the result of one check of `harness doctor`, and the rule that no check ends in a traceback.
 
-Owns the value and its words on the screen; knows nothing of what is checked.
+Owns the value and its text on the screen; knows nothing about the things that are checked.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _LEVEL_WIDTH, _NAME_WIDTH = 9, 16
 
 
 class Level(enum.Enum):
-    """How bad it is, mildest first."""
+    """Severity of a finding, mildest first."""
 
     OK = "ok"
     WARNING = "warning"
-    """A run works, with less than it could have; or this could not be checked."""
+    """A run works, but not as well as it could; or the check could not be made."""
     FAILURE = "FAIL"
     """A run would lose work, or not start."""
 
@@ -31,9 +31,9 @@ class Finding:
 
     Attributes:
         name: what was checked, in one or two words.
-        level: how bad it is.
+        level: its severity.
         what: what was found, in one line, with the numbers.
-        remedy: what to do about it; empty where there is nothing to do.
+        remedy: what the user can do about it; empty if nothing needs to be done.
     """
 
     name: str
@@ -42,35 +42,35 @@ class Finding:
     remedy: str = ""
 
     def lines(self) -> list[str]:
-        """For people: the finding, and its remedy below it."""
+        """Return the lines for people: the finding, and its remedy below it."""
         lines = [f"{self.level.value:<{_LEVEL_WIDTH}}{self.name:<{_NAME_WIDTH}}{self.what}"]
         if self.remedy:
             lines.append(f"{'':<{_LEVEL_WIDTH + _NAME_WIDTH}}{self.remedy}")
         return lines
 
     def to_json(self) -> dict[str, str]:
-        """For machines."""
+        """Return the fields for `--json`."""
         level = "failure" if self.level is Level.FAILURE else self.level.value
         return {"check": self.name, "level": level, "what": self.what, "remedy": self.remedy}
 
 
 def ok(name: str, what: str) -> Finding:
-    """Nothing is wrong."""
+    """Make a finding that says that nothing is wrong."""
     return Finding(name, Level.OK, what)
 
 
 def warning(name: str, what: str, remedy: str = "") -> Finding:
-    """It works, with less than it could; or it could not be found out."""
+    """Make a finding for something that works, but not as well as it could, or that could not be checked."""
     return Finding(name, Level.WARNING, what, remedy)
 
 
 def failure(name: str, what: str, remedy: str) -> Finding:
-    """This costs a night."""
+    """Make a finding for something that would lose work or stop a run from starting."""
     return Finding(name, Level.FAILURE, what, remedy)
 
 
 def examined(name: str, check: Callable[[], Finding]) -> Finding:
-    """What `check` finds. One that cannot be made is a warning that says why: the others still have their turn."""
+    """Return what `check` finds. If the check itself fails, return a warning with the reason: the others still run."""
     try:
         return check()
     except (CloudError, HarnessError, OSError) as err:
@@ -78,7 +78,7 @@ def examined(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def one_line(err: object) -> str:
-    """An error's words, without the line breaks that some libraries put into them."""
+    """Return an error's text without the line breaks that some libraries put into it."""
     return " ".join(str(err).split())
 
 

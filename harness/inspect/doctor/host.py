@@ -1,7 +1,7 @@
-"""What can be wrong with this machine: software, limits, memory, disks, torchrun, the metadata service.
+"""Checks of this machine: software, limits, memory, disks, torchrun, the metadata service.
 
-Owns one function for each check. Everything that a check looks at comes in through `Host`, so that a test can build a
-machine in a directory. Knows no store; changes nothing.
+Owns one function for each check. A check sees the machine only through `Host`, so that a test can build a machine in a
+directory. Knows no store; changes nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Host:
         environ: the environment.
         root: where /proc, /sys and /dev are.
         clock: monotonic seconds.
-        available: memory that the agent believes it can take, in bytes.
+        available: memory that the agent may use by its own estimate, in bytes.
         total: memory of the host, in bytes.
         disk: total, used and free bytes of a path's file system.
         open_files: soft and hard limit on open descriptors.
@@ -66,7 +66,7 @@ class Host:
     make_slot: Callable[[int], Slot] = Slot.create
 
     def read(self, path: str) -> str | None:
-        """A small file of the kernel's, stripped; `None` where there is none or it is not for us."""
+        """Return a small kernel file, stripped; `None` if it does not exist or cannot be read."""
         try:
             return (self.root / path).read_text().strip()
         except (OSError, ValueError):
@@ -77,7 +77,7 @@ class Host:
 
 
 def check_software(host: Host, *, s3: bool) -> Finding:
-    """Versions of what a run needs, of this very interpreter: another environment's torch is a common surprise."""
+    """Check the packages that a run needs, in this interpreter's environment: torch may be in another one."""
     found, missing = [f"Python {platform.python_version()}"], []
     for name in ("torch", "boto3", "awscrt") if s3 else ("torch", "awscrt"):
         try:
@@ -94,7 +94,7 @@ def check_software(host: Host, *, s3: bool) -> Finding:
 
 
 def check_kernel(host: Host) -> Finding:
-    """The two things that are asked of Linux and may be forbidden in a sandbox: memfds and pidfds."""
+    """Check the two features of Linux that a sandbox may forbid: memfds and pidfds."""
     release = host.read("proc/sys/kernel/osrelease") or "of unknown version"
     try:
         host.make_slot(1024 * 1024).close()
@@ -111,7 +111,7 @@ def check_kernel(host: Host) -> Finding:
 
 
 def check_open_files(host: Host, *, s3: bool) -> Finding:
-    """The soft limit on descriptors: connections to S3, slots, and the pipes of DataLoader workers count."""
+    """Check the soft limit on descriptors: connections to S3, slots, and the pipes of DataLoader workers count."""
     soft, hard = host.open_files()
     needed = FEW_FILES_S3 if s3 else FEW_FILES
     infinite = soft == resource.RLIM_INFINITY
@@ -125,28 +125,28 @@ def check_open_files(host: Host, *, s3: bool) -> Finding:
 
 
 def check_torchrun(host: Host, command: Sequence[str], drain_s: float) -> Finding:
-    """Whether torchrun would kill the trainer while it drains: it sends SIGKILL 30 s after it was told to end."""
+    """Check whether torchrun would kill the trainer during a drain: it sends SIGKILL 30 s after a signal to end."""
     used = "TORCHELASTIC_RUN_ID" in host.environ or any(
         os.path.basename(word) == "torchrun" or word.startswith("torch.distributed.")  # noqa: PTH119
         for word in command
     )
-    remedy = f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={drain_s:.0f}; a torch that does not know it always takes 30 s"
+    remedy = f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={drain_s:.0f}; a torch that does not know it always waits 30 s"
     told = _flag(command, "shutdown-timeout") or host.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     try:
         timeout_s = float(told) if told else TORCHRUN_DEFAULT_S
     except ValueError:
-        return failure("torchrun", f"the shutdown time-out is no number: {told!r}", remedy)
+        return failure("torchrun", f"the shutdown timeout is not a number: {told!r}", remedy)
     if not used:
         return ok("torchrun", f"not in use; under it, a trainer is killed {timeout_s:g} s after a signal")
     if timeout_s < drain_s:
         return warning(
             "torchrun", f"kills the trainer {timeout_s:g} s after a signal; a drain may take {drain_s:.0f} s", remedy
         )
-    return ok("torchrun", f"leaves the trainer {timeout_s:g} s after a signal; a drain takes {drain_s:.0f} s at most")
+    return ok("torchrun", f"gives the trainer {timeout_s:g} s after a signal; a drain takes {drain_s:.0f} s at most")
 
 
 def _flag(command: Sequence[str], name: str) -> str | None:
-    """The value of `--name value` or `--name=value`, dashes or underscores."""
+    """Return the value of `--name value` or `--name=value`, dashes or underscores."""
     for index, word in enumerate(command):
         flag, equals, value = word.partition("=")
         if flag.startswith("--") and flag[2:].replace("_", "-") == name:
@@ -158,7 +158,7 @@ def _flag(command: Sequence[str], name: str) -> str | None:
 
 
 def check_memory(host: Host, settings: Settings, state_bytes: int | None) -> Finding:
-    """Whether the slots fit. memfds are charged to the cgroup of whoever fills them, like any memory."""
+    """Check whether the slots fit. A memfd is charged to the cgroup of the process that fills it, like any memory."""
     count = settings.slots or (2 if host.total() >= slot_pool.TWO_SLOTS_FROM_BYTES else 1)
     slots = f"{count} slot{'s' if count > 1 else ''}"
     free, limit = host.available(), "free"
@@ -172,16 +172,22 @@ def check_memory(host: Host, settings: Settings, state_bytes: int | None) -> Fin
     if fit == 0:
         what = f"{free / 1e9:.1f} GB {limit}, too little for a slot of {state_bytes / 1e9:.1f} GB"
         if settings.slot_disk is None:
-            return failure("memory", what, "a host or a cgroup limit with more memory, or --local DIR on a fast disk")
+            return failure(
+                "memory",
+                what,
+                "use a host with more memory, raise the cgroup limit, or pass --local DIR on a fast disk",
+            )
         return warning(
             "memory",
             f"{what}: snapshots go through a window to {settings.slot_disk}, and training waits for that disk",
-            "a host or a cgroup limit with more memory; else a disk as fast as can be had for --local",
+            "use a host with more memory or raise the cgroup limit; else use the fastest disk you have for --local",
         )
     if fit < count:
         what = f"{free / 1e9:.1f} GB {limit}, enough for {fit} of {slots} of {state_bytes / 1e9:.1f} GB"
         return warning(
-            "memory", what, f"--slots {fit}: it is what you get; or a host or a cgroup limit with more memory"
+            "memory",
+            what,
+            f"pass --slots {fit}, as no more fit; or use a host with more memory, or raise the cgroup limit",
         )
     left = free - count * state_bytes
     return ok(
@@ -191,11 +197,11 @@ def check_memory(host: Host, settings: Settings, state_bytes: int | None) -> Fin
 
 
 def check_shm(host: Host) -> Finding:
-    """/dev/shm: the harness needs none of it, DataLoader workers do; Docker gives 64 MB."""
+    """Check /dev/shm: DataLoader workers need it, the harness does not; Docker gives 64 MB."""
     path = host.root / "dev/shm"
     remedy = "docker run --shm-size=8g, or --ipc=host; the harness itself uses memfds and needs none of it"
     if not path.is_dir():
-        return warning("/dev/shm", "there is none: DataLoader workers cannot pass tensors", remedy)
+        return warning("/dev/shm", "does not exist: DataLoader workers cannot pass tensors", remedy)
     total, _, free = host.disk(path)
     if total < SMALL_SHM_BYTES:
         return warning("/dev/shm", f"{total / 1e6:.0f} MB: DataLoader workers may die of a bus error", remedy)
@@ -206,14 +212,14 @@ def check_shm(host: Host) -> Finding:
 
 
 def medium_of(host: Host, path: Path) -> str:
-    """What a path lies on: "instance store", "EBS", or the file system's type ("ext4", "tmpfs", "overlay", "nfs4")."""
+    """Return the medium of a path: "instance store", "EBS", or the file system ("ext4", "tmpfs", "overlay", "nfs4")."""
     best, kind, source = "", "unknown", ""
     place = str(existing(path).resolve())
     for line in (host.read("proc/self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
         point, fields = before.split()[4].replace("\\040", " "), after.split()
         inside = place == point or place.startswith(point.rstrip("/") + "/")
-        if inside and len(fields) >= 2 and len(point) >= len(best):  # of equals, the last one hides the others
+        if inside and len(fields) >= 2 and len(point) >= len(best):  # the last mount on one point hides the others
             best, kind, source = point, fields[0], fields[1]
     model = " ".join(_models(host, source.removeprefix("/dev/"))) if source.startswith("/dev/") else ""
     if "Instance Storage" in model:
@@ -222,17 +228,17 @@ def medium_of(host: Host, path: Path) -> str:
 
 
 def goes_with(medium: str) -> str | None:
-    """Why a store on `medium` is not durable, or `None`."""
+    """Return the reason why a store on `medium` is not durable, or `None` if it is."""
     return _GONE_WITH.get(medium)
 
 
 def existing(path: Path) -> Path:
-    """The path itself, or the nearest directory above it that is there."""
+    """Return the path itself, or the nearest parent directory that exists."""
     return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
 
 
 def _models(host: Host, device: str) -> list[str]:
-    """What a block device says that it is; of a RAID or a logical volume, what its members say."""
+    """Return the model name of a block device; for a RAID or a logical volume, those of its members."""
     name = re.sub(r"^(nvme\d+n\d+)p\d+$", r"\1", device)
     try:
         members = sorted(entry.name for entry in (host.root / "sys/class/block" / name / "slaves").iterdir())
@@ -246,12 +252,12 @@ def _models(host: Host, device: str) -> list[str]:
 
 
 def check_metadata(host: Host, settings: Settings, open_metadata: Callable[[str], Metadata]) -> Finding:
-    """Whether a spot notice would be heard here, and if not, why not."""
+    """Check whether a spot notice would reach this machine, and if not, find out why."""
     name = "metadata"
     if settings.metadata == "off":
         disabled = host.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
-        remedy = "unset AWS_EC2_METADATA_DISABLED" if disabled else "leave --metadata off away"
-        return warning(name, "off: no notice of EC2 is heard", f"on a spot instance, {remedy}")
+        remedy = "unset AWS_EC2_METADATA_DISABLED" if disabled else "remove --metadata off"
+        return warning(name, "off: EC2's notices are not received", f"on a spot instance, {remedy}")
     session = open_metadata(settings.metadata)
     try:
         deadline = Deadline.after(_METADATA_S, host.clock)
@@ -262,20 +268,20 @@ def check_metadata(host: Host, settings: Settings, open_metadata: Callable[[str]
     finally:
         session.close()
     words = " ".join(answer.text.strip()[:40] for answer in (cycle, kind) if answer is not None)
-    return ok(name, f"{settings.metadata} answers{': ' if words else ''}{words}; proxies are passed by")
+    return ok(name, f"{settings.metadata} answers{': ' if words else ''}{words}; no proxy is used")
 
 
 def _deaf(host: Host, endpoint: str, why: str) -> Finding:
-    """No answer: on an instance that is a failure with its command, elsewhere nothing else was to be expected."""
+    """Return the finding for no answer: on EC2 a failure with a command as remedy, elsewhere only a warning."""
     if not is_ec2(host.root):
         return warning(
             "metadata",
-            f"no EC2 instance, as far as can be seen; no notice is heard: {why}",
-            "elsewhere than on EC2, a SIGTERM (grace_s) or a drain file has to tell",
+            f"this does not look like an EC2 instance; EC2's notices are not received: {why}",
+            "outside EC2, the notice has to be a SIGTERM (grace_s) or a drain file",
         )
     instance = host.read("sys/class/dmi/id/board_asset_tag") or ""
     options = f"aws ec2 modify-instance-metadata-options --instance-id {instance if instance else 'i-...'}"
-    if "hop limit" in why:  # the session's own word for a token that was asked for and never came
+    if "hop limit" in why:  # the session says this if its request for a token got no answer
         remedy = f"{options} --http-put-response-hop-limit 2, or the host's network for the container"
     elif "turned off" in why:
         remedy = f"{options} --http-endpoint enabled"
@@ -283,4 +289,4 @@ def _deaf(host: Host, endpoint: str, why: str) -> Finding:
         remedy = (
             f"see what answers: curl -X PUT {endpoint}/latest/api/token -H 'X-aws-ec2-metadata-token-ttl-seconds: 60'"
         )
-    return failure("metadata", f"no notice is heard on this EC2 instance: {why}", remedy)
+    return failure("metadata", f"this EC2 instance receives no notices: {why}", remedy)

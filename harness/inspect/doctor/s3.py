@@ -1,6 +1,6 @@
-"""What only a bucket has: credentials, a region, a clock that must agree with ours, lifecycle rules, quirks.
+"""Checks that only a bucket needs: credentials, region, a clock that must agree with ours, lifecycle rules, quirks.
 
-Owns what the facts that `cloud.s3.store` finds out mean for a run. Asks the bucket twice, and changes nothing.
+Owns what the facts from `cloud.s3.store` mean for a run. Asks the bucket twice, and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from harness.inspect.doctor.finding import Finding, failure, ok, warning
 
 FACTS_S = 5.0
 REFUSED_SKEW_S = 900.0
-"""S3 refuses a request that was signed so far from its own time."""
+"""S3 refuses a request if the time of its signature differs from S3's time by more seconds than this."""
 SUSPECT_SKEW_S = 60.0
 LAZY_DAYS = 30
 
 
 class Bucket(ObjectStore, Protocol):
-    """An S3 store: what it can tell of its bucket, beside being a store."""
+    """An S3 store that can also describe its bucket."""
 
     def facts(self, prefix: str, *, deadline: Deadline) -> BucketFacts:
         """See `cloud.s3.store.S3Store.facts`."""
@@ -35,7 +35,7 @@ class Bucket(ObjectStore, Protocol):
 
 
 def check_bucket(bucket: Bucket, keys: RunKeys, clock: Clock) -> Iterator[Finding]:
-    """Who asks, where it is, what time it has, and what becomes of uploads that nobody ends. Raises CloudError."""
+    """Check credentials, region, encryption, clock, and the rule for unfinished uploads. Raises CloudError."""
     facts = bucket.facts(keys.snapshots, deadline=Deadline.after(FACTS_S, clock))
     yield judge_credentials(facts)
     yield ok("bucket", f"in {facts.region or 'an unknown region'}, {_encryption(facts.encryption)}")
@@ -44,30 +44,30 @@ def check_bucket(bucket: Bucket, keys: RunKeys, clock: Clock) -> Iterator[Findin
 
 
 def check_sums(bucket: Bucket, prefix: str, clock: Clock) -> Finding:
-    """Whether the store guards what travels, tried under keys that start with `prefix`. Raises CloudError.
+    """Check whether the store compares checksums, with keys that start with `prefix`. Raises CloudError.
 
-    The store knows from then on what it may be asked for; whether it honours conditions is tried by `put if absent`.
+    From then on, `bucket` uses only the features that the store honours. The check `put if absent` tries conditions.
     """
     quirks = bucket.probe(prefix, deadline=Deadline.after(FACTS_S, clock))
     if quirks.takes_sums and quirks.checks_sums:
-        return ok("sums", "the store compares the CRC64NVME sums that are sent along")
+        return ok("sums", "the store compares the CRC64NVME sums that are sent with the data")
     how = "does not compare" if quirks.takes_sums else "does not take"
     return warning(
         "sums",
-        f"the store {how} CRC64NVME sums: damage on the way is found only when a snapshot is read back",
-        "nothing to do here; a store that compares them, as AWS S3 does, has a damaged part sent again at once",
+        f"the store {how} CRC64NVME sums: damage in transit is found only when a snapshot is read back",
+        "no action is needed; with a store that compares them, such as AWS S3, a damaged part is sent again at once",
     )
 
 
 def judge_credentials(facts: BucketFacts) -> Finding:
-    """Where the credentials came from: a person's key on an instance that has a role is a common surprise."""
+    """Report where the credentials came from: an instance that has a role may use a person's key instead."""
     if facts.credentials_from is None:
         return warning("credentials", "none were found: requests are anonymous", "give the instance a role")
     return ok("credentials", f"{facts.credentials_from}, access key ending in {facts.access_key_end}")
 
 
 def judge_clock(skew_s: float | None) -> Finding:
-    """Whether this host's clock and the store's agree."""
+    """Check whether this host's clock and the store's agree."""
     if skew_s is None:
         return warning("clock", "could not be compared: the store sent no date")
     told = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the store's"
@@ -80,15 +80,15 @@ def judge_clock(skew_s: float | None) -> Finding:
 
 
 def judge_lifecycle(abort_days: int | None) -> Finding:
-    """Whether the parts that a killed instance leaves behind are deleted by the bucket itself, if no start does."""
-    remedy = "add a lifecycle rule with AbortIncompleteMultipartUpload, DaysAfterInitiation 7, for all of the bucket"
+    """Check whether the bucket itself deletes the parts that a killed instance leaves behind, if no start does."""
+    remedy = "add a lifecycle rule with AbortIncompleteMultipartUpload, DaysAfterInitiation 7, for the whole bucket"
     if abort_days is None:
         return warning(
             "lifecycle", "the bucket's rules could not be read", f"allow s3:GetLifecycleConfiguration, or {remedy}"
         )
     if abort_days == 0:
         return warning(
-            "lifecycle", "no rule deletes parts of uploads that were never completed: they are paid for", remedy
+            "lifecycle", "no rule deletes parts of uploads that were never completed: you pay for them", remedy
         )
     days = f"parts of uploads that were never completed are deleted after {abort_days} days"
     return (

@@ -1,8 +1,8 @@
-"""What can be wrong with a store: reach, permissions, room, speed. Each permission is tried, not read off a policy.
+"""Checks of a store: reach and permissions. Each permission is tried, not read from a policy.
 
 Owns one function for each check, and the objects that the checks write: all of them lie in one directory below
-`<run>/snapshots/`, whose name no snapshot can have, and all of them are gone afterwards, whatever failed. Knows any
-ObjectStore; what only S3 has is `s3.py`.
+`<run>/snapshots/`, whose name no snapshot can have, and all of them are deleted afterwards, whatever failed. Knows any
+ObjectStore; `s3.py` has the checks that only S3 needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BODY = b"harness doctor"
 
 
 def check_reach(store: ObjectStore, keys: RunKeys, clock: Clock) -> Finding:
-    """Whether the run's records can be listed: what every start does first."""
+    """Check whether the run's records can be listed, as every start does first."""
     deadline = Deadline.after(REACH_S, clock)
     try:
         for prefix in (keys.generations, keys.events):
@@ -44,7 +44,7 @@ def check_reach(store: ObjectStore, keys: RunKeys, clock: Clock) -> Finding:
 
 
 def state_bytes(store: ObjectStore, keys: RunKeys, clock: Clock) -> int | None:
-    """Bytes of the run's newest snapshot, or `None` while it has none that can be read. Raises CloudError."""
+    """Return the bytes of the run's newest snapshot, or `None` if it has none that can be read. Raises CloudError."""
     deadline = Deadline.after(REACH_S, clock)
     found = [keys.parse_commit(info.key) for info in store.list(keys.commits, deadline=deadline)]
     for snapshot in sorted((snapshot for snapshot in found if snapshot is not None), reverse=True)[:2]:
@@ -58,12 +58,12 @@ def state_bytes(store: ObjectStore, keys: RunKeys, clock: Clock) -> int | None:
 
 @dataclass
 class Ground:
-    """Where a store is tried: one directory of our own, foreign to the harness.
+    """The directory in which a store is tried. The rest of the harness ignores it.
 
     Attributes:
-        store: what is tried.
-        keys: the run's.
-        prefix: what every key here starts with.
+        store: the store that is tried.
+        keys: keys of the run.
+        prefix: start of every key in this directory.
         clock: monotonic seconds.
         used: keys that may hold something.
     """
@@ -75,18 +75,18 @@ class Ground:
     used: list[str] = field(default_factory=list)
 
     def key(self, name: str) -> str:
-        """A key here, remembered before anything is put there: a reply that is lost leaves no object behind."""
+        """Return a key in this directory, and remember it for `clear`: the reply to a put may be lost."""
         key = self.prefix + name
         if key not in self.used:
             self.used.append(key)
         return key
 
     def clear(self) -> list[str]:
-        """Delete everything and give up every upload; what is left all the same, or may be."""
+        """Delete everything and give up every upload. Return the keys that are left, or may be."""
         if not self.used:
             return []
         deadline = Deadline.after(CLEAN_S, self.clock)
-        with contextlib.suppress(CloudError):  # what a probe, or an attempt whose reply was lost, has left
+        with contextlib.suppress(CloudError):  # left by a probe, or by a try whose reply was lost
             self.used += self._remains(deadline)
         for key in (used := list(dict.fromkeys(self.used))):
             for remove in (self.store.abandon, self.store.delete):
@@ -107,7 +107,7 @@ class Ground:
 
 @contextlib.contextmanager
 def ground(store: ObjectStore, keys: RunKeys, clock: Clock) -> Generator[Ground]:
-    """A new ground; cleared at the end, if its user has not done so."""
+    """Make a new ground. Clear it at the end, if the caller has not done so."""
     place = Ground(store, keys, f"{keys.snapshots}doctor-{secrets.token_hex(8)}/", clock)
     try:
         yield place
@@ -116,35 +116,35 @@ def ground(store: ObjectStore, keys: RunKeys, clock: Clock) -> Generator[Ground]
 
 
 def check_permissions(place: Ground) -> Iterator[Finding]:
-    """Try each call of a run; all but `put` need an object to be tried with."""
+    """Try each call that a run makes. All but `put` need an object that `put` has made."""
     deadline = Deadline.after(TRIALS_S, place.clock)
     put = try_put(place, deadline)
     yield put
     if put.level is not Level.OK:
-        yield warning("other calls", "not tried: there is no object to try them with", "mend put first")
+        yield warning("other calls", "not tried: there is no object to try them with", "fix put first")
         return
     for attempt in (try_put_if_absent, try_get, try_stat, try_list, try_delete):
         yield attempt(place, deadline)
 
 
 def try_put(place: Ground, deadline: Deadline) -> Finding:
-    """A plain put."""
+    """Try a plain put."""
 
     def attempt() -> Finding:
         receipt = place.store.put(place.key("object"), memoryview(_BODY), deadline=deadline)
         if (receipt.size, receipt.crc64nvme) != (len(_BODY), crc64nvme(_BODY)):
-            return failure("put", "the receipt tells other bytes than were put", _look_elsewhere(place.store))
+            return failure("put", "the receipt does not match the bytes that were put", _look_elsewhere(place.store))
         return ok("put", f"under {place.keys.snapshots}")
 
     return _tried("put", place, attempt)
 
 
 def try_put_if_absent(place: Ground, deadline: Deadline) -> Finding:
-    """The only commit there is: the second one must be refused."""
+    """Try the call by which every commit is made: the second put of a key must be refused."""
     name = "put if absent"
     unguarded = failure(
         name,
-        "this store ignores If-None-Match: nothing there keeps two agents of one run apart",
+        "this store ignores If-None-Match, so it cannot keep two agents of one run apart",
         "use a store that honours it, as AWS S3 does; until then the harness writes nothing there",
     )
 
@@ -153,47 +153,49 @@ def try_put_if_absent(place: Ground, deadline: Deadline) -> Finding:
         try:
             place.store.put_if_absent(key, _BODY, deadline=deadline)
         except Denied as err:
-            if "If-None-Match" in str(err):  # an S3 store's own word, once it has been probed
+            if "If-None-Match" in str(err):  # the message of an S3 store that was probed
                 return unguarded
             raise
         try:
             place.store.put_if_absent(key, _BODY + b" again", deadline=deadline)
         except AlreadyExists:
-            return ok(name, "the second one was refused")
+            return ok(name, "the second put was refused")
         return unguarded
 
     return _tried(name, place, attempt)
 
 
 def try_get(place: Ground, deadline: Deadline) -> Finding:
-    """Whether the bytes come back."""
+    """Check whether the bytes that were put come back."""
 
     def attempt() -> Finding:
         into = bytearray(len(_BODY))
         place.store.get(place.key("object"), memoryview(into), deadline=deadline)
         if into != _BODY:
-            return failure("get", "other bytes came back than were put", _look_elsewhere(place.store))
+            return failure("get", "the bytes that came back are not those that were put", _look_elsewhere(place.store))
         return ok("get", "the same bytes came back")
 
     return _tried("get", place, attempt)
 
 
 def try_stat(place: Ground, deadline: Deadline) -> Finding:
-    """Size and sum, as the store tells them."""
+    """Check the size and the checksum that the store reports."""
 
     def attempt() -> Finding:
         info = place.store.stat(place.key("object"), deadline=deadline)
         if info.size != len(_BODY) or info.crc64nvme not in (None, crc64nvme(_BODY)):
-            return failure("stat", "the store tells another size or sum", _look_elsewhere(place.store))
+            return failure("stat", "the store reports another size or checksum", _look_elsewhere(place.store))
         if info.crc64nvme is None:
-            return ok("stat", "the size is right; the store keeps no sum, snapshots are read back to verify them")
+            return ok(
+                "stat", "the size is right; the store keeps no checksum, so snapshots are read back to verify them"
+            )
         return ok("stat", "size and CRC64NVME are right")
 
     return _tried("stat", place, attempt)
 
 
 def try_list(place: Ground, deadline: Deadline) -> Finding:
-    """Whether what was just put is listed: resume depends on it."""
+    """Check whether an object is listed right after its put: resume depends on it."""
 
     def attempt() -> Finding:
         listed = [info.key for info in place.store.list(place.prefix, deadline=deadline)]
@@ -207,7 +209,7 @@ def try_list(place: Ground, deadline: Deadline) -> Finding:
 
 
 def try_delete(place: Ground, deadline: Deadline) -> Finding:
-    """Whether retention will work."""
+    """Check whether objects can be deleted, as retention does."""
 
     def attempt() -> Finding:
         key = place.key("object")
@@ -220,7 +222,7 @@ def try_delete(place: Ground, deadline: Deadline) -> Finding:
 
 
 def try_multipart(place: Ground, data: memoryview) -> Finding:
-    """A put of more bytes than one part holds."""
+    """Try a put of more bytes than one part holds."""
 
     def attempt() -> Finding:
         deadline = Deadline.after(TRIALS_S, place.clock)
@@ -235,15 +237,15 @@ def try_multipart(place: Ground, data: memoryview) -> Finding:
 
 
 def try_cut_off(place: Ground, data: memoryview) -> Finding:
-    """Whether a start can give up the uploads that a dead instance left: one is begun and cut off here.
+    """Check whether a start can give up the uploads that a dead instance left: begin an upload and cut it off.
 
-    Never a failure: what is not given up costs money, and no snapshot.
+    Never a failure: an upload that is not given up costs money, but loses no snapshot.
     """
 
     def attempt() -> Finding:
         deadline = Deadline.after(TRIALS_S, place.clock)
         store = place.store
-        store.unfinished(place.prefix, deadline=deadline)  # where this is denied, no upload is begun to be left behind
+        store.unfinished(place.prefix, deadline=deadline)  # if this is denied, do not begin an upload that would stay
         key = place.key("cut-off")
         with contextlib.suppress(_CutOff):
             store.put(key, data, deadline=deadline, progress=_cut_off)
@@ -253,7 +255,7 @@ def try_cut_off(place: Ground, data: memoryview) -> Finding:
             return warning(
                 "cut-off uploads",
                 "the store cannot list them, or does not give them up",
-                "see that it deletes them by itself: a lifecycle rule, or its owner",
+                "make sure that the store deletes them by itself: set a lifecycle rule, or ask its owner",
             )
         others = store.unfinished(place.keys.snapshots, deadline=deadline)
         told = f"has {len(others)}: its next start gives them up" if others else "has none"
@@ -272,19 +274,19 @@ def _cut_off(sent: int) -> None:
 
 
 def check_cleared(place: Ground) -> Finding:
-    """Clear the ground, and say what is left of it."""
+    """Clear the ground, and report what is left."""
     left = place.clear()
     if not left:
-        return ok("clean-up", "nothing is left of these trials")
+        return ok("clean-up", "nothing is left from these checks")
     where = f"{place.store.url}/{place.prefix}"
     remedy = f"rm -r {where}"
     if where.startswith("s3://"):
         remedy = f"aws s3 rm --recursive {where}, and aws s3api abort-multipart-upload for uploads"
-    return warning("clean-up", f"{len(left)} objects or uploads may be left of these trials", remedy)
+    return warning("clean-up", f"{len(left)} objects or uploads may be left from these checks", remedy)
 
 
 def _tried(name: str, place: Ground, attempt: Callable[[], Finding]) -> Finding:
-    """What came of it. Tried and refused is a failure: a run would meet the same refusal."""
+    """Return what `attempt` finds. An error of the store is a failure: a run would get the same error."""
     try:
         return attempt()
     except CloudError as err:
@@ -292,18 +294,18 @@ def _tried(name: str, place: Ground, attempt: Callable[[], Finding]) -> Finding:
 
 
 def refused(name: str, err: CloudError, store: ObjectStore, keys: RunKeys) -> Finding:
-    """The failure that an error of the store's is, with the remedy: the error's own where it has one."""
+    """Return the failure for an error of the store, with a remedy: the error's own if it has one."""
     what = one_line(err)
     if isinstance(err, Full):
         return failure(name, what, "make room, or name another --store")
     if not store.url.startswith("s3://"):
-        mode = f"the user {os.getuid()} must be able to write there: chown or chmod it, mount it rw, or another --store"
+        mode = f"user {os.getuid()} must be able to write there: chown or chmod it, mount it rw, or use another --store"
         return failure(name, what, mode if isinstance(err, Denied) else "check that the file system is mounted")
     if not isinstance(err, Denied):
         return failure(
             name,
             what,
-            "if it stays so, check the bucket's name, the endpoint and the way there (proxy, gateway endpoint)",
+            "if this persists, check the bucket's name, the endpoint and the route to it (proxy, gateway endpoint)",
         )
     what, _, remedy = what.rpartition("; ")  # cloud/s3/errors.py names the action that is missing
     bucket, _, prefix = store.url.removeprefix("s3://").partition("/")
@@ -316,4 +318,4 @@ def refused(name: str, err: CloudError, store: ObjectStore, keys: RunKeys) -> Fi
 
 
 def _look_elsewhere(store: ObjectStore) -> str:
-    return f"do not trust {store.url} with a training: this is not what a store may do"
+    return f"do not use {store.url} for training: a store must not do this"

@@ -1,7 +1,7 @@
-"""Slot to device: every tensor of a resume, copied in one go.
+"""Slot to device: copies every tensor of a resume in one go.
 
-Owns which way the bytes of a slot take into live tensors: threads, or pinned memory. Knows neither state_dicts
-nor what the tensors are for.
+Owns how the bytes of a slot get into live tensors: by threads, or through pinned memory. Knows neither state_dicts
+nor the use of the tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.trainer.copy import to_slot
 from harness.trainer.copy.to_slot import Pair
 
-_PINNED_BYTES: Final = 32 * 1024 * 1024  # twice: torch keeps pinned memory for good
+_PINNED_BYTES: Final = 32 * 1024 * 1024  # two buffers of this size: torch never frees pinned memory
 
 
 def copy_out(pairs: Sequence[Pair]) -> None:
@@ -38,18 +38,18 @@ def copy_out(pairs: Sequence[Pair]) -> None:
 
 
 def through_pinned(pairs: Sequence[Pair], buffers: Sequence[tuple[Tensor, Any]]) -> None:
-    """Copy to a device through pinned memory: while it takes one buffer's bytes, the next one is filled.
+    """Copy to a device through pinned memory: while the device reads one buffer, the next one is filled.
 
-    A copy from memory that is not pinned goes through one small buffer of the driver's, and the processor waits for it.
+    A copy from memory that is not pinned goes through one small buffer of the driver, and the processor waits for it.
 
     Args:
-        pairs: live tensors on one device, and where they come from.
-        buffers: bytes on the CPU, each with an event of the device, which tells that they may be used again.
+        pairs: live tensors on one device, each with its source.
+        buffers: buffers on the CPU, each with a device event after which the buffer may be used again.
     """
     turns = itertools.cycle(buffers)
     for batch in _batches(pairs, len(buffers[0][0])):
         buffer, event = next(turns)
-        event.synchronize()  # at once where it was never recorded
+        event.synchronize()  # returns at once if it was never recorded
         staged = [(_carve(buffer, offset, source), source) for (_, source), offset in batch]
         _copy_here(staged)
         with torch.no_grad():
@@ -59,7 +59,7 @@ def through_pinned(pairs: Sequence[Pair], buffers: Sequence[tuple[Tensor, Any]])
 
 
 def _copy_here(pairs: Iterable[Pair]) -> None:
-    """Copy on the CPU with as many threads as there are cores, whatever torch itself may use: torchrun gives it one."""
+    """Copy on the CPU with one thread per core, even if torch itself may use fewer: torchrun gives it one."""
     blocks, others = to_slot.split(pairs)
     to_slot.copy_blocks(blocks, len(os.sched_getaffinity(0)))
     _copy(others)
@@ -72,7 +72,7 @@ def _copy(pairs: Iterable[Pair]) -> None:
 
 
 def _pieces(pairs: Iterable[Pair], size: int) -> Iterator[Pair]:
-    """The same copies in pieces of at most `size` bytes; a tensor with gaps stays whole."""
+    """Yield the same copies in pieces of at most `size` bytes; a tensor with gaps stays whole."""
     for into, source in pairs:
         count = max(1, size // into.element_size())
         if into.numel() <= count or not (into.is_contiguous() and source.is_contiguous()):
@@ -84,13 +84,13 @@ def _pieces(pairs: Iterable[Pair], size: int) -> Iterator[Pair]:
 
 
 def _batches(pairs: Sequence[Pair], size: int) -> Iterator[list[tuple[Pair, int]]]:
-    """Pieces that fit together into a buffer of `size` bytes, each with its place there."""
+    """Yield groups of pieces that fit into a buffer of `size` bytes, each piece with its offset there."""
     batch: list[tuple[Pair, int]] = []
     end = 0
     for into, source in _pieces(pairs, size):
         needed = source.numel() * source.element_size()
         if needed > size:
-            _copy([(into, source)])  # with gaps, and larger than a buffer
+            _copy([(into, source)])  # it has gaps, and is larger than a buffer
             continue
         if end + needed > size:
             yield batch
@@ -102,6 +102,6 @@ def _batches(pairs: Sequence[Pair], size: int) -> Iterator[list[tuple[Pair, int]
 
 
 def _carve(buffer: Tensor, offset: int, like: Tensor) -> Tensor:
-    """A tensor like `like` in a buffer of bytes."""
+    """Return a tensor of the shape and dtype of `like` in a buffer of bytes, at `offset`."""
     size = like.numel() * like.element_size()
     return buffer[offset : offset + size].view(like.dtype).view(like.shape)

@@ -1,8 +1,8 @@
 """Device to slot: tensors as views into shared memory, and the one copy that a snapshot costs the training loop.
 
 Owns the table of torch dtypes that a shard can hold, and every byte that moves between a slot and a tensor. Knows
-neither state_dicts nor what a slot is made of: a slot is a writable buffer, or a window to pass through, and where its
-shards begin.
+neither state_dicts nor how a slot is made: a slot is a writable buffer, or a window to copy through, and the offsets of
+its shards.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from harness.ipc.pages import PAGE
 from harness.ipc.window import Window
 
 Pair = tuple[Tensor, Tensor]
-"""Into, from: of one shape and dtype."""
+"""A target and its source, of one shape and dtype."""
 
 Block = tuple[int, int, int]
-"""To and from which address, and how many bytes."""
+"""A copy of memory: address of the target, address of the source, number of bytes."""
 
 TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {
@@ -51,23 +51,23 @@ TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
         "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     }
 )
-"""safetensors' name of a dtype to torch's."""
+"""torch's dtype for each name of a dtype in safetensors."""
 
 _BLOCK_BYTES: Final = 128 * 1024  # a smaller tensor is left to torch, which copies it with one thread
 _PIECE_BYTES: Final = 8 * 1024 * 1024
-_MOST_THREADS: Final = 8  # more do not make memory faster
+_MOST_THREADS: Final = 8  # more threads do not copy faster
 _REGISTER_PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every context
 
 DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
-"""torch's dtype to safetensors' name; what is not here cannot be stored."""
+"""safetensors' name for each dtype of torch. Other dtypes cannot be stored."""
 
 
 def views(buffer: Any, layouts: Sequence[ShardLayout], offsets: Sequence[int]) -> dict[str, Tensor]:
-    """Every tensor of some shards as a view into `buffer`: nothing is copied, and writing to one writes the slot.
+    """Return every tensor of some shards as a view into `buffer`. Nothing is copied; writing to one writes the slot.
 
     Args:
         buffer: a contiguous buffer (mmap, memoryview, bytearray). Each view keeps it open; torch warns if it is
-            read-only, since nothing stops a write through a view.
+            read-only, since nothing prevents a write through a view.
         layouts: the shards in it.
         offsets: where each shard's file begins in `buffer`; multiples of 8.
 
@@ -92,11 +92,12 @@ def copy_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> N
     Sources may be on any device, non-contiguous, conjugated or negated lazily; on the CPU nothing is allocated.
 
     Args:
-        targets: what `views` returned for the slot.
+        targets: the result of `views` for the slot.
         tensors: the live tensors, by the same names.
 
     Raises:
-        StateError: a tensor came, went, or changed its shape or dtype since the layout was planned. Nothing was copied.
+        StateError: a tensor was added, removed, or changed its shape or dtype since the layout was planned. Nothing was
+            copied.
     """
     _check(targets, tensors)
     _copy(list(targets.values()), [tensors[name] for name in targets])
@@ -107,10 +108,10 @@ def copy_through(
 ) -> None:
     """Copy live tensors into a slot on a disk, a window at a time. Blocks the training step for as long as that takes.
 
-    A source that is not contiguous takes its size in memory once more while it passes.
+    A source that is not contiguous needs its size in memory once more while it is copied.
 
     Args:
-        window: of the slot.
+        window: the window into the slot.
         layouts: the shards in it.
         offsets: where each shard's file begins in the slot; multiples of 4096.
         tensors: the live tensors, by the layouts' names.
@@ -123,7 +124,7 @@ def copy_through(
     data = torch.frombuffer(window.buffer, dtype=torch.uint8)
     into: list[Tensor] = []
     sources: list[Tensor] = []
-    start = end = 0  # what the window holds, as a part of the slot
+    start = end = 0  # the range of the slot that the window holds
     for layout, base in zip(layouts, offsets, strict=True):
         for placed in layout.tensors:
             at, stop = base + placed.offset, base + placed.offset + placed.size
@@ -146,10 +147,10 @@ def copy_through(
 
 
 def _check(planned: Mapping[str, Tensor | Placed], tensors: Mapping[str, Tensor]) -> None:
-    """Raise StateError unless the live tensors are what was planned: a foreach copy casts and broadcasts silently."""
+    """Raise StateError unless the live tensors match the plan: a foreach copy casts and broadcasts silently."""
     if planned.keys() != tensors.keys():
         odd = sorted(planned.keys() ^ tensors.keys())
-        raise StateError(f"{odd[0]} and {len(odd) - 1} more tensors came or went since the layout was planned")
+        raise StateError(f"{odd[0]} and {len(odd) - 1} more tensors were added or removed since the layout was planned")
     for name, plan in planned.items():
         source = tensors[name]
         dtype = plan.dtype if isinstance(plan, Tensor) else TORCH_DTYPES[plan.dtype]
@@ -167,7 +168,7 @@ def _copy(into: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             torch._foreach_copy_([target for target, _ in others], plain, non_blocking=True)
     copy_blocks(blocks, torch.get_num_threads())
     for device in {source.device for _, source in others if source.device.type != "cpu"}:
-        # A non-blocking copy is over only after this. Its stream alone: what other streams do is not waited for.
+        # A non-blocking copy is over only after this. It waits for the copy's stream, not for other streams.
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         else:
@@ -175,12 +176,12 @@ def _copy(into: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def _resolved(tensor: Tensor) -> Tensor:
-    """Without what torch leaves for after a copy from a device: it does that on the CPU, before the bytes are there."""
+    """Apply a lazy conjugation or negation on the device: torch would do it on the CPU, before the bytes are there."""
     return tensor.resolve_conj().resolve_neg()
 
 
 def split(pairs: Iterable[Pair]) -> tuple[deque[Block], list[Pair]]:
-    """What `copy_blocks` can copy, in pieces, and what is left to torch: small, with gaps, or on a device."""
+    """Return the blocks for `copy_blocks`, in pieces, and the pairs left to torch: small, with gaps, or on a device."""
     blocks: deque[Block] = deque()
     others: list[Pair] = []
     for target, source in pairs:
@@ -194,10 +195,11 @@ def split(pairs: Iterable[Pair]) -> tuple[deque[Block], list[Pair]]:
 
 
 def copy_blocks(blocks: deque[Block], most_threads: int) -> None:
-    """Copy blocks of memory, with so many threads at most, each taking the next piece when it is free.
+    """Copy blocks of memory, with at most `most_threads` threads, each of which takes the next piece when it is free.
 
-    torch's own copy divides each tensor among its threads and waits for all of them, hundreds of times; while the cores
-    are busy (DataLoader workers are), each time for one that was not let run. 5 to 7 times a flat copy then; this 1.2.
+    torch's own copy divides each tensor among its threads and waits for all of them, hundreds of times. While the cores
+    are busy (as with DataLoader workers), it waits each time for a thread that does not get a core. Then it takes 5 to
+    7 times as long as a flat copy, and this function 1.2 times.
     """
     threads = [
         threading.Thread(target=_copy_some, args=(blocks,), name=f"harness-copy-{number}")
@@ -211,13 +213,13 @@ def copy_blocks(blocks: deque[Block], most_threads: int) -> None:
                 started.append(thread)
         _copy_some(blocks)
     finally:
-        blocks.clear()  # Ctrl-C: whoever fills the slot next must be the only one
+        blocks.clear()  # after Ctrl-C: no thread may still write when the slot is filled again
         for thread in started:
             thread.join()
 
 
 def _copy_some(blocks: deque[Block]) -> None:
-    """Take blocks off `blocks` and copy them, until there are none. Does not hold the GIL."""
+    """Take blocks off `blocks` and copy them, until none is left. Does not hold the GIL."""
     with contextlib.suppress(IndexError):
         while True:
             ctypes.memmove(*blocks.popleft())
@@ -235,16 +237,16 @@ def is_block(tensor: Tensor) -> bool:
 
 
 def pin(buffer: Any, device: torch.device) -> Callable[[], None]:
-    """Register `buffer` as pinned memory: a copy from a CUDA device into it goes at full speed, and waits for nobody.
+    """Register `buffer` as pinned memory: a copy from a CUDA device into it runs at full speed, without waiting.
 
-    Takes some tenths of a second per GB, without the GIL. For every CUDA device of the process.
+    Takes some tenths of a second per GB, without the GIL. The memory is pinned for every CUDA device of the process.
 
     Args:
         buffer: a writable buffer that begins and ends at a page.
-        device: one that is in use: on no other a context is made for this.
+        device: a device that is in use, so that this makes no context on another one.
 
     Returns:
-        What undoes it; to be called before the memory goes.
+        A function that unpins the memory; call it before the memory is unmapped.
 
     Raises:
         RuntimeError: the driver refuses.
@@ -268,7 +270,7 @@ def _page(offset: int) -> int:
 
 
 def describe(tensor: Tensor) -> str:
-    """A tensor's dtype and shape for people: "float32 [3, 4]"."""
+    """Return a tensor's dtype and shape for messages: "float32 [3, 4]"."""
     return _describe(tensor.dtype, tensor.shape)
 
 

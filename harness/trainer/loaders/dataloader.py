@@ -1,22 +1,22 @@
-"""A map-style DataLoader whose iteration goes on in the middle, with the very next batch.
+"""DataLoader: resumes the iteration of a map-style DataLoader in the middle, with the very next batch.
 
-Owns what is needed to replay an iteration up to a batch without reading data. Knows nothing of snapshots or the agent:
-it gives and takes a plain tree, the *position*.
+Owns the replay of an iteration up to a batch without reading data. Knows nothing of snapshots or the agent: it gives
+and takes a plain tree, the *position*.
 
     iterate()   record RNG ── iter() draws a base seed ── first draw shuffles ── batch 1 ── … ── batch k ── position()
-    restore()   set it back ── iter() draws the same   ── draws k batches of indices, reads nothing
+    restore()   set RNG back ─ iter() draws the same   ── draws k batches of indices, reads nothing
                                                        └─ RNG of the snapshot ── batch k + 1
 
-What torch's DataLoader does, and this file relies on (2.6 to 2.13, torch/utils/data/dataloader.py):
+This file relies on the following behaviour of torch's DataLoader (2.6 to 2.13, torch/utils/data/dataloader.py):
 
 - `iter(loader)` calls `iter(batch_sampler)`, then draws a base seed from `loader.generator` or the global RNG.
 - A sampler draws its order at the first `next`: with 0 workers that is at the first batch, with workers inside
   `iter(loader)`, which prefetches. So a replay must skip at the first `next` too, or the two draws swap places.
 - Persistent workers draw the base seed when they are started, never again.
 
-The epoch seed, which workers are seeded with, is a hash of the RNG state: it draws nothing.
+The epoch seed, with which workers are seeded, is a hash of the RNG state: it draws nothing.
 
-A position is exact for the same number of workers, or where the sampler draws its order all at once (torch's own do).
+A position is exact for the same number of workers, or if the sampler draws its order all at once (torch's own do).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KIND = "DataLoader"
 
 
 class TorchLoader:
-    """A map-style DataLoader. Its class is switched to a subclass of its own; its attributes stay the user's."""
+    """A map-style DataLoader, made resumable. Its class is switched to a subclass; its attributes stay the user's."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TorchLoader:
         restore_rng: Callable[[Any], None],
         seed_workers: bool,
     ) -> None:
-        """See `loader.instrument`. Raises StateError: this one cannot be resumed exactly."""
+        """See `loader.instrument`. Raises StateError if this loader cannot be resumed exactly."""
         _check(loader, name)
         self.name = name
         self._loader = loader
@@ -65,7 +65,7 @@ class TorchLoader:
         self._started = 0
         self._live: weakref.WeakSet[_Iteration] = weakref.WeakSet()
         self._pending: tuple[Tree, Any] | None = None
-        # Workers that an earlier look into the loader started know nothing of seeds: the next iteration starts others.
+        # Workers that were started before do not seed their batches: the next iteration starts new ones.
         loader._iterator = None
         _tap(loader, self, self._order, Workers(seed_workers))
 
@@ -88,7 +88,7 @@ class TorchLoader:
         live = list(self._live)
         if len(live) > 1:
             raise StateError(
-                f"{len(live)} iterations of {self.name} are under way at once: finish one before the next, let go of"
+                f"{len(live)} iterations of {self.name} are under way at once: finish one before the next, delete"
                 " iterators that are not needed, or make a second DataLoader"
             )
         return {
@@ -133,10 +133,10 @@ class TorchLoader:
         return epoch, self._open(epoch)
 
     def _epoch_seed(self) -> int:
-        """What the seeds of an epoch's batches come from. Draws nothing.
+        """Return the number from which the seeds of an epoch's batches are derived. Draws nothing.
 
-        Only the generator counts that torch would have drawn its workers' seeds from: a script that seeds torch, and
-        not Python's `random`, has the same data in every run.
+        It depends only on the generator from which torch would have drawn its workers' seeds: a script that seeds
+        torch, but not Python's `random`, has the same data in every run.
         """
         generator = self._loader.generator or torch.default_generator
         state = hashlib.blake2b(bytes(generator.get_state().tolist())).hexdigest()
@@ -166,11 +166,11 @@ class TorchLoader:
         return batches
 
     def _match_workers(self, running: bool) -> None:
-        """Have persistent workers running, or not, as they were. May draw from the global RNG."""
+        """Start or drop persistent workers, so that they run if they were `running`. May draw from the global RNG."""
         if not running:
             self._loader._iterator = None
         elif self._loader._iterator is None and self._loader.persistent_workers:
-            self._order.empty = True  # or they would prefetch, and read data
+            self._order.empty = True  # otherwise they would prefetch, and read data
             try:
                 DataLoader.__iter__(self._loader)
             finally:
@@ -192,10 +192,10 @@ def _check(loader: DataLoader[Any], name: str) -> None:
         raise StateError(f"{name} reads a MapDataPipe, which is deprecated: give the DataLoader a map-style dataset")
     if loader.batch_sampler is None:
         raise StateError(
-            f"{name} has batch_size=None, so nothing says what a batch is: give batch_size, or a batch_sampler"
+            f"{name} has batch_size=None, so it is unknown what a batch is: give batch_size, or a batch_sampler"
         )
     if loader.num_workers > 0 and not loader.in_order:
-        raise StateError(f"{name} has in_order=False, so the order of its batches is chance: remove in_order=False")
+        raise StateError(f"{name} has in_order=False, so its order of batches varies: remove in_order=False")
     if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
         raise StateError(
             f"{name} is a {kind.__name__}, which iterates in its own way: give it state_dict and load_state_dict, or"
@@ -212,21 +212,22 @@ class _Moment(NamedTuple):
 
 @dataclass(eq=False)
 class _Epoch:
-    """One iteration of a DataLoader, and what it takes to replay it.
+    """One iteration of a DataLoader, with everything that is needed to replay it.
 
     Attributes:
         number: how many iterations of this loader were started before.
-        seed: what the seeds of its batches come from.
-        start: before `iter(loader)`.
-        workers_running: persistent workers were running before `iter(loader)`.
+        seed: the number from which the seeds of its batches are derived.
+        start: the random states before `iter(loader)`.
+        workers_running: whether persistent workers were running before `iter(loader)`.
         recent: the last indices drawn, back to those of the batch that was handed out last.
-        first_draw: before the sampler's first draw, where something else drew since `iter(loader)`: zip does.
-        skip: batches handed out before the snapshot that this iteration goes on from.
-        expected: fingerprint of the last of them.
+        first_draw: the random states before the sampler's first draw, if something else drew since `iter(loader)`, as
+            `zip` does.
+        skip: batches handed out before the snapshot that this iteration resumes.
+        expected: fingerprint of the last of those batches.
         handed: batches handed out, skipped ones included.
-        drawn: batches of indices drawn; ahead of `handed` by what workers prefetch.
-        opened: after `iter(loader)`, with 0 workers.
-        indices: what is left of the batch sampler's order.
+        drawn: batches of indices drawn; ahead of `handed` by the batches that workers prefetch.
+        opened: the random states after `iter(loader)`, with 0 workers.
+        indices: the rest of the batch sampler's order.
     """
 
     number: int
@@ -269,7 +270,7 @@ class _Epoch:
 
 
 class _Iteration:
-    """What the training loop iterates: hands out torch's batches, and counts."""
+    """The iterator of the training loop: hands out torch's batches, and counts them."""
 
     __slots__ = ("__weakref__", "_batches", "_live", "epoch")
 
@@ -282,7 +283,7 @@ class _Iteration:
         return self
 
     def __next__(self) -> Any:
-        self.epoch.handed += 1  # before, so that a batch which fails counts as well: its indices are used up
+        self.epoch.handed += 1  # counted before, so that a batch that fails counts too: its indices are used up
         try:
             return next(self._batches)
         except StopIteration:
@@ -295,11 +296,11 @@ class _Iteration:
 
 
 class _Order:
-    """Stands between torch and the batch sampler; transparent while no epoch of ours is being opened.
+    """Stands between torch and the batch sampler. Changes nothing unless `TorchLoader` is opening an epoch.
 
-    Holds nothing that leads back to the loader: torch's iterator holds this, and with persistent workers the loader
-    holds the iterator. Such a ring would be left to the garbage collector, which closes queues before the iterator can
-    tell its workers to end; they would be waited for in vain, 10 s each.
+    Holds no reference that leads back to the loader: torch's iterator holds this object, and with persistent workers
+    the loader holds the iterator. The garbage collector would have to break such a cycle, and it closes queues before
+    the iterator can tell its workers to end; torch would wait for them in vain, 10 s each.
     """
 
     def __init__(
@@ -350,8 +351,8 @@ class _Order:
         for path, state in states.items():
             if path not in generators:
                 raise StateError(
-                    f"the snapshot has the state of a generator at {self._name}.{path}, and there is none: make it"
-                    " where the object that holds it is made, not later"
+                    f"the snapshot has the state of a generator at {self._name}.{path}, and there is none: create it"
+                    " together with the object that holds it, not later"
                 )
             try:
                 set_state(generators[path], state)
@@ -361,7 +362,7 @@ class _Order:
                 ) from err
 
     def _pass(self, epoch: _Epoch, indices: Iterator[Any]) -> Iterator[Any]:
-        """One pass over the batch sampler as torch sees it. With workers torch starts two, and draws from the last."""
+        """Return one pass over the batch sampler. With workers torch starts two passes, and draws from the last."""
         epoch.indices = self._watch(indices)
         return self._draw(epoch)
 
@@ -393,9 +394,10 @@ class _Order:
             )
 
     def _watch(self, indices: Iterator[Any]) -> Iterator[Any]:
-        """`indices`, unless the sampler goes on drawing from the global RNG: then a replay would draw other numbers.
+        """Yield `indices`; raise StateError if the sampler draws from the global RNG at every batch.
 
-        Compared around the second draw of the first iteration only; what begins later, a replay finds by fingerprint.
+        A replay would then draw other numbers. Checked at the second draw of the first iteration only; if a sampler
+        begins with this later, a replay detects it by the fingerprint.
         """
         yield from islice(indices, 1)
         if not self._sampler_was_watched:
@@ -417,7 +419,7 @@ class _Order:
 
 
 def _tap(loader: DataLoader[Any], instrumented: TorchLoader, order: _Order, workers: Workers) -> None:
-    """Stand between torch and its sampler too. Its attributes stay the user's own: replacing them would show."""
+    """Hook the loader, its sampler too. Its attributes stay the user's own: a replacement would be visible."""
     hook(loader, instrumented)
     kind: Any = type(loader)
 
@@ -433,7 +435,7 @@ def _tap(loader: DataLoader[Any], instrumented: TorchLoader, order: _Order, work
 
 
 def _fingerprint(indices: Any) -> int | None:
-    """Tells one batch of indices from another, in any process; `None` for indices that are neither numbers nor text.
+    """Return a checksum of a batch of indices, the same in any process; `None` if they are neither numbers nor text.
 
     Only the last batch that was handed out is compared. A running checksum of all would cost 0.8 µs a batch of 32 (two
     cores, torch 2.13), and a shuffle that differs anywhere differs there.

@@ -1,7 +1,7 @@
-"""Random number generators that a loader's parts hold: found, recorded, set and seeded, whoever made them.
+"""Generators: finds, records, sets and seeds the random number generators that a loader's parts hold.
 
-Owns which kinds there are (torch's, Python's, numpy's two) and how deep is looked for them. The global ones are not
-meant; `state/capture.py` has those. numpy is not imported for it: where nobody has, there is nothing of it.
+Owns which kinds exist (torch's, Python's, numpy's two) and how deep the search goes. The global generators are not
+included: `state/rng.py` has those. Does not import numpy: a process without numpy has no numpy generator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.T
 
 
 def generators_in(roots: Mapping[str, Any]) -> dict[str, Any]:
-    """Every generator that `roots` hold as attributes and items, nearest first, by the path to it."""
+    """Return every generator that `roots` hold as attributes and items, nearest first, by the path to it."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
     queue = deque((path, root, 0) for path, root in roots.items())
@@ -42,12 +42,12 @@ def generators_in(roots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def states(generators: Mapping[str, Any]) -> dict[str, Any]:
-    """Of every generator, as plain trees."""
+    """Return the states of the generators as plain trees, by path."""
     return {path: _state(generator) for path, generator in generators.items()}
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """The inverse of what `states` has for one generator. Raises ValueError, TypeError, LookupError: it is none."""
+    """Set a generator to a state from `states`. Raises ValueError, TypeError or LookupError if it is not its state."""
     check_positions(state)
     if isinstance(generator, torch.Generator):
         generator.set_state(torch.tensor(list(state), dtype=torch.uint8))
@@ -72,12 +72,12 @@ def reseed(generator: Any, word: int) -> None:
 
 
 def word_of(text: str) -> int:
-    """64 bits that depend on `text` alone."""
+    """Return 64 bits that depend on `text` alone."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 def halves(word: int) -> list[int]:
-    """A word as the two of 32 bits that numpy's legacy generator takes."""
+    """Return a 64-bit word as two of 32 bits, which numpy's legacy generator needs."""
     return [word & 0xFFFFFFFF, word >> 32]
 
 
@@ -113,7 +113,7 @@ def _state(generator: Any) -> Any:
 
 
 def _without_arrays(value: Any) -> Any:
-    """A state of numpy's with lists for arrays; numpy takes it back."""
+    """Return a numpy generator's state with lists in place of arrays; numpy accepts that form too."""
     if isinstance(value, dict):
         return {key: _without_arrays(part) for key, part in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,6 +1,6 @@
-"""What an instrumented loader promises, and how a plain `for batch in loader` is led through one.
+"""Hook: the interface of an instrumented loader, and the redirection of a plain `for batch in loader` to it.
 
-Owns the interface that every kind of loader keeps, and the switch of a loader's class; knows no kind of loader.
+Owns the interface that every kind of loader implements, and the switch of a loader's class; knows no kind of loader.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ class InstrumentedLoader(Protocol):
     """A loader whose iteration can be resumed exactly. Made by `instrument`; one thread.
 
     Attributes:
-        name: how the loader is called in errors, and what its position is filed under.
+        name: the loader's name in errors, and the key of its position in a snapshot.
     """
 
     name: str
 
     def iterate(self) -> Iterator[Any]:
-        """Start an iteration; after `restore`, go on with the one that was under way at the snapshot.
+        """Start an iteration; after `restore`, continue the one that was under way at the snapshot.
 
-        An iteration is under way until it is exhausted or its iterator is let go: do not hold on to it after the loop.
-        When it goes on, the global RNG is left at the snapshot's state: fetch next, draw nothing in between.
+        An iteration is under way until it is exhausted or its iterator is deleted: do not keep the iterator after the
+        loop. When an iteration continues, this leaves the global RNG at the snapshot's state: fetch the next batch, and
+        draw nothing before that.
 
         Raises:
-            StateError: the order of batches is not what it was, or the sampler cannot be replayed.
+            StateError: the order of batches has changed, or the sampler cannot be replayed.
         """
         ...
 
     def position(self) -> Tree:
-        """Where the loader stands, between two batches. Draws no random number, reads no data.
+        """Return the loader's position, between two batches. Draws no random number, reads no data.
 
         The batch that was handed out last counts as used.
 
         Raises:
-            StateError: two iterations of the one loader are under way.
+            StateError: two iterations of this loader are under way.
         """
         ...
 
     def restore(self, position: Tree, rng: Any) -> None:
-        """Go back to `position`. Leaves the global RNG as it is; generators held by the loader are set.
+        """Go back to `position`. Does not change the global RNG; sets the generators that the loader holds.
 
-        If an iteration was under way, the next `iterate` goes on with it (and not before: `set_epoch` comes first).
+        If an iteration was under way, the next `iterate` continues it (and not before: `set_epoch` comes first).
 
         Args:
-            position: what `position` returned when the snapshot was taken.
-            rng: what `capture_rng` returned when the snapshot was taken.
+            position: the result of `position` when the snapshot was taken.
+            rng: the result of `capture_rng` when the snapshot was taken.
 
         Raises:
             StateError: the position is of another kind of loader.
@@ -65,9 +66,9 @@ class InstrumentedLoader(Protocol):
         ...
 
     def hook_iter(self, on_iter: OnIter) -> None:
-        """Have a plain `for batch in loader` go through `on_iter(self)`, which returns the iterator.
+        """Have a plain `for batch in loader` call `on_iter(self)`, which returns the iterator.
 
-        A bound method is held weakly. Without instruments, or its object, the loader iterates as it always did.
+        A bound method is held weakly. Once its object, or this one, is gone, the loader iterates as before.
 
         Raises:
             StateError: the loader's `iter` cannot be hooked.
@@ -76,18 +77,19 @@ class InstrumentedLoader(Protocol):
 
 
 class Hookable(Protocol):
-    """Made for one loader, which asks it at every `iter` whether that is its affair."""
+    """An object that a hooked loader asks at every `iter` for an iterator."""
 
     def on_iter(self) -> Iterator[Any] | None:
-        """The iterator to hand out; `None` for the loader's own."""
+        """Return the iterator to hand out; `None` for the loader's own."""
         ...
 
 
 def hook(loader: Any, instrumented: Hookable) -> None:
     """Switch the class of `loader` to a subclass, so that a plain `for batch in loader` can be redirected.
 
-    A subclass of the one class alone: with a mixin before it, Python sees another layout and refuses the switch. It
-    knows `instrumented` weakly, for the reason that `dataloader.py` gives; without it the loader is its old self.
+    The subclass has only the loader's class as its base: with a mixin before it, Python sees another layout and refuses
+    the switch. It holds `instrumented` weakly, for the reason given at `_Order` in `dataloader.py`; once that is gone,
+    the loader iterates as before.
     """
     owner = weakref.ref(instrumented)
     kind: Any = type(loader)
@@ -103,19 +105,19 @@ def hook(loader: Any, instrumented: Hookable) -> None:
 
 
 def is_hooked(loader: Any) -> bool:
-    """Whether `hook` was called for it."""
+    """Whether `hook` was called for `loader`."""
     return hasattr(loader, _HOOK)
 
 
 def switch(loader: Any, subclass: Any) -> None:
-    """Make `loader` an instance of a subclass of its class, which goes by the same name."""
+    """Make `loader` an instance of a subclass of its class. The subclass gets the same name."""
     kind = type(loader)
     subclass.__module__, subclass.__name__, subclass.__qualname__ = kind.__module__, kind.__name__, kind.__qualname__
     loader.__class__ = subclass
 
 
 def instruments_of(loader: Any) -> InstrumentedLoader | None:
-    """What was made for `loader` before. If that is gone, the loader gets back the class that its maker gave it."""
+    """Return the instruments that were made for `loader` before. If they are gone, restore the loader's own class."""
     if not hasattr(loader, _HOOK):
         return None
     owner, kind = getattr(loader, _HOOK)
@@ -127,18 +129,18 @@ def instruments_of(loader: Any) -> InstrumentedLoader | None:
 
 
 def weakly(on_iter: OnIter) -> Callable[[], OnIter | None]:
-    """A method's object usually owns the loader's instruments: no ring."""
+    """Return a reference to `on_iter`; weak for a bound method, whose object usually owns the loader's instruments."""
     return weakref.WeakMethod(on_iter) if isinstance(on_iter, types.MethodType) else lambda: on_iter
 
 
 def call(on_iter: Callable[[], OnIter | None], instrumented: InstrumentedLoader) -> Iterator[Any] | None:
-    """What the function that `weakly` gave returns; `None` if it is gone."""
+    """Call the function to which `weakly` refers, and return its result; `None` if it is gone."""
     function = on_iter()
     return None if function is None else function(instrumented)
 
 
 def check_kind(position: Tree, kind: str, name: str) -> None:
-    """Raises StateError: the position is of another kind of loader."""
+    """Raise StateError if the position is of another kind of loader."""
     if position["kind"] != kind:
         raise StateError(
             f"{name} was another kind of loader when the snapshot was taken ({position['kind']}; {kind} now):"

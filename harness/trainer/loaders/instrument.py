@@ -1,7 +1,7 @@
-"""Exact position in a loader: an iteration that ended in the middle goes on with the very next batch.
+"""Instrument: makes a loader resumable, so that an interrupted iteration continues with the very next batch.
 
-Owns which loaders that can be promised for, and by whom. Each kind has a file: `dataloader.py` replays a DataLoader,
-`own_state.py` asks a loader that knows its position, `sequence.py` counts.
+Owns which loaders can be resumed exactly, and which file does it: `dataloader.py` replays a DataLoader, `own_state.py`
+asks a loader that knows its position, `sequence.py` counts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def instrument(
     restore_rng: Callable[[Any], None],
     seed_workers: bool = True,
 ) -> InstrumentedLoader:
-    """Make the iteration of `loader` resumable. An instrumented loader is returned as it is.
+    """Make the iteration of `loader` resumable. For a loader that was instrumented before, return the same object.
 
     Args:
         loader: a map-style DataLoader; anything with `state_dict` and `load_state_dict`, such as torchdata's
-            StatefulDataLoader, which is used as it is; or a sequence.
+            StatefulDataLoader, whose own state is used; or a sequence.
         name: see `InstrumentedLoader.name`.
         capture_rng: returns the state of every global RNG as a plain tree. Draws nothing.
         restore_rng: takes such a tree.
@@ -48,6 +48,7 @@ def instrument(
     if isinstance(loader, Sequence):
         return SequenceLoader(loader, name, restore_rng)
     raise StateError(
-        f"{name} is a {type(loader).__name__}: an exact position is known for a DataLoader, a sequence, and what has"
-        " state_dict and load_state_dict; wrap it in one of them, or use ckpt.steps(n) if it draws its data from RNG"
+        f"{name} is a {type(loader).__name__}: an exact position is known for a DataLoader, a sequence, and an object"
+        " with state_dict and load_state_dict; wrap it in one of them, or use ckpt.steps(n) if it draws its data from"
+        " RNG"
     )

@@ -1,6 +1,7 @@
-"""A loader that knows its own position, such as torchdata's StatefulDataLoader. Exact as far as it is.
+"""Own state: resumes a loader that knows its own position, such as torchdata's StatefulDataLoader.
 
-Owns when such a loader is asked, and how tensors in its state become plain values; replays nothing.
+Owns when such a loader is asked, and how tensors in its state become plain values; replays nothing. The position is as
+exact as the loader's own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _TENSOR = "\u0000tensor"
 
 
 class OwnStateLoader:
-    """A loader that knows its position itself, such as torchdata's StatefulDataLoader. Exact as far as it is."""
+    """A loader that knows its own position, such as torchdata's StatefulDataLoader. As exact as that position."""
 
     def __init__(
         self, loader: Any, name: str, capture_rng: Callable[[], Any], restore_rng: Callable[[Any], None]
@@ -54,7 +55,7 @@ class OwnStateLoader:
             return self._pending[0]
         under_way = self._iteration() is not None and not self._exhausted
         # Not before the first iteration: StatefulDataLoader would start one, which draws. Not after a break: its state
-        # says the middle, where the next iteration starts afresh.
+        # is then in the middle, but the next iteration starts at the beginning.
         state = _without_tensors(self._loader.state_dict()) if under_way or self._exhausted else None
         return {"kind": _KIND, "under_way": under_way, "state": state}
 
@@ -67,7 +68,7 @@ class OwnStateLoader:
         elif position["state"] is not None:
             now = self._capture_rng()
             self._loader.load_state_dict(_with_tensors(position["state"]))
-            self._loader.state_dict()  # has StatefulDataLoader start, and draw, now and not in the next iteration
+            self._loader.state_dict()  # makes StatefulDataLoader start, and draw, now and not in the next iteration
             self._restore_rng(now)
             self._exhausted = True
 

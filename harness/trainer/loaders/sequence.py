@@ -1,6 +1,6 @@
-"""A list, tuple or range of batches, whose position is an index.
+"""Sequence: resumes a list, tuple or range of batches, whose position is an index.
 
-Owns nothing but how far it is; reads no batch that is skipped.
+Owns only that index; reads no batch that is skipped.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ class SequenceLoader:
 
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""
-        raise StateError(f"{self.name} is a sequence, whose iteration nobody can follow: use ckpt.batches({self.name})")
+        raise StateError(
+            f"{self.name} is a sequence, whose iteration cannot be followed: use ckpt.batches({self.name})"
+        )
 
     def _hand_out(self) -> Iterator[Any]:
-        for index in range(self._handed, len(self._batches)):  # not by iter(), which would read what is skipped
+        for index in range(self._handed, len(self._batches)):  # not by iter(), which would read the skipped batches
             self._handed += 1
             yield self._batches[index]

@@ -1,7 +1,7 @@
-"""A loader's data workers: seeded for each batch, deaf to the first signal, ended with the trainer.
+"""Workers: seeds a loader's data workers for each batch, has them ignore the first signal, ends them with the trainer.
 
-Owns what runs in a data worker beside the user's dataset, and how workers are started and ended. Knows neither epochs
-nor positions: whoever draws a batch says what it is seeded with.
+Owns the code that runs in a data worker beside the user's dataset, and how workers are started and ended. Knows neither
+epochs nor positions: the caller that draws a batch passes its seed.
 
 Random numbers of workers are lost with the workers, and no snapshot can bring them back. So every batch seeds the
 worker's own RNG from (epoch seed, batch number), in unbroken runs too. With 0 workers the dataset draws from the
@@ -29,7 +29,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Workers:
-    """Starts data workers with a dataset that seeds and a beginning of our own; ends them when the trainer exits."""
+    """Starts data workers with a seeding dataset and our own init function; ends them when the trainer exits."""
 
     def __init__(self, seed_workers: bool) -> None:
         """`seed_workers`: whether batches come as `SeededBatch`."""
@@ -37,19 +37,19 @@ class Workers:
         self._iterators: weakref.WeakSet[Any] | None = None
 
     def start(self, loader: DataLoader[Any], make_iterator: Callable[[], Any]) -> Any:
-        """Torch's iterator for `loader`, made by `make_iterator`, which starts the workers."""
+        """Return torch's iterator for `loader`, made by `make_iterator`, which starts the workers."""
         if loader.num_workers == 0:
             return make_iterator()
         if self._iterators is None:
             self._iterators = weakref.WeakSet()
             # Runs before the hooks that torch and multiprocessing registered when they were imported (last in, first
-            # out), and so while workers can still be told to end; see _outlive_first_sigterm for why they must be.
+            # out), so workers can still be told to end; _outlive_first_sigterm says why that is necessary.
             atexit.register(_end_workers, self._iterators, os.getpid())
         dataset, worker_init_fn = loader.dataset, loader.worker_init_fn
         if self._seed_workers:
             object.__setattr__(loader, "dataset", _SeededDataset(dataset))  # DataLoader.__setattr__ refuses
         loader.worker_init_fn = _WorkerStart(worker_init_fn)
-        # Workers inherit the mask, and lift it when they are ready for signals: until then one would end them.
+        # Workers inherit the mask, and lift it when they are ready for signals: before that, a signal would end them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             iterator = make_iterator()
@@ -62,7 +62,7 @@ class Workers:
 
 
 class SeededBatch(NamedTuple):
-    """What the sampler sends to a worker: the indices of a batch, and what to seed with before they are fetched."""
+    """The sampler's message to a worker: the indices of a batch, and the seed to set before they are fetched."""
 
     epoch_seed: int
     number: int
@@ -73,7 +73,7 @@ class SeededBatch(NamedTuple):
 
 
 class _SeededDataset:
-    """What a worker fetches from: seeds, then asks the user's dataset."""
+    """The dataset of a worker: seeds, then fetches from the user's dataset."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -90,7 +90,7 @@ class _SeededDataset:
 
 
 class _WorkerStart:
-    """The worker_init_fn of every worker: shows the user's dataset, settles signals, then calls the user's own."""
+    """The worker_init_fn of every worker. Shows the user's dataset, sets signal handlers, calls the user's function."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self.worker_init_fn = worker_init_fn
@@ -108,7 +108,7 @@ class _WorkerStart:
 
 
 def _end_without(trainer_pid: int) -> None:
-    """End a worker whose trainer was killed while it started: torch's watchdog would take the new parent for it.
+    """End a worker whose trainer was killed while it started: torch's watchdog would watch the new parent instead.
 
     A fork server's workers are not the trainer's children; those are left to torch.
     """
@@ -118,13 +118,13 @@ def _end_without(trainer_pid: int) -> None:
 
 
 def _outlive_first_sigterm() -> None:
-    """A signal to the process group or to all of a unit must not take the workers before the snapshot is taken.
+    """Ignore the first signal to the process group or to a whole unit: the snapshot still needs the workers.
 
-    The second SIGTERM ends the worker, and SIGINT is the trainer's business. torch ends workers by SIGTERM only where
-    all else failed, and multiprocessing at exit, after `_end_workers`, which ends by SIGKILL. A worker whose trainer is
-    gone notices that by itself within 5 s (torch's ManagerWatchdog).
+    The second SIGTERM ends the worker; SIGINT is handled by the trainer. torch ends workers by SIGTERM only if all else
+    failed, and multiprocessing does at exit, after `_end_workers`, which ends them by SIGKILL. A worker whose trainer
+    is gone notices that by itself within 5 s (torch's ManagerWatchdog).
     """
-    signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which a program that is executed inherits
+    signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN: programs that it executes inherit that
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if ending == signal.SIGTERM or signal.getsignal(ending) is not signal.SIG_IGN:
             signal.signal(ending, lambda signum, frame: signal.signal(signum, signal.SIG_DFL))
@@ -132,7 +132,7 @@ def _outlive_first_sigterm() -> None:
 
 
 def _seed(batch: SeededBatch, generators: Mapping[str, Any]) -> None:
-    """Seed the process's RNG, and `generators`, each with a word of its own."""
+    """Seed the process's RNG and `generators`, each with its own word."""
 
     def word(label: str) -> int:
         return word_of(f"{batch.epoch_seed}/{batch.number}/{label}")

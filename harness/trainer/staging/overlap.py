@@ -1,19 +1,19 @@
-"""Overlap: the copy of what a torch optimizer owns, made while the next forward and backward run.
+"""Overlap: copies the tensors that a torch optimizer owns while the next forward and backward run.
 
-Owns which tensors may be copied late, the thread that copies them, and the watch over them. Knows neither slots nor
-when a snapshot is due: it has sources, targets, and somebody who says when an optimizer is about to step.
+Owns which tensors may be copied late, the thread that copies them, and the checks that they did not change. Knows
+neither slots nor when a snapshot is due: it has sources, targets, and a hook that is called before an optimizer steps.
 
-    boundary ─▶ everything else is copied ─▶ forward, backward ─▶ pre-hook: wait, look, seal ─▶ optimizer.step()
+    boundary ─▶ everything else is copied ─▶ forward, backward ─▶ pre-hook: wait, check, seal ─▶ optimizer.step()
                        └─ a thread copies parameters and moments ─────┘
 
-It is right as long as nothing but `Optimizer.step()` changes those tensors, and everything else goes past the hook:
-CUDA graphs, hand-written updates, foreign optimizers, weights that are swapped for validation. So it is looked at:
+The copy is right only if nothing but `Optimizer.step()` changes those tensors. Everything else bypasses the hook: CUDA
+graphs, hand-written updates, foreign optimizers, weights that are swapped for validation. So these are checked:
 
-- always: the version counter of each tensor, which any write by torch raises that does not go through `.data`; and the
+- always: the version counter of each tensor, which every write by torch raises unless it goes through `.data`; and the
   first and last bytes of each, live and in the slot, which have to be those of the boundary;
-- for the first `VALIDATIONS` snapshots, which are taken at the boundary: each byte is compared, by the thread at the
+- for the first `VALIDATIONS` snapshots, which are copied at the boundary: each byte is compared, by the thread at the
   time when it would have copied, and once more when the optimizer is about to step;
-- where a step was counted and no hook has fired: each byte again.
+- if a step was counted and the hook was not called: each byte again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from torch.utils.hooks import RemovableHandle
 from harness.trainer.copy.to_slot import is_block
 
 VALIDATIONS: Final = 2
-"""Snapshots that are taken at the boundary and compared, before one is trusted to a late copy."""
+"""Number of snapshots that are copied at the boundary and compared, before the first late copy."""
 
 MIN_BYTES: Final = 64 * 1024
-"""A smaller tensor is copied at the boundary: most of a model's tensors, and next to none of its bytes."""
+"""Smaller tensors are copied at the boundary: they are most of a model's tensors, but few of its bytes."""
 
 _PIECE: Final = 16 * 1024 * 1024
 _END: Final = 4096
@@ -50,11 +50,11 @@ class Deferred:
     """A tensor that is copied late.
 
     Attributes:
-        name: the tensor's, for messages.
+        name: the tensor's name, for messages.
         target: its view into the slot.
-        source: the live tensor, detached: held, so that its memory is nobody else's meanwhile.
+        source: the live tensor, detached. Holding it keeps its memory from being used for another tensor.
         version: the live tensor's version counter at the boundary.
-        address: of the live tensor's memory at the boundary.
+        address: address of the live tensor's memory at the boundary.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Deferred:
 
     @property
     def moved(self) -> bool:
-        """Whether the storage was given other memory, or none (`resize_`): there is nothing to read any more."""
+        """Whether the storage has other memory now, or none (`resize_`): then there is nothing to read any more."""
         return self.source.data_ptr() != self.address
 
 
@@ -74,10 +74,10 @@ class Work:
     """One copy, or one comparison, in the thread.
 
     Attributes:
-        deferred: what it is about.
-        validating: it compares, with what was copied at the boundary.
+        deferred: the tensors that it copies or compares.
+        validating: whether it compares them with the copies that were made at the boundary.
         ends: the first and last bytes of each tensor at the boundary.
-        result: seconds that it took, and the name of a tensor that differed, or whose memory had gone.
+        result: the seconds that it took, and the name of a tensor that differed or whose memory was gone.
     """
 
     deferred: tuple[Deferred, ...]
@@ -91,11 +91,11 @@ class Work:
         return self.result.done()
 
     def wait(self) -> float:
-        """Until the thread is done; the seconds that it took. Raises what went wrong there."""
+        """Block until the thread is done; return the seconds that it took. Raises the error of the thread, if any."""
         return self.result.result()[0]
 
     def changed(self, *, thoroughly: bool) -> str | None:
-        """The name of a tensor that was not the same all the time since the boundary, after `wait`.
+        """Return the name of a tensor that has changed since the boundary; `None` if none has. Call it after `wait`.
 
         Args:
             thoroughly: compare every byte, as well as every version and the ends.
@@ -111,14 +111,14 @@ class Work:
 
 
 class Overlap:
-    """Late copies, one at a time. Switches itself off, loudly and for good, once a tensor changed under one."""
+    """Makes late copies, one at a time. Switches off for good, with a message, when a tensor changes during one."""
 
     def __init__(self, say: Callable[[str], None], executor: Executor | None = None) -> None:
-        """On, and nothing proved yet.
+        """Begin switched on, with no snapshot validated.
 
         Args:
-            say: tells the user.
-            executor: runs the copies; without it, a thread of its own.
+            say: shows a line to the user.
+            executor: runs the copies; by default a thread of its own.
         """
         self._say = say
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="harness-overlap")
@@ -129,11 +129,11 @@ class Overlap:
     def choose(
         self, states: Mapping[str, object], tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
     ) -> tuple[Deferred, ...]:
-        """What of a captured state may be copied deferred: whole blocks of memory that a torch optimizer owns.
+        """Return the captured tensors that may be copied late: whole blocks of memory that a torch optimizer owns.
 
         Args:
             states: the live objects.
-            tensors: what was captured of them.
+            tensors: the tensors that were captured of them.
             targets: the slot's views, by the same names.
         """
         if not self.on:
@@ -150,7 +150,7 @@ class Overlap:
         )
         if not deferred:
             self.on = False
-            self._say(f"overlap is OFF: no tensor of {MIN_BYTES} bytes or more belongs to an optimizer of torch")
+            self._say(f"overlap is OFF: no tensor of {MIN_BYTES} bytes or more belongs to a torch optimizer")
         return deferred
 
     @property
@@ -159,9 +159,9 @@ class Overlap:
         return self._validated < VALIDATIONS
 
     def begin(self, deferred: tuple[Deferred, ...]) -> Work:
-        """Copy `deferred` in the thread; while `validating`, compare it with what was copied already. Does not wait.
+        """Copy `deferred` in the thread; while `validating`, compare it with the copies made already. Does not wait.
 
-        What the current streams were given so far comes before it.
+        The work that the current CUDA streams have so far is done first.
         """
         validating = self.validating
         devices = {item.source.device for item in deferred if item.source.device.type == "cuda"}
@@ -171,19 +171,19 @@ class Overlap:
         return Work(deferred, validating, ends, self._executor.submit(self._run, work, deferred, ready))
 
     def note_valid(self, deferred: Sequence[Deferred]) -> None:
-        """A snapshot was compared up to an optimizer's step, and nothing had changed."""
+        """Note that a snapshot was compared up to an optimizer's step, and nothing had changed."""
         self._validated += 1
         if not self.validating:
             size = sum(item.source.nbytes for item in deferred)
             self._say(f"overlap is on: {size / 1e9:.3g} GB are copied during the step after a snapshot's boundary")
 
     def switch_off(self, name: str, step: int) -> None:
-        """`name` changed under a copy: from now on every snapshot is copied at its boundary."""
+        """Switch off, since `name` changed during a copy: from now on every snapshot is copied at its boundary."""
         self.on = False
         self._say(
             f"overlap is OFF from now on: {name} changed between the boundary of step {step} and the optimizer's step. "
             "Something else than torch.optim writes to it (a CUDA graph, an update of your own, a foreign optimizer, "
-            "swapped weights). What was stored is right; every snapshot is copied at its boundary again"
+            "swapped weights). The stored snapshots are right; every snapshot is copied at its boundary again"
         )
 
     def _run(
@@ -194,7 +194,7 @@ class Overlap:
     ) -> tuple[float, str | None]:
         started = time.perf_counter()
         found = None
-        with contextlib.ExitStack() as ending:  # where one fails, too: once there is a result, nobody reads or writes
+        with contextlib.ExitStack() as ending:  # if one fails too: once there is a result, the thread is done
             for device, there in _by_device(deferred).items():
                 if device.type == "cpu":
                     found = found or work(there)
@@ -210,7 +210,7 @@ class Overlap:
 
 
 def before_updates(call: Callable[[], object]) -> RemovableHandle:
-    """Call `call` whenever an optimizer of torch is about to step, any of them, in whatever thread."""
+    """Register `call`: it is called before each step of any torch optimizer, in the thread that steps it."""
 
     def about_to_step(*_: object) -> None:
         # Nothing is updated while a CUDA graph is recorded, and waiting would spoil the recording.
@@ -248,13 +248,13 @@ def _by_device(deferred: Iterable[Deferred]) -> dict[torch.device, list[Deferred
 
 
 def _ends(tensors: Iterable[Tensor]) -> Tensor:
-    """The first and the last bytes of each, one after another, on the CPU. All lie on one device."""
+    """Return the first and the last bytes of each tensor, one after another, on the CPU. All lie on one device."""
     flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
     return torch.cat([end for each in flat for end in (each[:_END], each[-_END:])]).cpu()
 
 
 def _first_other_end(deferred: Sequence[Deferred], ends: Mapping[torch.device, Tensor]) -> str | None:
-    """The name of the first tensor that does not begin and end as it did, or whose target does not."""
+    """Return the name of the first tensor whose first or last bytes, or those of its target, have changed."""
     for device, there in _by_device(deferred).items():
         for now in (_ends([item.source for item in there]), _ends([item.target for item in there])):
             if not torch.equal(now, ends[device]):
@@ -262,15 +262,15 @@ def _first_other_end(deferred: Sequence[Deferred], ends: Mapping[torch.device, T
     return None
 
 
-# In the thread. What takes long does not hold the GIL: memmove and memcmp through ctypes, and torch. -----------------
+# In the thread. Long operations do not hold the GIL: memmove and memcmp through ctypes, and torch. -------------------
 
 
 def _copy(deferred: Sequence[Deferred]) -> str | None:
-    """Copy all; the name of a tensor whose memory has gone, and then not all of it is copied."""
+    """Copy all. Return the name of a tensor whose memory is gone, if any: then not all is copied."""
     if (gone := next((item.name for item in deferred if item.moved), None)) is not None:
         return gone
     if deferred[0].source.device.type == "cpu":
-        # Not torch's copy: from another thread it starts a second team of OpenMP threads beside that of the training.
+        # Not by torch: in another thread it starts a second team of OpenMP threads beside that of the training.
         for item in deferred:
             ctypes.memmove(item.target.data_ptr(), item.address, item.source.nbytes)
         return None
@@ -280,7 +280,7 @@ def _copy(deferred: Sequence[Deferred]) -> str | None:
 
 
 def _first_difference(deferred: Sequence[Deferred]) -> str | None:
-    """The name of the first tensor whose bytes are not those of its target. Bytes: a nan is equal to itself."""
+    """Return the name of the first tensor whose bytes differ from its target's. By bytes, a nan equals itself."""
     return next((item.name for item in deferred if item.moved or not _same_bytes(item.target, item.source)), None)
 
 
@@ -296,7 +296,7 @@ def _same_bytes(target: Tensor, source: Tensor) -> bool:
 
 
 def _sleep_until_over(stream: torch.cuda.Stream) -> None:
-    """Blocking: the thread sleeps until the copy is over, and does not spin on a core of the training."""
+    """Block until the stream's copy is over. The thread sleeps, so it does not spin on a core of the training."""
     stream.record_event(torch.cuda.Event(blocking=True)).synchronize()  # type: ignore[no-untyped-call]
 
 

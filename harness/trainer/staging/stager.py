@@ -1,12 +1,12 @@
 """Stager: from live state to a sealed slot, and back to tensors.
 
 Owns the layout of the slots, their views, and which step was sealed last. Knows neither loops nor when a snapshot is
-due: it fills the slot that the agent has granted, when it is told to.
+due: the caller asks for one, and the stager fills the slot that the agent has granted.
 
     capture ─▶ same layout as before? ─no─▶ plan ─▶ ask the agent for slots (the next boundary tries again)
                      └─yes─▶ one copy into the granted slot ─▶ seal ─▶ tell the agent
 
-With overlap, the copy of what an optimizer owns goes on behind the boundary, and the seal waits for `settle`.
+With overlap, a thread copies the tensors of an optimizer after the boundary, and `settle` seals.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from harness.trainer.state.environment import environment
 
 @dataclass(frozen=True)
 class _Layout:
-    """The plan of a slot: which tensors lie where, and what does not change from snapshot to snapshot."""
+    """The plan of a slot: which tensors lie where, and everything else that is the same in each snapshot."""
 
     specs: tuple[TensorSpec, ...]
     shards: tuple[ShardLayout, ...]
@@ -55,12 +55,12 @@ class _Pending:
     """A snapshot whose boundary is over, while a thread still copies some of it, or compares it.
 
     Attributes:
-        step: of the snapshot.
-        grant: which it uses.
-        slot: where it is.
-        record: what will name it.
-        work: what the thread does.
-        stall_s: how long the boundary was.
+        step: the snapshot's step.
+        grant: the grant that it uses.
+        slot: the slot that it fills.
+        record: the record with which it is sealed.
+        work: the thread's copy or comparison.
+        stall_s: how long the loop waited at the boundary.
     """
 
     step: int
@@ -72,7 +72,7 @@ class _Pending:
 
 
 class Stager:
-    """Takes snapshots. One per trainer; used from the thread that trains, and `settle` from any."""
+    """Takes snapshots. One per trainer. Used from the thread that trains; `settle` may be called from any thread."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Stager:
         small_state: Callable[[int, dict[str, Any]], dict[str, Any]],
         overlap: Overlap,
     ) -> None:
-        """Plans nothing yet.
+        """Plan nothing yet.
 
         Args:
-            link: to the agent.
-            states: what to capture, by name.
-            small_state: everything of a snapshot but its tensors, from its step and the captured states' tree.
-            overlap: makes late copies, where they are asked for.
+            link: the connection to the agent.
+            states: the states to capture, by name.
+            small_state: makes everything of a snapshot but its tensors, from its step and the captured states' tree.
+            overlap: makes late copies, if they are asked for.
         """
         self._link, self._states, self._small_state, self._overlap = link, states, small_state, overlap
         self._pending: _Pending | None = None
@@ -100,19 +100,19 @@ class Stager:
         self._used_grant = 0
         self.sealed_step: int | None = None
         self.holds = False
-        """Whether the agent is to keep what is sealed from now on, until it knows how the process ended."""
+        """Whether the agent has to hold back snapshots sealed from now on until it knows how the process ended."""
 
     def begin(self) -> None:
-        """Training begins: seals are numbered on from those that the agent knows of."""
+        """Begin training: continue the numbers of the seals that the agent knows of."""
         self._sequence = self._link.sequence
 
     @property
     def planned(self) -> bool:
-        """Whether slots were asked for."""
+        """Whether slots were asked for, and their layout still stands."""
         return self._layout is not None
 
     def plan(self, step: int) -> None:
-        """Lay out the slots for what there is to capture now, and ask the agent for them. Does not wait.
+        """Lay out the slots for the states as they are now, and ask the agent for them. Does not wait.
 
         Raises:
             StateError: something in the states cannot be stored; names it, and the remedy.
@@ -120,20 +120,20 @@ class Stager:
         self._plan(step, capture.capture(self._states))
 
     def stage(self, step: int, *, overlap: bool = False) -> bool:
-        """Copy the live state into the granted slot and seal it. Blocks the training step; nothing else does.
+        """Copy the live state into the granted slot and seal it. This is the only call that blocks the training step.
 
         A step is sealed once: (generation, step) names one snapshot, and never two.
 
         Args:
             step: completed optimizer steps.
-            overlap: leave the copy of what an optimizer owns to a thread, and the seal to `settle`.
+            overlap: let a thread copy the tensors of an optimizer, and let `settle` seal.
 
         Returns:
-            Whether `step` is sealed, or will be by `settle`. False, at once, while there is no slot to fill, and where
-            the layout had to be planned again, because tensors came, went or changed their shape.
+            Whether `step` is sealed, or will be by `settle`. False, at once, while there is no slot to fill, and if
+            the layout had to be planned again, because tensors appeared, disappeared or changed their shape.
 
         Raises:
-            NoSpace: the slots fit neither into memory nor onto the local disk, or that has failed.
+            NoSpace: the slots fit neither into memory nor onto the local disk, or that disk has failed.
             StateError: something in the states cannot be stored.
         """
         self.settle(step)
@@ -163,7 +163,7 @@ class Stager:
         return True
 
     def _copy(self, slot: Slot, layout: _Layout, captured: capture.Captured, *, overlap: bool) -> tuple[Deferred, ...]:
-        """Fill the slot with all that has to be copied before the loop goes on; what is left, or is to be compared."""
+        """Copy what has to be copied at the boundary; return the tensors left for a thread to copy, or to compare."""
         if slot.on_disk:
             self._pass_through(slot, layout, captured)
             return ()
@@ -180,37 +180,37 @@ class Stager:
         return self._pending is not None
 
     def settle(self, step: int, *, updating: bool = False) -> bool:
-        """Wait until what `stage` has left to the thread is done, and seal it if nothing has changed meanwhile.
+        """Wait for the thread that `stage` started, and seal its snapshot if no tensor has changed meanwhile.
 
-        Before an optimizer steps, before the next snapshot, and before anything waits for the newest one.
+        Called before an optimizer steps, before the next snapshot, and before anything waits for the newest one.
 
         Args:
             step: completed optimizer steps by now.
-            updating: an optimizer of torch is about to step.
+            updating: a torch optimizer is about to step.
 
         Returns:
-            False where the snapshot that was begun is void: `stage` can be called again, and will not overlap.
+            False if the snapshot that was begun is void: `stage` can be called again, and will not overlap.
         """
         if self._pending is None:
             return True
         with self._settling:  # a backward pass that steps optimizers calls from several threads at once
             pending: _Pending | None = self._pending
-            if pending is None:  # another one has settled it
+            if pending is None:  # another thread has settled it
                 return True
             try:
                 return self._settle(pending, step, updating=updating)
             finally:
-                if pending.work.done:  # not where Ctrl-C came while the thread was still writing into the slot
+                if pending.work.done:  # not if Ctrl-C came while the thread was still writing into the slot
                     self._pending = None
 
     def _settle(self, pending: _Pending, step: int, *, updating: bool) -> bool:
         started, work = time.perf_counter(), pending.work
         copied_s = work.wait()
-        stepped = step != pending.step  # and no hook has fired: a skipped step, or one that went past the hook
+        stepped = step != pending.step  # and no hook was called: a skipped step, or one that bypassed the hook
         changed = work.changed(thoroughly=stepped or (work.validating and updating))
         if changed is not None:
             self._overlap.switch_off(changed, pending.step)
-            return work.validating  # what was copied at the boundary is sealed, and right
+            return work.validating  # then the snapshot was copied at the boundary: it is sealed, and right
         if work.validating:
             if updating:
                 self._overlap.note_valid(work.deferred)
@@ -220,14 +220,14 @@ class Stager:
         )
 
     def _seal(self, grant: int, slot: Slot, record: SlotRecord, started: float, copy_s: float | None = None) -> bool:
-        """Seal what is copied and tell the agent; False where the record does not fit into the slot.
+        """Seal the slot and tell the agent. Return False if the record does not fit into the slot.
 
         Args:
-            grant: for this slot.
-            slot: with the tensors.
-            record: what names them.
-            started: when the loop began to wait, or would have, had it waited in one go.
-            copy_s: what the same snapshot takes without overlap, at most; without it, as long as the loop waited.
+            grant: the grant for this slot.
+            slot: the slot with the copied tensors.
+            record: the record that names them.
+            started: when the loop began to wait; with overlap, when it would have begun, had it waited in one go.
+            copy_s: how long the same snapshot takes without overlap, at most; `None`: as long as the loop waited.
         """
         try:
             slot.seal(record, self._sequence + 1)
@@ -268,7 +268,7 @@ class Stager:
         self._link.ask_slots(slot_bytes(spans, max(len(small), self._record_bytes)), prepare)
 
     def _pin(self, device: torch.device, slot: Slot) -> None:
-        """In the link's thread: a slot becomes pinned memory, where the driver lets it."""
+        """Make a slot pinned memory, if the driver allows it. Called in the link's thread."""
         if slot.on_disk:
             return
         try:
@@ -280,7 +280,7 @@ class Stager:
                     warnings.warn(f"slots are not pinned, so copies from the GPU are slower: {err}", stacklevel=2)
 
     def _views_of(self, slot: Slot, layout: _Layout) -> dict[str, Tensor]:
-        """The slot's tensors, made once for each layout; the shards' headers are written then too."""
+        """Return views of the slot's tensors, made once for each layout, when the shards' headers are written too."""
         known = self._views.get(slot)
         if known is not None and known[0] is layout:
             return known[1]
@@ -290,14 +290,14 @@ class Stager:
         return found
 
     def _pass_through(self, slot: Slot, layout: _Layout, captured: capture.Captured) -> None:
-        """Memory has no room for a slot: the loop waits for the disk that has it."""
+        """Copy into a slot on disk, for which memory has no room: the loop waits for that disk."""
         _write_headers(slot, layout)
         window = Window(slot)
         try:
             to_slot.copy_through(window, layout.shards, [span.offset for span in layout.spans], captured.tensors)
         except OSError as err:
             raise NoSpace(
-                f"there is no memory for a snapshot, and the disk that takes it instead has failed: {err.strerror}"
+                f"there is no memory for a snapshot, and the disk used instead has failed: {err.strerror}"
             ) from err
 
     def _record(self, step: int, captured: capture.Captured, layout: _Layout) -> SlotRecord:
@@ -316,8 +316,9 @@ class Stager:
         small = tree.dumps(self._small_state(step, captured.tree))
         if len(small) > MAX_STATE_BYTES:
             raise StateError(
-                f"what is not in tensors takes {len(small) / 1e6:.0f} MB as JSON, and {MAX_STATE_BYTES / 1e6:.0f} MB "
-                "can be resumed: keep large data (a buffer of samples, a history) in tensors"
+                f"the state outside of tensors takes {len(small) / 1e6:.0f} MB as JSON, and at most "
+                f"{MAX_STATE_BYTES / 1e6:.0f} MB can be resumed: keep large data (a buffer of samples, a history) in "
+                "tensors"
             )
         return small
 
@@ -328,7 +329,7 @@ def _write_headers(slot: Slot, layout: _Layout) -> None:
 
 
 def read_tensors(slot: Slot, record: SlotRecord) -> dict[str, Tensor]:
-    """Every tensor of a sealed slot as a view into it, by the shards' own headers. Raises SnapshotCorrupt."""
+    """Return every tensor of a sealed slot as a view into it, by the shards' headers. Raises SnapshotCorrupt."""
     layouts = []
     for index, span in enumerate(record.shards):
         data = slot.shard(span)

@@ -1,11 +1,11 @@
-"""Capture of a tree of states: taken apart into small values, and tensors by name. Copies no tensor.
+"""Capture: takes a tree of states apart into small values, and tensors by name. Copies no tensor.
 
-Owns what a snapshot's tree looks like, and how its tensors are named; `restore.py` is the way back.
+Owns what a snapshot's tree looks like, and how its tensors are named; `restore.py` is the inverse.
 
     {"model": Module, ...}  --capture-->  Captured(tree of small values with TensorRefs, tensors by name)
 
 A state's node in the tree is {"kind": Kind, "state": its state_dict, ...}. Tensors leave the state_dict and are named
-by their path: "model/transformer.h.0.weight", "optimizer/state/0/exp_avg". One that is reached twice is stored once.
+by their path: "model/transformer.h.0.weight", "optimizer/state/0/exp_avg". A tensor reached twice is stored once.
 
 Nothing here draws a random number, or knows of slots, shards and steps. numpy is used only where the process has it.
 """
@@ -42,14 +42,15 @@ from harness.trainer.state.rng import arrays_to_bytes, tensor_bytes
 
 @dataclass(frozen=True)
 class Captured:
-    """States at one moment. The tree is a copy; the tensors are the live ones, to be copied before training goes on.
+    """States at one moment. The tree is a copy; the tensors are the live ones, to be copied before training continues.
 
     Attributes:
-        tree: small state with a `TensorRef` where a tensor was; `harness.core.tree` encodes it.
-        tensors: what goes into shards, by name; dense or not, on any device, always of a dtype that a shard can hold.
-        frozen: names of parameters of modules that nobody trains: they require no gradient, and no optimizer has them.
-            A hint for the layout, no promise: an EMA's parameters may be frozen and still change. What an optimizer has
-            is never frozen, so that the two sides of a GAN, frozen in turns, have one layout.
+        tree: small state with a `TensorRef` in place of each tensor; `harness.core.tree` encodes it.
+        tensors: the tensors for the shards, by name; dense or not, on any device, always of a dtype that a shard can
+            hold.
+        frozen: names of untrained parameters of modules: they require no gradient, and no optimizer has them. A hint
+            for the layout, no promise: an EMA's parameters may be frozen and still change. A parameter that an
+            optimizer has is never frozen, so that the two sides of a GAN, frozen in turns, have one layout.
     """
 
     tree: dict[str, Any]
@@ -57,7 +58,7 @@ class Captured:
     frozen: frozenset[str]
 
     def specs(self) -> list[TensorSpec]:
-        """The tensors as `plan_shards` wants them."""
+        """Return the descriptions of the tensors that `plan_shards` needs."""
         return [
             TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), frozen=name in self.frozen)
             for name, tensor in self.tensors.items()
@@ -68,7 +69,7 @@ def capture(states: Mapping[str, object]) -> Captured:
     """Take every state apart into small values and tensors. Copies no tensor.
 
     Args:
-        states: what the user gave, by name; may nest in dicts, lists and tuples.
+        states: the user's states, by name; may nest in dicts, lists and tuples.
 
     Raises:
         StateError: something in a state cannot be stored; names its path, its type and the remedy.
@@ -81,10 +82,10 @@ def capture(states: Mapping[str, object]) -> Captured:
 
 
 def check_encoding(tree: Mapping[str, Any]) -> None:
-    """Prove that small state comes back as it was, with its types. Done whenever a layout is planned.
+    """Prove that small state decodes to what was encoded, with its types. Called whenever a layout is planned.
 
     Raises:
-        StateError: it would not; names the state.
+        StateError: a state does not; names it.
     """
     for name, node in tree.items():
         if not trees.same(trees.loads(trees.dumps({name: node})), {name: node}):
@@ -127,7 +128,7 @@ def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> di
         value = live[key]
         captured[plain] = walk.tensor(value, path, key in frozen) if is_tensor(value) else walk.value(value, path)
         if is_tensor(value) and 0 in value.stride() and _is_expanded(value):
-            _refuse_tensor(path, "a buffer that is one memory many times over", "make it with expand(...).clone()")
+            _refuse_tensor(path, "an expanded buffer, whose entries share memory", "make it with expand(...).clone()")
         path.pop()
     return captured
 
@@ -139,7 +140,7 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def _optimized(flat: Mapping[str, object]) -> frozenset[int]:
-    """Identities of the parameters that an optimizer has."""
+    """Return the identities of the parameters that an optimizer has."""
     return frozenset(
         id(param)
         for state in flat.values()
@@ -150,7 +151,7 @@ def _optimized(flat: Mapping[str, object]) -> frozenset[int]:
 
 
 class _Walk:
-    """One pass over state_dicts: tensors are taken out, everything else is copied and found storable."""
+    """One pass over state_dicts, which takes tensors out, and copies everything else and checks that it is storable."""
 
     def __init__(self, optimized: frozenset[int]) -> None:
         self.optimized = optimized
@@ -159,7 +160,7 @@ class _Walk:
         self._stored: dict[Hashable, str] = {}
 
     def value(self, value: Any, path: list[str | int]) -> Any:
-        """A copy of `value` with a `TensorRef` for every tensor and array in it."""
+        """Return a copy of `value` with a `TensorRef` for every tensor and array in it."""
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
@@ -174,11 +175,11 @@ class _Walk:
             return EnumValue(self._inside(value.value, path, "value"))
         if is_array(value):
             return self._array(value, path)
-        trees.encode(value, tuple(path))  # refuses what cannot be stored
+        trees.encode(value, tuple(path))  # raises if it cannot be stored
         return kind(value) if kind in (set, bytearray) else value
 
     def tensor(self, tensor: Tensor, path: list[str | int], frozen: bool = False, prefix: str = "") -> TensorRef:
-        """Put a tensor on the list, unless the very same memory is there under an earlier name."""
+        """Return a reference to a tensor; add it to `tensors`, unless the very same memory is there by another name."""
         check_tensor(tensor, path)
         tensor = tensor.detach()
         order = _memory_order(tensor)
@@ -230,7 +231,7 @@ class _Walk:
 
 
 def check_tensor(tensor: Tensor, path: Sequence[str | int]) -> None:
-    """Raise StateError for a tensor that no shard can hold, or that is none yet."""
+    """Raise StateError for a tensor that no shard can hold, or that has no shape yet."""
     if nn.parameter.is_lazy(tensor):
         _refuse_tensor(path, "a lazy parameter without a shape", "run one batch through the module first")
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
@@ -248,7 +249,7 @@ def check_tensor(tensor: Tensor, path: Sequence[str | int]) -> None:
 
 
 def _stored_form(tensor: Tensor) -> Tensor | None:
-    """The tensor as a shard can hold it: itself, or its real and imaginary parts; `None` where it cannot."""
+    """Return the form of the tensor that a shard can hold: itself, or its real and imaginary parts; `None` if none."""
     if tensor.dtype in DTYPE_NAMES:
         return tensor
     if tensor.is_complex():
@@ -264,7 +265,7 @@ def _memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def alias_of(tensor: Tensor) -> Hashable | None:
-    """Equal for tensors that are the same memory seen the same way. `None` for an empty one: no memory is shared."""
+    """Return a key that is equal for tensors with the same memory, seen the same way; `None` for an empty tensor."""
     if tensor.numel() == 0:
         return None
     where = (tensor.device, tensor.data_ptr())

@@ -1,6 +1,6 @@
-"""What must be equal before anything is loaded: the live states, and those that were stored.
+"""Compare: checks that the live states match the stored ones, before anything is loaded.
 
-Owns every refusal of a resume by another program than the one that wrote the snapshot. Changes nothing.
+Owns every refusal to resume with another program than the one that wrote the snapshot. Changes nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SHOWN: Final = 5
 
 
 def compare_state(name: str, state: Any, node: dict[str, Any], names: Mapping[int, str], stored: Stored) -> None:
-    """Refuse a live state that is not the one that was stored.
+    """Refuse a live state that does not match the stored one.
 
     Args:
-        name: of the state.
-        state: live.
-        node: of the stored tree.
-        names: of the modules' parameters, see `parameter_names`.
-        stored: the tensors.
+        name: the state's name.
+        state: the live state.
+        node: the state's node of the stored tree.
+        names: names of the modules' parameters, see `parameter_names`.
+        stored: the stored tensors.
 
     Raises:
         StateError: they differ; names the path, both sides and the remedy.
@@ -86,7 +86,7 @@ def _tie(twin: str, plain: str, side: str) -> str:
 
 
 _WRITTEN_LATER: Final = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "param_names"}
-"""What schedulers and torch itself write into an optimizer's groups, perhaps long after the start (SWALR)."""
+"""Options that schedulers and torch itself add to an optimizer's groups, perhaps long after the start (SWALR)."""
 
 
 def _compare_optimizer(
@@ -94,7 +94,7 @@ def _compare_optimizer(
 ) -> None:
     live_params = describe_parameters(optimizer, names)
     if not (isinstance(params, list) and all(isinstance(group, list) for group in params)):
-        raise SnapshotCorrupt(f"{name}: the stored optimizer does not tell its parameters")
+        raise SnapshotCorrupt(f"{name}: the stored optimizer does not name its parameters")
     if len(params) != len(live_params):
         raise StateError(f"{name}.param_groups: stored {len(params)} groups, live {len(live_params)}: {SAME_PROGRAM}")
     for index, (there, here) in enumerate(zip(params, live_params, strict=True)):
@@ -110,7 +110,7 @@ def _compare_optimizer(
                 )
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or len(groups) != len(live_params):
-        return  # an optimizer with a state_dict of its own making, which its load_state_dict judges
+        return  # an optimizer with its own form of state_dict, which its load_state_dict checks
     for index, (group, live) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
         written = set(mapping(name, group)) - _WRITTEN_LATER
         expected = optimizer.defaults.keys() | (live.keys() & written)
@@ -128,7 +128,7 @@ def _compare_scheduler(name: str, live: Mapping[str, Any], saved: dict[str, Any]
 
 
 def compare_names(where: str, saved: Sequence[str], live: Sequence[str], what: str) -> None:
-    """Refuse names that one side has and the other has not. Raises StateError."""
+    """Raise StateError if one side has names that the other side lacks."""
     only_saved = [name for name in saved if name not in set(live)]
     only_live = [name for name in live if name not in set(saved)]
     if not (only_saved or only_live):
@@ -153,14 +153,14 @@ def _references(value: Any) -> Iterator[TensorRef]:
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """A stored dict. Raises SnapshotCorrupt for anything else."""
+    """Return `value`, a stored dict. Raises SnapshotCorrupt for anything else."""
     if not isinstance(value, dict):
         raise SnapshotCorrupt(f"{name}: a {type(value).__name__} is stored where a state_dict was")
     return value
 
 
 def node_of(name: str, node: Any) -> dict[str, Any]:
-    """A stored state's node of the tree. Raises SnapshotCorrupt for anything else."""
+    """Return `node`, a stored state's node of the tree. Raises SnapshotCorrupt for anything else."""
     if not (isinstance(node, dict) and isinstance(node.get("kind"), str) and "state" in node):
         raise SnapshotCorrupt(f"{name}: the stored state is not one that capture made")
     return node

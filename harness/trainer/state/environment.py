@@ -1,4 +1,4 @@
-"""What bit-identity depends on besides the program."""
+"""Environment: the facts, besides the program, on which bit-identity depends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from harness.trainer.state.rng import devices_in_use
 
 
 def environment() -> dict[str, str]:
-    """What bit-identity depends on besides the program. Recorded with a snapshot; a difference is told on resuming."""
+    """Return the facts, besides the program, on which bit-identity depends.
+
+    They are recorded with a snapshot. On a resume, the trainer tells the user each one that differs.
+    """
     numpy = sys.modules.get("numpy")
     facts = {
         "python": platform.python_version(),

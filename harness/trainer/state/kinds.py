@@ -1,6 +1,6 @@
-"""What a State is, and by which names its parameters are known.
+"""Kinds: the kinds of States, and the names of their parameters.
 
-Owns the kinds of states, what is none and what to give instead, and the names that a wrapper around a module does not
+Owns which objects are states, the remedy for those that are not, and names that a wrapper around a module does not
 change. Reads states and changes none; knows nothing of snapshots.
 """
 
@@ -20,12 +20,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from harness.errors import StateError
 
-SAME_PROGRAM: Final = "resume with the program that wrote this snapshot, or start anew with --fresh or another --run"
-"""What to do where the live state is not the stored one's."""
+SAME_PROGRAM: Final = "resume with the program that wrote this snapshot, or start over with --fresh or another --run"
+"""The remedy if the live state does not match the stored one."""
 
 
 class Kind(enum.StrEnum):
-    """What a State is, and so how it is captured, compared and restored. The values are part of the format."""
+    """The kind of a State: how it is captured, compared and restored. The values are part of the format."""
 
     MODULE = "module"
     OPTIMIZER = "optimizer"
@@ -38,11 +38,11 @@ class Kind(enum.StrEnum):
 
 
 def classify(name: str, state: object) -> Kind:
-    """What `state` is.
+    """Return the kind of `state`.
 
     Args:
-        name: what the user calls it, for messages.
-        state: what the user gave.
+        name: the user's name for it, for messages.
+        state: the user's object.
 
     Raises:
         StateError: it is not a State; says what to give instead.
@@ -71,12 +71,12 @@ def classify(name: str, state: object) -> Kind:
 
 
 def flatten(states: Mapping[str, object]) -> dict[str, object]:
-    """Every State by name; those in dicts, lists and tuples under dotted names such as "optimizers.0".
+    """Return every State by name; those in dicts, lists and tuples under dotted names such as "optimizers.0".
 
-    What is flat already stays as it is.
+    A flat mapping is returned unchanged.
 
     Raises:
-        StateError: something in it is not a State, or a key cannot be part of a name, or two names are one.
+        StateError: something in it is not a State, a key cannot be part of a name, or two states have one name.
     """
     flat: dict[str, object] = {}
     for name, state in states.items():
@@ -102,7 +102,7 @@ def flatten(states: Mapping[str, object]) -> dict[str, object]:
 
 
 def parameter_names(flat: Mapping[str, object]) -> dict[int, str]:
-    """Names of all parameters of all modules, by the parameter's `id`."""
+    """Return the names of all parameters of all modules, by the parameter's `id`."""
     names: dict[int, str] = {}
     for name, module in flat.items():
         if isinstance(module, nn.Module):
@@ -113,18 +113,18 @@ def parameter_names(flat: Mapping[str, object]) -> dict[int, str]:
 
 
 def describe_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[Any]]:
-    """Per group, each parameter's name, or its shape where no captured module has it.
+    """Return, for each group, each parameter's name, or its shape if no captured module has it.
 
-    An optimizer's state_dict knows its parameters by position only; loaded after a change of their order it would put
-    every moment at the wrong parameter, without a word where the shapes are equal.
+    An optimizer's state_dict knows its parameters by position only. Loaded after a change of their order, it would give
+    every moment to the wrong parameter, without an error if the shapes are equal.
     """
     return [[names.get(id(param), list(param.shape)) for param in group["params"]] for group in optimizer.param_groups]
 
 
 def plain_keys(module: nn.Module, keys: Mapping[str, Any]) -> dict[str, str]:
-    """Each key without what torch.compile, DistributedDataParallel and DataParallel put into it.
+    """Return each key without the prefixes that torch.compile, DistributedDataParallel and DataParallel put into it.
 
-    By the modules that are there, not by the text of the key: a model may have a child called `module` of its own, as
+    The wrapper modules decide, not the text of the key: a model may have a child of its own called `module`, as
     AveragedModel has.
     """
     wrappers = [
@@ -153,12 +153,12 @@ def _wrapped_as(module: nn.Module) -> str | None:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is torch's."""
+    """Whether `value` is a tensor of torch."""
     return isinstance(value, Tensor)
 
 
 def is_array(value: object) -> bool:
-    """Whether it is numpy's, which is not imported for this."""
+    """Whether `value` is a numpy array. Does not import numpy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray
 

@@ -1,8 +1,8 @@
-"""Restore: live states become what `capture` saw.
+"""Restore: puts live states back to the moment when `capture` saw them.
 
     {"model": Module, ...}  <--restore--  tree, tensors by name
 
-Owns how each kind of state takes its stored form; what must be equal before is `compare.py`'s.
+Owns how each kind of state takes its stored form; `compare.py` owns what must be equal before that.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from harness.trainer.state.stored import Stored
 
 
 def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Put states back to what `capture` saw. Compares all of them first: what differs is refused before any is changed.
+    """Put states back to what `capture` saw. Compares all of them first: a difference raises before any is changed.
 
-    Modules are loaded in place, and so is what an optimizer of torch has made already; whatever else holds tensors gets
-    copies, so `tensors` may be invalid afterwards. A copy goes to the device of the live tensor in its place; an
-    optimizer moves its own to where it wants them.
+    Modules are loaded in place, and so are tensors that a torch optimizer has made already. All other states get
+    copies, so `tensors` may be invalid afterwards. A copy goes to the device of the live tensor that it replaces; an
+    optimizer moves its own to the device that it needs.
 
     Args:
-        states: live objects, made by the same program as those that were captured.
+        states: live objects, made by the same program as the captured ones.
         tree: `Captured.tree`, decoded.
         tensors: the stored tensors by name; typically views into a slot.
 
@@ -52,7 +52,7 @@ def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping
             stored.keep_off(param for group in optimizer.param_groups for param in group["params"])
     for name, state in flat.items():
         compare_state(name, state, node_of(name, tree[name]), names, stored)
-    # Modules first: a tensor elsewhere that shared memory with a module's is tied to the live one again.
+    # Modules first: another state's tensor that shared memory with a module's is tied to the live one again.
     order = sorted(flat, key=lambda name: not isinstance(flat[name], nn.Module))
     loads: dict[str, Callable[[], object]] = {}
     for name in order:
@@ -66,7 +66,7 @@ def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping
 
 @contextlib.contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """What a state says against its stored form, as the user meets it."""
+    """Turn the error of a state that refuses its stored form into a StateError."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as err:
@@ -74,7 +74,7 @@ def _refusals(name: str) -> Iterator[None]:
 
 
 def _prepare(name: str, state: Any, node: dict[str, Any], stored: Stored) -> Callable[[], object]:
-    """What gives a state its stored form, to be called once the tensors are copied."""
+    """Return the call that gives a state its stored form, to be made once the tensors are copied."""
     saved = node["state"]
     path: list[str | int] = [name]
     match Kind(node["kind"]):
@@ -96,32 +96,32 @@ def _prepare(name: str, state: Any, node: dict[str, Any], stored: Stored) -> Cal
 def _prepare_module(
     module: nn.Module, saved: dict[str, Any], stored: Stored, path: list[str | int]
 ) -> Callable[[], object]:
-    """Its tensors are copied with all others; then it loads itself, for its hooks and whatever else it keeps."""
+    """Have the module's tensors copied with all others; the returned call runs its load hooks and loads the rest."""
     live = module.state_dict()
     own: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     own |= dict(module.named_buffers(remove_duplicate=False))
     state: OrderedDict[str, Any] = OrderedDict()
     for key, plain in plain_keys(module, live).items():
         value = saved[plain]
-        if key not in own or not isinstance(value, TensorRef):  # extra state, which a module may keep as it is given
+        if key not in own or not isinstance(value, TensorRef):  # extra state: a module may keep the very object
             state[key] = _revive(value, live[key], stored, [*path, plain])
         elif alias_of(live[key]) == alias_of(own[key]) is not None:
             stored.put(value, live[key])
             state[key] = own[key]  # loading a tensor into itself costs nothing
-        else:  # a hook gives out something else than what the module holds
-            state[key] = stored.copy(value, live[key])  # its own: hooks may write to what they are given
+        else:  # a hook of state_dict returns another tensor than the module's
+            state[key] = stored.copy(value, live[key])  # a copy: hooks may write to it
     if hasattr(live, "_metadata"):
         state._metadata = live._metadata  # type: ignore[attr-defined]  # versions of the modules' own formats
 
     def load() -> None:
-        with torch.no_grad():  # a hook may change in place what it is given, and that is the module's own here
+        with torch.no_grad():  # a hook may change its argument in place, and here that is the module's own tensor
             module.load_state_dict(state, strict=True)
 
     return load
 
 
 def _prepare_optimizer(optimizer: Optimizer, saved: Any, stored: Stored, path: list[str | int]) -> Callable[[], object]:
-    if type(optimizer).load_state_dict is Optimizer.load_state_dict:  # which keeps what it is given
+    if type(optimizer).load_state_dict is Optimizer.load_state_dict:  # which keeps the tensors that it gets
         values = [value for own in optimizer.state.values() if isinstance(own, dict) for value in own.values()]
         stored.offer(value for value in values if type(value) is Tensor)
     revived = _revive(saved, _with_devices(optimizer, saved, stored), stored, path)
@@ -139,9 +139,10 @@ def _prepare_optimizer(optimizer: Optimizer, saved: Any, stored: Stored, path: l
 
 
 def _with_devices(optimizer: Optimizer, saved: Any, stored: Stored) -> dict[str, Any]:
-    """The live state_dict, with a parameter wherever a fresh optimizer has nothing yet: its state will lie beside it.
+    """Return the live state_dict, with a parameter in place of each state tensor that a new optimizer does not have.
 
-    But for single numbers: a step count stays on the CPU unless the optimizer itself wants it elsewhere.
+    So the restored tensor goes to the parameter's device. Single numbers are left out: a step count stays on the CPU
+    unless the optimizer itself moves it.
     """
     live = optimizer.state_dict()
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -162,7 +163,7 @@ def _is_large(value: Any, stored: Stored) -> bool:
 
 
 def _uncast(loaded: Any, saved: Any) -> Any:
-    """`saved` where loading has changed its type or dtype, on the device that loading has chosen."""
+    """Return `saved` if loading has changed its type or dtype, on the device that loading has chosen."""
     if isinstance(saved, Tensor):
         if not isinstance(loaded, Tensor):
             return saved
@@ -175,7 +176,7 @@ def _uncast(loaded: Any, saved: Any) -> Any:
 
 
 def _revive(value: Any, live: Any, stored: Stored, path: list[str | int]) -> Any:
-    """A stored tree as the live object made it: tensors and arrays copied out, enum members found in `live`."""
+    """Return a stored tree in its live form: tensors and arrays are copied, enum members are found in `live`."""
     if isinstance(value, TensorRef):
         copy = stored.copy(value, live if is_tensor(live) else None)
         return copy.numpy() if value.kind.startswith("numpy") else copy
@@ -202,8 +203,8 @@ def _revive(value: Any, live: Any, stored: Stored, path: list[str | int]) -> Any
 def _enum_member(value: Any, live: Any, path: Sequence[str | int]) -> enum.Enum:
     if not isinstance(live, enum.Enum):
         raise StateError(
-            f"{format_path(path)}: an enum member with value {value!r} is stored, and the live object has none there "
-            "to tell its class: set one before resuming, or keep its .value in the state"
+            f"{format_path(path)}: an enum member with value {value!r} is stored, and the live object has none there, "
+            "so its class is unknown: set one before resuming, or keep its .value in the state"
         )
     return type(live)(value)
 

@@ -1,6 +1,6 @@
-"""The state of every random number generator, as plain bytes and numbers; and back.
+"""RNG: captures the state of every random number generator as plain bytes and numbers, and restores it.
 
-Owns which generators there are. Draws no number itself. numpy is used only where the process has it.
+Owns which generators exist. Draws no number itself. Captures numpy's only if the process has imported numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEVICES: Final = ("cuda", "xpu", "mps")
 
 
 def capture_rng() -> dict[str, Any]:
-    """The state of every global generator: Python, numpy if it is imported, torch on the CPU and on devices in use."""
+    """Return the state of each global generator: Python, numpy if imported, torch on the CPU and on devices in use."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": tensor_bytes(torch.get_rng_state())}
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         state["numpy"] = arrays_to_bytes(numpy_random.get_state(legacy=False))
@@ -33,11 +33,11 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(tree: object) -> None:
-    """Put every global generator back. A device that this machine does not have is left out; `environment` tells.
+    """Restore every global generator. Skips a device that this machine lacks; `environment` shows the difference.
 
     Raises:
         StateError: a generator refused its stored state.
-        SnapshotCorrupt: `tree` is not one that `capture_rng` made.
+        SnapshotCorrupt: `capture_rng` did not make this `tree`.
     """
     if not isinstance(tree, dict) or not ({"python", "torch"} <= set(tree) <= {"python", "torch", "numpy", *_DEVICES}):
         raise SnapshotCorrupt("the stored state of the random number generators has unknown or missing parts")
@@ -58,7 +58,7 @@ def restore_rng(tree: object) -> None:
 
 
 def check_positions(state: Any) -> None:
-    """Raise ValueError where a generator of numpy's would read beyond the words that it holds: numpy does not look."""
+    """Raise ValueError if a numpy generator would read beyond the words that it holds: numpy does not check."""
     if not isinstance(state, dict):
         return
     for name, most in _MOST_POSITIONS.items():
@@ -69,7 +69,7 @@ def check_positions(state: Any) -> None:
 
 
 def devices_in_use() -> Iterator[tuple[str, Any]]:
-    """Kinds of devices that this process has begun to use. Asking must not begin it: that costs device memory."""
+    """Yield the kinds of devices that this process uses. Does not initialize a device: that costs device memory."""
     for device in ("cuda", "xpu"):
         module = getattr(torch, device)
         if module.is_initialized():
@@ -79,26 +79,26 @@ def devices_in_use() -> Iterator[tuple[str, Any]]:
 
 
 def tensor_bytes(state: Tensor) -> bytes:
-    """A generator's state as torch gives it."""
+    """Return a torch generator's state as bytes."""
     return ctypes.string_at(state.data_ptr(), state.numel())  # a generator's state: uint8, contiguous, on the CPU
 
 
 def bytes_tensor(state: object) -> Tensor:
-    """The inverse. Raises SnapshotCorrupt."""
+    """Return the tensor that `tensor_bytes` got. Raises SnapshotCorrupt if `state` is not such bytes."""
     if not (isinstance(state, bytes) and len(state) > 0):
         raise SnapshotCorrupt("a generator's state is stored as something else than bytes")
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
 def arrays_to_bytes(state: Any) -> Any:
-    """A numpy generator's state with bytes for arrays; the rest are ints, floats and names."""
+    """Return a numpy generator's state with bytes in place of arrays; the rest are ints, floats and names."""
     if isinstance(state, dict):
         return {key: arrays_to_bytes(value) for key, value in state.items()}
     return state.tobytes() if is_array(state) else state
 
 
 def arrays_from_bytes(state: Any, live: Any) -> Any:
-    """The inverse, with the dtypes of the live generator's state. Raises ValueError, LookupError, TypeError."""
+    """Invert `arrays_to_bytes`, with the dtypes of the live state. Raises ValueError, LookupError, TypeError."""
     if isinstance(live, dict):
         check_positions(state)
         return {key: arrays_from_bytes(state[key], value) for key, value in live.items()}

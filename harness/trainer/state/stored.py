@@ -1,6 +1,6 @@
-"""A snapshot's tensors on their way back: checked against the tree's references, and copied out in one go.
+"""Stored: a snapshot's tensors, checked against the tree's references, and copied out in one go.
 
-Owns where each of them goes, so that what was one tensor is one again, and nothing is filled where something else lies.
+Owns where each of them is copied to, so that shared tensors are shared again, and no tensor overwrites another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.trainer.copy.to_slot import TORCH_DTYPES, Pair, describe
 
 
 class Stored:
-    """The stored tensors, checked against their references, and each copied out at most once, all of them in one go."""
+    """The stored tensors. Checks them against their references, and copies each at most once, all in one go."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -28,7 +28,7 @@ class Stored:
         self._taken: set[int] = set()
 
     def view(self, ref: TensorRef) -> Tensor:
-        """The stored tensor in its live form: complex where it was; valid as long as the snapshot's bytes are."""
+        """Return the stored tensor in its live form (complex if it was); valid as long as the snapshot's bytes are."""
         tensor = self._tensors.get(ref.name)
         if tensor is None or TORCH_DTYPES.get(ref.dtype) is not tensor.dtype:
             raise SnapshotCorrupt(f"{ref.name}: no such {ref.dtype} tensor in the shards")
@@ -41,9 +41,9 @@ class Stored:
         return tensor
 
     def copy(self, ref: TensorRef, like: Tensor | None) -> Tensor:
-        """Room for a copy on the device of `like`, the same for the same memory; it has its content after `fill`.
+        """Return a tensor on the device of `like`, which `fill` fills later; the same one for the same memory.
 
-        It is `like` itself where that was offered and is as the copy would be: new memory is dearer than the copy.
+        It is `like` itself if that was offered and has the copy's form: new memory costs more time than the copy.
         """
         key = (ref.name, ref.kind)
         if key not in self._copies:
@@ -65,15 +65,15 @@ class Stored:
         return self._copies[key]
 
     def offer(self, tensors: Iterable[Tensor]) -> None:
-        """These are their owner's alone, who is going to be given them again: they may be filled where they are."""
+        """Allow `copy` to fill these tensors in place. Their owner alone has them, and gets them back."""
         self._offered.update((id(tensor), tensor) for tensor in tensors)
 
     def keep_off(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing that was offered is filled where these are."""
+        """Forbid filling an offered tensor that shares a storage with one of these."""
         self._taken.update(_storages(tensors))
 
     def _is_same_room(self, live: Tensor, room: Tensor) -> bool:
-        """Whether `live` is as `room` would be, with a storage to itself that nothing is copied into yet."""
+        """Whether `live` has the form of `room`, and its own storage, into which nothing is copied yet."""
         return (
             type(live) is Tensor
             and live.layout is torch.strided
@@ -84,24 +84,24 @@ class Stored:
         )
 
     def put(self, ref: TensorRef, live: Tensor) -> None:
-        """After `fill`, a module's own tensor holds what is stored."""
+        """Have `fill` copy a stored tensor into `live`, a module's own tensor."""
         if (ref.name, ref.kind) not in self._copies:
             self._waiting.append((live, self.view(ref)))
             self.tie(ref, live)
             self.keep_off([live])
 
     def tie(self, ref: TensorRef, live: Tensor) -> None:
-        """The copy of `ref` is `live`, which is a module's own."""
+        """Use `live`, a module's own tensor, as the copy of `ref`."""
         self._copies.setdefault((ref.name, ref.kind), live)
 
     def fill(self) -> None:
-        """Copy all that has been asked for."""
+        """Copy all tensors that were asked for. Blocks until that is done."""
         copy_out(self._waiting)
         self._waiting.clear()
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[int]:
-    """Where the memory of plain tensors begins; what has none of its own is left out."""
+    """Yield the addresses of the tensors' storages; skips tensors that have no memory of their own."""
     for tensor in tensors:
         if tensor.layout is torch.strided and not tensor.is_meta and not nn.parameter.is_lazy(tensor):
             with contextlib.suppress(RuntimeError, NotImplementedError):  # a wrapper around others

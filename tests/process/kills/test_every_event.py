@@ -225,7 +225,7 @@ def test_the_agent_that_replaced_a_dead_one_may_die_as_well(world: World, local:
         process.wait()
         world.wait_gone()
 
-    assert "the agent died; another one goes on" in process.stderr
+    assert "the agent died; a new one has taken over" in process.stderr
     assert world.survey().finished_at == STEPS, f"{process.stderr}\nThe agents:\n{log.text}"
     world.check_tiny(STEPS)
     assert sorted(world.steps_of_curve()) == list(range(1, STEPS + 1)), "no step was made twice: the trainer never died"

@@ -26,14 +26,14 @@ def start(world: World, way: str, *how: str, options: tuple[str, ...] = ()) -> P
 def test_an_exit_in_the_middle_is_no_end_and_continue_goes_on(world: World) -> None:
     stopped = start(world, "exit", "--at", "6")
     assert stopped.wait() == 0, stopped.stderr
-    assert "stopped early. --continue goes on from step 4, --fresh" in stopped.stderr
+    assert "stopped early. --continue resumes from step 4, --fresh" in stopped.stderr
     known = world.survey()
     assert known.done is not None
     assert (known.done.outcome, known.done.step, known.finished_at) == ("stopped early", 4, None)
 
     refused = start(world, "exit")
     assert refused.wait() == 64
-    why = "was stopped early by its own program: --continue (continue_=True) goes on from step 4, --fresh"
+    why = "was stopped early by its own program: --continue (continue_=True) resumes it from step 4, --fresh"
     assert why in refused.stderr
 
     again = start(world, "exit", options=("--continue",))

@@ -69,7 +69,7 @@ def test_snapshots_that_no_tier_stored_are_not_remembered_for_ever() -> None:
         ),
         (
             events.NoticeSeen(kind="interrupt", source="ec2 spot", in_s=118.2),
-            "notice (ec2 spot): this machine is to be left in 118 s",
+            "notice (ec2 spot): this run has to stop here within 118 s",
         ),
         (
             events.NoticeSeen(kind="rebalance", source="ec2 rebalance", in_s=None),
@@ -83,12 +83,12 @@ def test_snapshots_that_no_tier_stored_are_not_remembered_for_ever() -> None:
         ),
         (
             events.Ended(outcome="interrupted", exit_code=75, local_step=1200, durable_step=1200),
-            "interrupted: step 1 200 is durable in S3; the same command goes on, here or elsewhere",
+            "interrupted: step 1 200 is durable in S3; the same command continues the run, here or elsewhere",
         ),
         (
             events.Ended(outcome="interrupted", exit_code=74, local_step=1200, durable_step=900),
-            "interrupted: step 1 200 is on this machine alone, step 900 is durable in S3; the same command goes on, "
-            "without loss only here",
+            "interrupted: step 1 200 is on this machine alone, step 900 is durable in S3; the same command continues "
+            "the run, without loss only here",
         ),
         (
             events.Ended(outcome="failed", exit_code=1, local_step=None, durable_step=None),
@@ -96,7 +96,7 @@ def test_snapshots_that_no_tier_stored_are_not_remembered_for_ever() -> None:
         ),
         (
             events.Ended(outcome="stopped", exit_code=130, local_step=None, durable_step=1200),
-            "stopped: step 1 200 is durable in S3; the same command goes on",
+            "stopped: step 1 200 is durable in S3; the same command continues the run",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, events.Event) else "",
@@ -141,7 +141,7 @@ def test_off_ec2_a_metadata_service_that_is_not_there_is_no_warning() -> None:
         line(events.SourceBlind(source="ec2", reason="timed out", expected=False))
     )
 
-    assert written == ["harness: no EC2 instance, as far as can be seen: a notice is a SIGTERM or a drain file here"]
+    assert written == ["harness: this seems to be no EC2 instance: notices come by SIGTERM or by a drain file here"]
 
 
 def test_only_what_matters_has_a_colour() -> None:

@@ -453,7 +453,7 @@ def test_status_says_whether_there_is_a_fleet(harness: Run, store: Path, monkeyp
     ("arguments", "message"),
     [
         (("--run", "run"), "nothing to run"),
-        (("--run", "run", "--json", "--", "true"), "--json goes with --dry-run"),
+        (("--run", "run", "--json", "--", "true"), "--json needs --dry-run"),
         (("--dry-run", "--", "true"), "no name: pass --run"),
         (("--run", "run", "--command", "x", "--", "true"), "given twice"),
         (("--run", "run", "--self-test", "'", "--", "true"), "self-test cannot be read"),

@@ -58,7 +58,7 @@ def test_a_run_named_in_the_file_is_named_by_the_user(tmp_path: Path) -> None:
 def test_an_unknown_key_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     write(tmp_path, 'shop = "/mnt"')
 
-    with pytest.raises(ConfigError, match=r"harness\.toml: unknown option 'shop'; there are: .*store"):
+    with pytest.raises(ConfigError, match=r"harness\.toml: unknown option 'shop'; the options are: .*store"):
         settle(tmp_path)
 
 

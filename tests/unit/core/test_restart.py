@@ -95,7 +95,7 @@ def test_a_restart_is_told_in_one_line() -> None:
     )  # fmt: skip
 
     assert told.words() == (
-        "9.9 s from the end of the last life to step 13: detect 3.2, start 5.5, wait 0.1, first step 1.1; "
-        "4.2 s of fetching went on beside the start"
+        "9.9 s from the end of the previous attempt to step 13: detect 3.2, start 5.5, wait 0.1, first step 1.1; "
+        "4.2 s of fetching overlapped with the start"
     )
     assert events.Restarted(**told.fields()) == told

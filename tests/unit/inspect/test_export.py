@@ -527,7 +527,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(
     mine = tmp_path / "out" / "out.safetensors"
     monkeypatch.setattr(export, "_fill", lambda *arguments: (fill(*arguments), mine.write_text("mine")))
 
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         run(tmp_path)
 
     assert mine.read_text() == "mine"

@@ -194,7 +194,7 @@ def test_fresh_says_what_it_passes_over(settings: Settings, store: ObjectStore) 
     found = look(Settings(store=settings.store, run="run", fresh=True, runtime_dir=settings.runtime_dir))
 
     assert (found.used, found.refused) == (None, None)
-    assert "passes 2 snapshots over" in found.why
+    assert "ignores 2 snapshots" in found.why
 
 
 def test_a_run_that_never_was_begins_at_step_0_and_no_store_is_made(settings: Settings) -> None:
@@ -224,7 +224,7 @@ def test_a_start_that_has_not_ended_is_noted(settings: Settings, store: ObjectSt
     claim(store, 2, ended=None)
 
     (note,) = look(settings).notes
-    assert note.startswith("generation 2 on elsewhere has not said that it ended")
+    assert note.startswith("generation 2 on elsewhere has not recorded its end")
 
 
 def test_a_store_that_is_down_is_an_error_and_no_verdict(

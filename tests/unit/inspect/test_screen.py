@@ -28,9 +28,9 @@ def shown(found: dict[str, Any], **changed: object) -> dict[str, str]:
 def test_a_run_that_is_well() -> None:
     assert screen(LIVE, "group: desired capacity 1, instances 1") == [
         ("run", "gpt is running on this machine (start 3, process 42)"),
-        ("safe", "step 12 000 is durable, since 41 s; step 12 300 is on this machine's disk"),
+        ("safe", "step 12 000 is durable, committed 41 s ago; step 12 300 is on this machine's disk"),
         ("moving", "step 12 345, reached 0.4 s ago"),
-        ("notice", "of 120 s would cost nothing: to save takes 12 s"),
+        ("notice", "of 120 s would cost nothing: saving takes 12 s"),
         ("store", "s3://bucket/x, local tier /nvme"),
         ("fleet", "group: desired capacity 1, instances 1"),
     ]
@@ -38,12 +38,12 @@ def test_a_run_that_is_well() -> None:
 
 def test_a_notice_that_would_cost_something() -> None:
     assert shown(LIVE, notice={"in_s": 120.0, "needs_s": 140.0, "lost_steps": 1345})["notice"] == (
-        "of 120 s would cost 1 345 steps: to save takes 2.3 min"
+        "of 120 s would cost 1 345 steps: saving takes 2.3 min"
     )
 
 
 def test_a_notice_that_is_in_force() -> None:
-    assert shown(LIVE, deadline_s=93.0, notice=None)["notice"] == "in force: this machine is to be left in 93 s"
+    assert shown(LIVE, deadline_s=93.0, notice=None)["notice"] == "in force: its deadline is in 93 s"
 
 
 def test_what_is_still_to_be_sent() -> None:
@@ -63,7 +63,7 @@ def test_nothing_is_safe_before_something_is_durable() -> None:
     ("changed", "words"),
     [
         ({"step": None, "step_age_s": None}, "not yet: the training loop has not begun"),
-        ({"step_age_s": 300.0}, "step 12 345, reached 5.0 min ago (is this how long a step takes?)"),
+        ({"step_age_s": 300.0}, "step 12 345, reached 5.0 min ago (does a step take this long?)"),
         ({"restarts": 2}, "step 12 345, reached 0.4 s ago; restarted in place 2 times"),
         ({"finished_step": 12_345}, "no: the last loop ended at step 12 345"),
     ],
@@ -89,4 +89,4 @@ def test_a_run_whose_end_nobody_saw_says_how_far_it_was() -> None:
     rows = shown(STORED, state="not running here", step=230, quarantined=1, ended_at=None)
 
     assert rows["safe"] == "step 200 is durable (3 snapshots, 1 quarantined)"
-    assert rows["moving"] == "step 230 was the last one that its journal tells of"
+    assert rows["moving"] == "step 230 is the last one in its journal"

@@ -90,7 +90,7 @@ def test_a_place_that_another_user_could_put_something_into_is_refused(
     unsafe(place.directory.parent if which == "parent" else place.directory)
     before = open_files()
 
-    with pytest.raises(PermissionError, match=r"is a link, or no directory|others may write to .* chmod go-w"):
+    with pytest.raises(PermissionError, match=r"is a link, or not a directory|others may write to .* chmod go-w"):
         place.prepare()
 
     assert open_files() <= before

@@ -76,7 +76,7 @@ def test_even_a_named_group_is_left_alone_by_another_run_than_the_instance_s() -
 def test_a_named_group_without_an_instance_is_said() -> None:
     with MetadataSimulator() as simulator:
         simulator.fault(Fault.DISABLED)
-        assert platform(simulator, {"HARNESS_GROUP": "g"}).words == "not on EC2, although there is a group: g"
+        assert platform(simulator, {"HARNESS_GROUP": "g"}).words == "not on EC2, although HARNESS_GROUP is set to g"
 
 
 def tool(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:

@@ -387,7 +387,7 @@ def test_with_a_notice_in_force_no_way_out_is_an_end(program: Program, train: Ca
 
 def test_epochs_that_are_drawn_before_the_training_are_refused(program: Program) -> None:
     """The run was finished at step 0 before anything was trained; the next start trained nothing at all."""
-    with pytest.raises(StateError, match=r"drawn before the training"):
+    with pytest.raises(StateError, match=r"used up before the training"):
         list(program.ckpt.epochs(5))
     assert messages.Finished not in program.link.told
 
@@ -518,9 +518,9 @@ def test_a_loop_that_was_broken_off_is_stopped_early_when_it_is_closed(program: 
 
 def test_none_is_made_in_the_middle_of_another_s_loop(program: Program) -> None:
     for _ in program.ckpt.steps(3):
-        with pytest.raises(StateError, match="in the middle of its loop"):
+        with pytest.raises(StateError, match="inside one of its loops"):
             Program()
-        with pytest.raises(StateError, match="in the middle of its loop"):
+        with pytest.raises(StateError, match="inside one of its loops"):
             program.ckpt.close()
         program.train()
 

@@ -126,8 +126,8 @@ def loops_outside_of_epochs(replay: Replay) -> None:
         (epochs_in_epochs, r"ckpt.epochs\(\) inside ckpt.epochs"),
         (another_kind_of_loop, "taken in a loop of ckpt.batches, and this is ckpt.steps"),
         (an_epoch_without_its_loop, "epoch 0 ended without reaching the place of the snapshot"),
-        (a_loop_by_hand, r"ckpt.resume\(\) cannot go on there"),
-        (loops_outside_of_epochs, r"loop 1 begins, and the place of the snapshot \(batches 1\) was not met"),
+        (a_loop_by_hand, r"ckpt.resume\(\) cannot continue there"),
+        (loops_outside_of_epochs, r"loop 1 begins, but the place of the snapshot \(batches 1\) was not reached"),
     ],
 )
 def test_a_program_with_other_loops_is_refused(program: Callable[[Replay], None], words: str) -> None:

@@ -300,7 +300,7 @@ def test_a_reader_that_finds_damage_everywhere_condemns_nothing(
 
     with monkeypatch.context() as broken:
         broken.setattr(scene.remote, *(("get", bad_get) if bad == "shards" else ("read", bad_read)))
-        with pytest.raises(SnapshotCorrupt, match=r"Is it this host \(here\)\? harness verify tells on another"):
+        with pytest.raises(SnapshotCorrupt, match=r"this host \(here\) is at fault, run harness verify on another"):
             scene.find(*scene.stored("remote", FIRST, SECOND, THIRD))
 
     assert scene.condemned() == []
@@ -341,7 +341,7 @@ def test_what_the_store_itself_finds_right_is_not_condemned(scene: Scene, monkey
     assert point.id == FIRST
     assert scene.condemned() == []
     (rejected,) = scene.told(events.Rejected)
-    assert "the store's own sum of it is right: is it this host?" in rejected.reason
+    assert "the store's own checksum is right: this host may be at fault" in rejected.reason
 
 
 def test_each_chunk_is_read_again_by_itself(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -514,7 +514,7 @@ def test_a_list_that_stays_empty_refuses_the_start(stale: tuple[Stale, Scene], m
     scene.begin()
     scene.until(lambda: scene.refused)
 
-    assert "cannot be trusted: its list ends at generation 0, and 2 is claimed" in str(scene.refused[0])
+    assert "cannot be trusted: its listing ends at generation 0, but 2 is claimed" in str(scene.refused[0])
     assert "--fresh" in str(scene.refused[0])
     assert nothing_was_begun(scene)
     store.stale = False
@@ -589,7 +589,7 @@ def test_a_list_without_the_snapshots_that_an_end_speaks_of_is_looked_at_again(t
         scene.begin()
         scene.until(lambda: any(isinstance(event, events.StoreBlind) for event in scene.heard))
         blind = next(event for event in scene.heard if isinstance(event, events.StoreBlind))
-        assert "it lists no snapshot, and step 20 was durable there" in blind.reason
+        assert "it lists no snapshot, but step 20 was durable there" in blind.reason
         assert not scene.found()
         store.stale = False
         scene.until(scene.found)

@@ -55,6 +55,15 @@ def test_a_step_that_one_rank_never_sealed_is_given_up_for_a_later_whole_one(poo
     assert gathering.indexes == set()
 
 
+def test_a_step_that_one_rank_has_sealed_already_is_not_given_up_for_an_earlier_whole_one(pool: SlotPool) -> None:
+    ten, twenty = ranks_of(pool, 10, 2), ranks_of(pool, 20, 2, sequence=2)
+    gathering = Gathering()
+
+    assert [gathering.add(sealed) for sealed in (ten[0], twenty[0], ten[1])] == [None, None, ten]
+    assert gathering.indexes == {twenty[0].index}
+    assert gathering.add(twenty[1]) == twenty
+
+
 def test_seals_of_two_generations_never_make_a_set(pool: SlotPool) -> None:
     zero, _, _ = ranks_of(pool, 10)
     others = pooled(pool, Content(SnapshotId(2, 10), world_size=3), 2)

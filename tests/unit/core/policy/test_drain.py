@@ -104,8 +104,8 @@ PLANS = {
     "fits: 13 s of 113 s; step 12 034 (a new snapshot)": (113.0, True, None, True),
     "needs 13 s, and there is no deadline; step 12 034 (a new snapshot)": (None, True, None, True),
     "fits: 14 s of 15 s; step 12 034 (a new snapshot, instead of the upload in flight)": (15.0, True, 9 * GB, True),
-    "fits: 12 s of 113 s; step 12 034 (the newest that is sealed)": (113.0, False, None, True),
-    "needs 12 s, has 1 s, 5 s to the local disk; step 12 034 (the newest that is sealed)": (1.0, False, None, True),
+    "fits: 12 s of 113 s; step 12 034 (the newest sealed snapshot)": (113.0, False, None, True),
+    "needs 12 s, has 1 s, 5 s to the local disk; step 12 034 (the newest sealed snapshot)": (1.0, False, None, True),
     "fits: 3 s of 9 s; step 12 034 (the upload in flight)": (9.0, False, GB, True),
     "fits: 2 s of 9 s; step 12 034 (nothing is left to save)": (9.0, False, None, False),
 }

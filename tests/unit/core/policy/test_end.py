@@ -94,8 +94,8 @@ def test_a_program_without_a_last_loop_has_stopped() -> None:
 def test_a_program_that_left_its_loop_early_has_stopped_early_and_how_to_go_on_is_said() -> None:
     early = outcome_of(replace(WELL, stopped_early=True))
     assert (early.name, early.exit_code) == ("stopped early", ExitCode.FINISHED)
-    assert "--continue goes on from step 100, --fresh" in str(early.why)
-    assert "--continue goes on from its beginning" in str(outcome_of(replace(NOTHING, stopped_early=True)).why)
+    assert "--continue resumes from step 100, --fresh" in str(early.why)
+    assert "--continue resumes from the beginning" in str(outcome_of(replace(NOTHING, stopped_early=True)).why)
     assert outcome_of(replace(WELL, stopped_early=True, exit_code=3)) == Outcome("failed", 3)
 
 

@@ -95,7 +95,7 @@ def test_what_a_run_holds_already_is_room_that_it_has() -> None:
 def test_a_local_tier_on_the_store_s_own_disk_is_told(tmp_path: Path) -> None:
     found = check_apart(tmp_path / "a", tmp_path / "not" / "there")
 
-    assert (found.level, "leave --local away" in found.remedy) == (WARNING, True)
+    assert (found.level, "remove --local" in found.remedy) == (WARNING, True)
     assert check_apart(Path("/proc"), tmp_path).level is OK
 
 

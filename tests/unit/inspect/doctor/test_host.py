@@ -223,7 +223,7 @@ URL = "http://169.254.169.254"
 def test_an_instance_that_hears_says_what_it_is(host: Machine) -> None:
     found = check_metadata(host(), settings(), lambda url: Instance())
 
-    assert (found.level, found.what) == (OK, f"{URL} answers: spot g6e.xlarge; proxies are passed by")
+    assert (found.level, found.what) == (OK, f"{URL} answers: spot g6e.xlarge; no proxy is used")
 
 
 def test_metadata_off_is_told_with_who_turned_it_off(host: Machine) -> None:
@@ -234,7 +234,7 @@ def test_metadata_off_is_told_with_who_turned_it_off(host: Machine) -> None:
     by_environ = check_metadata(host(environ={"AWS_EC2_METADATA_DISABLED": "True"}), settings(metadata="off"), never)
 
     assert (by_flag.level, by_environ.level) == (WARNING, WARNING)
-    assert "leave --metadata off away" in by_flag.remedy
+    assert "remove --metadata off" in by_flag.remedy
     assert "unset AWS_EC2_METADATA_DISABLED" in by_environ.remedy
 
 

@@ -166,7 +166,7 @@ def test_what_cannot_be_deleted_is_named() -> None:
 
     found = check_cleared(tried)
 
-    assert (found.level, found.what) == (WARNING, "2 objects or uploads may be left of these trials")
+    assert (found.level, found.what) == (WARNING, "2 objects or uploads may be left from these checks")
     assert found.remedy.endswith(f"{KEYS.snapshots}doctor-0123456789abcdef/")
     assert check_cleared(place(MemoryStore())).level is OK
 
