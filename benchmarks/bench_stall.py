@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from harness.core.messages import GenerationInfo, Sealed
 from harness.ipc.pages import PAGE
 from harness.ipc.slots import Slot
-from harness.trainer.staging.overlap import PROOFS, Overlap
+from harness.trainer.staging.overlap import VALIDATIONS, Overlap
 from harness.trainer.staging.stager import Stager
 from harness.trainer.state import capture
 from harness.trainer.state.rng import capture_rng
@@ -243,7 +243,7 @@ class Snapshots:
 def lost(taken: Snapshots, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds by which a snapshot makes a training of some steps longer: at its boundary, and during the step."""
     handle = register_optimizer_step_pre_hook(lambda *_: taken.settle())
-    for _ in range(PROOFS):
+    for _ in range(VALIDATIONS):
         taken.step += 1
         taken.stager.stage(taken.step, overlap=True)
         taken.train(1)

@@ -61,6 +61,12 @@ class State:
         """Every tensor of it by a name, for formats that have no trees."""
         return dict(named(self.tree(), ""))
 
+    @torch.no_grad()
+    def update(self) -> None:
+        """Change every tensor in every piece, as a step of training does: no part of the state was saved before."""
+        for tensor in self.tensors().values():
+            tensor.mul_(1.01)
+
     def clear(self) -> None:
         for tensor in self.tensors().values():
             tensor.zero_()

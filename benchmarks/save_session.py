@@ -1,8 +1,9 @@
 """The training script that bench_save.py measures: one state, and everybody saves it in turn, round after round.
 
-Runs under `harness run`, so that its Checkpointer and the agent are those of a user. In each round
-everybody is measured twice: alone, for the stall, the time until durable and the CPU of the whole machine; and beside a
-training loop, for what that loop loses. Before each the disk is idle, and the agent has nothing left to do.
+Runs under `harness run`, so that its Checkpointer and the agent are those of a user. Before each save the whole state
+has changed, as it has in a training. In each round everybody is measured twice: alone, for the stall, the time until
+durable and the CPU of the whole machine; and beside a training loop, for what that loop loses. Before each the disk is
+idle, and the agent has nothing left to do.
 """
 
 from __future__ import annotations
@@ -202,6 +203,7 @@ class Session:
         return [trained.lost_s(step_s) / trained.seconds for trained in self._baselines]
 
     def _begin(self) -> None:
+        self._state.update()  # else ours would find what it has stored already, and write nothing
         os.sync()
         have_memory(MEMORY_FOR * self._state.bytes)
 

@@ -405,7 +405,7 @@ def table(survivals: dict[str, Survival]) -> Table:
         box=None,
         header_style="bold",
         padding=(0, 3, 0, 0),
-        caption="* in the journals; the end of the killed agent's died with it",
+        caption="* as the journals tell; the last lines of the killed agent's journal were lost with it",
         caption_justify="left",
     )
     for label, cell in rows.items():
@@ -467,7 +467,7 @@ def main() -> int:
         console.print(f"{name} DIFFERS from the unbroken run: {found}", style="bold red", soft_wrap=True)
     if not differences:
         console.print(
-            f"\nbit-identical: weights, optimizer state and all {size.steps} losses, however it ended in between",
+            f"\nbit-identical: weights, optimizer state and all {size.steps} losses",
             style="bold green",
             soft_wrap=True,
         )
