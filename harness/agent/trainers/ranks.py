@@ -67,6 +67,9 @@ class Ranks:
         self.reasons: set[str] = set()
         """The reasons why a snapshot is wanted at the next boundary; empty if none is wanted."""
 
+    def __len__(self) -> int:
+        return len(self._all)
+
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._all)
 

@@ -217,6 +217,10 @@ class Trainer:
         """
         if hello.protocol != messages.PROTOCOL:
             return channel.send(Refused("the agent and the trainer use different versions of the harness"))
+        if (hello.rank, hello.world_size) != (0, 1):
+            return channel.send(
+                Refused(f"this is rank {hello.rank} of {hello.world_size}: this version supports one training process")
+            )
         rank = self._ranks.of(hello.rank)
         if (there := rank.connection) is not None and not pidfd_dead(there.pidfd):
             return channel.send(
@@ -309,8 +313,12 @@ class Trainer:
             elif startup.finding is Finding.FAILED:
                 channel.send(messages.ResumeFailed(type(startup.error).__name__, str(startup.error)))
             elif startup.finding is Finding.READY and (point := startup.point) is not None:
-                ready = messages.ResumeReady(str(point.id), point.tier, point.verified, generation)
-                channel.send(ready, [point.slots[rank].fd])
+                if len(point.slots) == len(self._ranks):
+                    ready = messages.ResumeReady(str(point.id), point.tier, point.verified, generation)
+                    channel.send(ready, [point.slots[rank].fd])
+                else:  # the share of one rank is no state to train on
+                    why = f"snapshot {point.id} is of {len(point.slots)} ranks, and this run has {len(self._ranks)}"
+                    channel.send(messages.ResumeFailed("StateError", why))
             elif (header := startup.header) is not None and len(header.records[rank].state) <= MOST_OF_HEADER:
                 record = header.records[rank].encode().decode()
                 channel.send(messages.ResumeHeader(str(header.copy.id), header.copy.tier, record, generation))

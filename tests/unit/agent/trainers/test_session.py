@@ -278,3 +278,34 @@ def test_what_one_rank_has_restored_is_granted_again_and_the_other_s_is_not(scen
     scene.trainer.on_message(scene.ranks.of(1), messages.Restored(str(point.id), 10, 0.1))
 
     assert [scene.pipeline.pool.grant(rank) for rank in range(2)] == [None, point.indexes[1]]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(1, 2), (0, 2), (7, 1), (-1, 1)])
+def test_a_second_rank_is_turned_away_and_does_not_keep_the_first_from_its_snapshots(
+    scene: Scene, rank: int, world_size: int
+) -> None:
+    scene.connect()
+    scene.lay_out(1)
+    scene.until(scene.ranks.of(0).connection.channel, 1)  # type: ignore[union-attr,arg-type]
+    scene.ranks.grant()
+    stranger = Told()
+
+    hello = messages.Hello(messages.PROTOCOL, rank=rank, world_size=world_size)
+    scene.trainer.greet(stranger, hello, (), leaving=False)  # type: ignore[arg-type]
+
+    assert [type(message) for message in stranger.messages] == [messages.Refused]
+    assert "one training process" in stranger.messages[0].message
+    assert scene.ranks.may_ask
+
+
+def test_a_snapshot_of_two_ranks_is_not_resumed_by_one(scene: Scene) -> None:
+    told = scene.connect()
+    scene.startup.finding = Finding.READY
+    content = Content(SnapshotId(1, 10), world_size=2)
+    scene.startup.point = scene.pipeline.note_resumed(fetched(content), Generation(2, RUN_ID, "b" * 16))
+
+    scene.trainer.tell_resume()
+
+    (refusal,) = told.messages
+    assert (type(refusal), refusal.error) == (messages.ResumeFailed, "StateError")
+    assert "is of 2 ranks, and this run has 1" in refusal.message
