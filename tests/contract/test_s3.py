@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,34 +11,22 @@ from cloud.s3.probe import Quirks
 from cloud.s3.store import S3Options, S3Store
 from cloud.store import ObjectStore
 from tests.contract.store_contract import StoreContract, keys, put, read
-from tests.support import with_parent
-from tests.support.patience import HANG_S
-from tests.support.process import Process
+from tests.support.aws_account import REGION, Account, Lease, open_account
 from tests.support.s3_account import random_bytes, use_account
 from tests.support.s3_server import S3Server
 
-ROOT = Path(__file__).resolve().parents[2]
 NEVER = Deadline.never()
 PART_BYTES = 8 * 1024 * 1024  # S3 takes no part below 5 MiB but the last
 BUCKET = "bucket"
-URL = r"http://127\.0\.0\.1:\d+"
-
-
-@contextlib.contextmanager
-def serving(*command: str) -> Iterator[str]:
-    """The URL that a server prints, for as long as this process lives at most."""
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    server = Process(with_parent.command(sys.executable, "-m", *command), cwd=ROOT, env=environment)
-    try:
-        yield server.wait_for(URL).group()
-    finally:
-        server.reap()
 
 
 @pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    with serving("moto.server", "-p", "0") as url:
-        yield url
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
+    """moto that answers one call at a time: its own server lets two threads have one key now and then."""
+    lease_path = tmp_path_factory.mktemp("account") / "lease"
+    lease = Lease(lease_path)
+    yield open_account(lease_path, lease_path.with_name("log"))
+    lease.release()
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +44,9 @@ def emptied(store: S3Store) -> Iterator[S3Store]:
 
 
 @pytest.fixture(scope="module")
-def moto_store(moto: str) -> Iterator[S3Store]:
-    import requests
-
-    requests.put(f"{moto}/{BUCKET}", timeout=HANG_S).raise_for_status()
-    store = S3Store(f"s3://{BUCKET}/tests/moto", S3Options(endpoint=moto), part_bytes=PART_BYTES)
+def moto_store(moto: Account) -> Iterator[S3Store]:
+    moto.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+    store = S3Store(f"s3://{BUCKET}/tests/moto", S3Options(endpoint=moto.url), part_bytes=PART_BYTES)
     yield store
     store.close()
 
