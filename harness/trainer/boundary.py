@@ -56,6 +56,8 @@ class Boundary:
         """A snapshot is due at each step that is a multiple of this; `None` for never."""
         self.optimizer_stepped = False
         """Whether an optimizer has stepped since the last boundary."""
+        self.counted = False
+        """Whether the step of the batch that has not ended yet is counted already: a validation began in the batch."""
         self.overdue = False
         """Whether a snapshot has to be taken as soon as there is a slot for it."""
         self._waits = False
@@ -77,10 +79,34 @@ class Boundary:
         self.optimizer_stepped = False
         return True
 
+    def is_complete(self, place: Position) -> bool:
+        """Whether the step of the batch that has not ended yet is made, as far as that is known."""
+        if self._accumulate is not None:
+            return (place.calls + 1) % self._accumulate == 0
+        return self._sees_optimizers and self.optimizer_stepped
+
+    def count_early(self) -> None:
+        """Count the step of the batch that has not ended yet: its end is a boundary, and counts nothing more."""
+        self.step += 1
+        self.resume_counted()
+
+    def resume_counted(self) -> None:
+        """Continue in a batch whose step is counted."""
+        self.counted, self.optimizer_stepped = True, False
+
+    def ends_counted(self, place: Position) -> bool:
+        """End a batch whose step was counted before its end. Return whether it has completed no further step."""
+        self.counted = False
+        if self._accumulate is None:
+            return not self.optimizer_stepped
+        place.calls += 1
+        return True
+
     def broken_off(self, place: Position) -> None:
         """Count the batch in which the loop was left, if its step was made. There is no boundary."""
-        completes = self._accumulate is not None and (place.calls + 1) % self._accumulate == 0
-        if self.optimizer_stepped or completes:
+        if self.counted:
+            self.counted = self.optimizer_stepped = False
+        elif self.optimizer_stepped or (self._accumulate is not None and self.is_complete(place)):
             self.optimizer_stepped = False
             place.calls += self._accumulate is not None
             self.step += 1

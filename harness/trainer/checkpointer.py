@@ -13,6 +13,7 @@ boundary; `saving.py` and `staging/` take snapshots; `resuming.py` restores one;
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -31,20 +32,26 @@ from harness.core import messages, tree
 from harness.core.words import printable
 from harness.errors import ConfigError, ExitCode, StateError
 from harness.ipc.control_page import Command, TrainerSide
+from harness.trainer.batches import Batches
 from harness.trainer.boundary import Boundary
 from harness.trainer.link import Link
 from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.process import CallStack, Process, script
-from harness.trainer.replay import Replay, Way
+from harness.trainer.replay import Loop, Replay, Way
 from harness.trainer.resuming import Loaders, ResumedFrom, Resumption, SmallState, refill
 from harness.trainer.saving import Saving
 from harness.trainer.staging.overlap import Overlap, before_updates
 from harness.trainer.staging.stager import Stager
 from harness.trainer.state import capture
 from harness.trainer.state.kinds import flatten
-from harness.trainer.state.rng import capture_rng
+from harness.trainer.state.rng import capture_moment, capture_rng, restore_rng
 
 EXTRA_WARN_BYTES = 1_000_000
+_WATCHED_FETCHES = 2  # of the first batch a sampler draws the order of all
+_LATE_VALIDATION = (
+    "ckpt.evaluating() comes after ckpt.step() here: a run that is interrupted between the two continues with the next "
+    "step, without that validation. Validate before ckpt.step()"
+)
 
 
 class Checkpointer:
@@ -148,7 +155,8 @@ class Checkpointer:
         self.interrupted = False
         self.extra: dict[str, Any] = {}
         self.resumed_from: ResumedFrom | None = None
-        self._replay = Replay()
+        self._replay = Replay() if self._inert else Replay(capture_moment, restore_rng)
+        self._led_back = self._validates_late = False
         self._sees_optimizers = any(_holds_optimizer(value) for value in self._states.values())
         self._boundary = Boundary(accumulate=accumulate, sees_optimizers=self._sees_optimizers)
         self._loaders = Loaders(seed_workers=seed_workers)
@@ -185,29 +193,35 @@ class Checkpointer:
         os.environ["HARNESS_RESTARTS"] = str(link.restarts)
         self._process = Process(self._takes_signal, self._become_inert, self._at_exit, self._boundary.look_soon)
         self._process.attach()
+        self._replay.begin()
 
     # ---- loops ------------------------------------------------------------------------------------------------------
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """Yield the epoch numbers 0 .. count-1, from where the run stopped.
+    def epochs(self, start: int | range, stop: int | None = None, /) -> Iterator[int]:
+        """Yield the epoch numbers, from where the run stopped: `epochs(n)` yields 0 .. n-1.
 
         After the last epoch, take a final snapshot and block until it is durable.
 
+        Args:
+            start: the number of epochs; a range of their numbers; or, with `stop`, the first number.
+            stop: the end of the numbers, as in `range`.
+
         Raises:
-            StateError: it is inside another `epochs`; it was consumed before the training, as `list(ckpt.epochs(n))`
-                does; or the script's loops differ from those that made the snapshot.
+            StateError: it is inside another loop of this Checkpointer; it was consumed before the training, as
+                `list(ckpt.epochs(n))` does; or the script's loops differ from those that made the snapshot.
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
+        numbers = start if isinstance(start, range) else range(start) if stop is None else range(start, stop)
         way, replay = self._enter_stage(), self._replay
         if way is Way.SKIP:
             return
-        first = replay.first_epoch
+        first = _index_of(replay.first_epoch, numbers)
         if way is Way.RESTORE:
             self._restore()
             first = replay.place.iteration
         replay.early, asked_from = True, CallStack.now()
         worked = False
-        for epoch in range(first, count):
+        for epoch in numbers[first:]:
             with replay.epoch(epoch):
                 try:
                     yield epoch
@@ -219,79 +233,87 @@ class Checkpointer:
                 return
             replay.check_reached(f"epoch {epoch}")
             worked |= replay.worked or self._boundary.optimizer_stepped
-        if first < count and not worked and not self._inert:
+        if first < len(numbers) and not worked and not self._inert:
             raise StateError(
-                f"ckpt.epochs({count}) is over, and no epoch did any work: was it used up before the training, as "
-                "list(ckpt.epochs(…)) does? Iterate over it while you train"
+                f"ckpt.epochs({len(numbers)}) is over, and no epoch did any work: was it used up before the training, "
+                "as list(ckpt.epochs(…)) does? Iterate over it while you train"
             )
-        self._end_stage(max(first, count))
+        self._end_stage(max(first, len(numbers)))
 
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the loader's batches, from where the run stopped in this epoch. A boundary follows each step.
+    def batches(self, loader: Any) -> Batches:
+        """Return an iterable over the loader's batches, from where the run stopped in this epoch.
 
-        If the snapshot was taken in this loop, restore it first: see `Checkpointer`. Inside `evaluating()`, and with
-        `HARNESS=off`, yield just the loader's batches.
+        A boundary follows each step. If the snapshot was taken in this loop, restore it first: see `Checkpointer`.
+        Inside `evaluating()`, and with `HARNESS=off`, yield just the loader's batches. To count the batches, use
+        `enumerate`: Python's own would begin at 0 in the middle of an epoch. `len` is the loader's.
 
         Raises:
-            StateError: the loader's position cannot be restored exactly; says why, and the remedy. Or the script's
-                loops differ from those that made the snapshot.
+            StateError: when the loop begins: the loader's position cannot be restored exactly; says why, and the
+                remedy. Or the script's loops differ from those that made the snapshot.
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
-        if self._evaluating or self._inert:
-            for batch in loader:
-                self._leave_if_it_presses()
-                yield batch
-                if not self._evaluating:
-                    self._after_batch("batches")
-            return
-        if self.interrupted:
-            return
-        way = self._enter_loop("batches")
-        instrumented = self._loaders.instrumented(loader, f"loop-{self._replay.place.stage}-{self._replay.place.loop}")
-        if way is Way.SKIP:
-            return
-        if way is Way.RESTORE:
-            self._restore()
-        yield from self._guarded(instrumented.iterate(), "batches")
+        return Batches(loader, lambda: self._batches(loader))
 
-    def steps(self, count: int) -> Iterator[int]:
+    def enumerate(self, loader: Any, start: int = 0) -> Batches:
+        """Return an iterable over `(number, batch)`: `batches` with the batches' numbers in this epoch.
+
+        After a resume the numbers continue where they were. Raises what `batches` raises.
+
+        Args:
+            loader: see `batches`.
+            start: the number of the first batch.
+        """
+        return Batches(loader, lambda: self._numbered(loader, start))
+
+    def steps(self, count: int | None = None) -> Iterator[int]:
         """Yield the numbers 0 .. count-1, from where the run stopped: for loops that draw their own data from RNG.
 
         If the snapshot was taken in this loop, restore it first: see `Checkpointer`. Each iteration counts as one step,
-        and a boundary follows it. Outside of `epochs`, the end of this loop takes a final snapshot and blocks until it
-        is durable.
+        and a boundary follows it. Outside of all other loops, the end of this one takes a final snapshot and blocks
+        until it is durable.
+
+        Args:
+            count: the number of steps; `None` for as many as the script wants: leaving the loop stops the run early.
 
         Raises:
             StateError: the script's loops differ from those that made the snapshot.
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
-        replay = self._replay
-        outermost = not replay.in_epochs
+        replay, boundary = self._replay, self._boundary
+        outermost = not (replay.in_epochs or replay.innermost)
         way = self._enter_stage() if outermost else Way.RUN
         if way is Way.SKIP:
             return
         inner = self._enter_loop("steps", at_its_end=way is Way.RESTORE)
         if inner is Way.SKIP:
             return
-        first = 0
-        if inner is Way.RESTORE:
-            self._restore()
-            first = replay.place.iteration if replay.target is not None else 0
+        loop = replay.begun
+        self._come_to(inner, loop)
+        first = replay.place.iteration if way is Way.RESTORE else loop.number
         replay.early, asked_from = outermost or replay.early, CallStack.now()
-        with replay.handing_out():
-            for iteration in range(first, count):
+        with replay.handing_out(loop):
+            loop.keep(replay.capture_rng)
+            for iteration in itertools.count(first) if count is None else range(first, count):
+                loop.number = iteration + 1
                 try:
                     yield iteration
                 except GeneratorExit:
                     if outermost and not self._closed:
                         replay.early = asked_from.is_left(CallStack.now())
                     raise
-                replay.place.iteration = iteration + 1
-                self._boundary.optimizer_stepped = False
-                self._count_step("steps")
+                self._check_innermost(loop)
+                if inner is Way.AGAIN and not replay.restored:
+                    self._miss()
+                elif boundary.counted:
+                    self._end_counted("steps")
+                else:
+                    boundary.optimizer_stepped = False
+                    self._count_step("steps")
                 if self.interrupted:
                     return
-        if outermost:
+                if loop.keeps_moments:
+                    loop.keep(replay.capture_rng)
+        if outermost and count is not None:
             self._end_stage(max(first, count))
 
     def resume(self) -> int:
@@ -304,50 +326,65 @@ class Checkpointer:
             SnapshotCorrupt: no snapshot can be used any more.
             AgentGone: the agent died and cannot be replaced.
         """
-        if self._replay.begin_by_hand() is Way.RESTORE:
-            self._restore()
+        way = self._replay.begin_by_hand(steps_only=self._loader is None)
+        self._come_to(way, self._replay.hand)
+        self._replay.next_by_hand()
         return self.step_count
 
     def step(self) -> None:
         """Mark the end of a step in a hand-written loop (or of a batch: see `accumulate`). A boundary follows a step.
 
         Raises:
-            StateError: there is a snapshot, and `resume` was not called; or this is inside `epochs`, without `loader=`.
+            StateError: `resume` was not called, and there is no `loader`; this is inside `epochs`, without `loader`; or
+                inside `batches` or `steps`.
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
         if self._inert:
             self._after_batch("step")
             return
-        if self._replay.in_epochs and self._loader is None:
+        replay = self._replay
+        if replay.stack and replay.stack[-1].kind != "step":
+            raise StateError(
+                f"ckpt.step() inside ckpt.{replay.stack[-1].kind}(): that loop counts its steps itself. Leave it out"
+            )
+        if replay.in_epochs and self._loader is None:
             raise StateError(
                 "ckpt.step() in ckpt.epochs() without loader=: the position within the epoch is not known. "
                 "Use ckpt.batches(loader) or ckpt.steps(n), or pass Checkpointer(loader=loader)"
             )
-        if not self._replay.restored:
-            if self._replay.target is not None:
-                raise StateError("call ckpt.resume() before the loop: there is a snapshot to resume from")
+        if replay.hand is None and self._loader is None:
+            raise StateError(
+                "ckpt.step() without ckpt.resume(): begin the hand-written loop with it, as in "
+                "`for step in range(ckpt.resume(), n)`. A loop of ckpt.epochs() or ckpt.steps() cannot be inside it"
+            )
+        if self._validates_late:
+            self._validates_late = False
+            warnings.warn(_LATE_VALIDATION, stacklevel=2)
+        if self._led_back and not replay.restored:
+            self._miss()
+        elif not replay.restored:
             self._restore()
         self._after_batch("step")
+        replay.next_by_hand()
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Context manager for a validation phase. Inside it, `batches` only yields batches, and nothing is captured.
 
-        Between two loops, as at the end of an epoch, entering is a boundary. Inside a loop it is not: the loop has its
-        own. After an interruption notice, entering and `batches` leave the loop if the newest sealed snapshot is of
-        this very step, or if the agent does not want another one.
+        Entering is a boundary. Inside a loop that is so after a notice, and for a snapshot that `save` has requested;
+        others are taken at the end of the step. A run that resumes there runs the step's own code again first, up to
+        here, and drops what it has computed: meanwhile, `replaying` is true. In a hand-written loop, enter before
+        `step`, not after it.
+
+        After an interruption notice, `batches` inside it leaves the loop if the newest sealed snapshot is of this very
+        step, or if the agent does not want another one.
 
         Raises:
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
         self._settle()
-        if self._replay.hands_out or (self._replay.by_hand and self._loader is None):
-            self._leave_if_it_presses()
-        elif not self._inert and not self._evaluating and not self.interrupted:
-            if self._replay.enter_evaluation() is Way.RESTORE:
-                self._restore()
-            if self._replay.restored and (self._page.news != self._boundary.seen or self._boundary.overdue):
-                self._at_boundary("evaluating")
+        if not self._inert and not self._evaluating and not self.interrupted:
+            self._before_evaluation()
         self._evaluating += 1
         try:
             yield
@@ -399,6 +436,29 @@ class Checkpointer:
         self._page = TrainerSide(None)
 
     @property
+    def epoch(self) -> int | None:
+        """The number of the epoch that `epochs` has yielded last; `None` outside of it."""
+        return self._replay.place.epoch if self._replay.in_epochs else None
+
+    @property
+    def batch(self) -> int | None:
+        """The number of the batch or step that the innermost loop has yielded last, from 0; `None` outside of all.
+
+        It counts all batches of the epoch, those before a resume included.
+        """
+        stack = self._replay.stack
+        return stack[-1].number - 1 if stack else None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the program is still on its way to the place of the snapshot that it resumes.
+
+        A validation before that place runs again, and so does a step in whose middle the place is. What they compute
+        is dropped, and differs from the first time: do not log it.
+        """
+        return self._replay.target is not None and not self._replay.restored
+
+    @property
     def step_count(self) -> int:
         """Number of completed optimizer steps, those before a resume included."""
         return self._boundary.step
@@ -427,8 +487,16 @@ class Checkpointer:
     def _enter_loop(self, kind: str, *, at_its_end: bool = False) -> Way:
         """Begin a loop; return what it has to do. `at_its_end`: the snapshot was taken at the end of this loop."""
         self._go_on()
+        way = self._replay.enter_loop(kind, at_its_end=at_its_end, step=self.step_count)
         self._boundary.optimizer_stepped = False  # a step between loops does not count for this loop's first batch
-        return self._replay.enter_loop(kind, at_its_end=at_its_end)
+        return way
+
+    def _come_to(self, way: Way, loop: Loop | None) -> None:
+        """Restore what a loop that begins needs: the snapshot, or what leads back to its place in the loop's body."""
+        if way is Way.RESTORE:
+            self._restore()
+        elif way is Way.AGAIN:
+            self._lead_back(loop)
 
     def _go_on(self) -> None:
         """Note that the program trains: an end that was announced before does not count."""
@@ -452,53 +520,120 @@ class Checkpointer:
             self._restore()
         self._finish()
 
-    def _guarded(self, batches: Iterator[Any], kind: str) -> Iterator[Any]:
-        """Yield batches, with a boundary after each. After a `break` the batch counts, but there is no boundary."""
-        with self._replay.handing_out():
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        """Yield a loader's batches, with a boundary after each. After a `break` the batch counts, but no boundary."""
+        if self._inert or self._evaluating:
+            yield from self._only_batches(loader)
+            return
+        if self.interrupted:
+            return
+        replay = self._replay
+        way = self._enter_loop("batches")
+        loop = replay.begun
+        instrumented = self._loaders.instrumented(loader, replay.name_of(loop))
+        if way is Way.SKIP:
+            return
+        loop.repeats = instrumented.repeats
+        self._come_to(way, loop)
+        yield from self._with_boundaries(instrumented, loop, again=way is Way.AGAIN)
+
+    def _with_boundaries(self, instrumented: InstrumentedLoader, loop: Loop, *, again: bool) -> Iterator[Any]:
+        replay, boundary = self._replay, self._boundary
+        batches = instrumented.iterate(replay.moment_again(loop) if again else None)
+        watched = loop.number + _WATCHED_FETCHES
+        with replay.handing_out(loop):
+            loop.keep(instrumented.moment)
             for batch in batches:
+                loop.number += 1
+                if loop.number == watched:
+                    loop.fetched(instrumented.moment())
                 try:
                     yield batch
                 except GeneratorExit:
-                    self._boundary.broken_off(self._replay.place)
-                    self._replay.early |= self._process.exiting
+                    boundary.broken_off(replay.place)
+                    replay.early |= self._process.exiting
                     raise
-                self._after_batch(kind)
+                self._check_innermost(loop)
+                if again and not replay.restored:
+                    self._miss()
+                else:
+                    self._after_batch("batches")
                 if self.interrupted:
                     return
+                if loop.keeps_moments or loop.number < watched:
+                    loop.keep(instrumented.moment)
+
+    def _only_batches(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a validation, or of a Checkpointer that is off."""
+        loop = Loop("batches", 0)
+        with contextlib.nullcontext() if self._evaluating else self._replay.handing_out(loop):
+            for batch in loader:
+                self._leave_if_it_presses()
+                loop.number += 1
+                yield batch
+                if not self._evaluating:
+                    self._after_batch("batches")
+
+    def _numbered(self, loader: Any, start: int) -> Iterator[tuple[int, Any]]:
+        """Yield a loader's batches with their numbers."""
+        if self._evaluating:
+            yield from enumerate(self._batches(loader), start)
+            return
+        for batch in self._batches(loader):
+            yield start + self._replay.stack[-1].number - 1, batch
 
     def _iterate_hooked(self, instrumented: InstrumentedLoader) -> Iterator[Any]:
         """Return the iterator of a plain `for batch in loader` over the loader that the constructor got."""
-        if self._inert or self._evaluating:
-            return instrumented.iterate()
+        replay = self._replay
+        if self._inert or self._evaluating or any(loop.kind != "step" for loop in replay.stack):
+            return instrumented.iterate()  # in a loop of ours, the loader's own position is all that there is to know
         if self.interrupted:
             return iter(())
-        if not self._replay.restored:
+        if not replay.restored:
             self._adopt(self._resumption.confirm())
-        self._replay.by_hand = not self._replay.in_epochs
+            if replay.target is not None and replay.target.outermost[0] in ("steps", "batches"):
+                return instrumented.iterate()  # it is set to where it was as soon as that loop restores the snapshot
+        replay.by_hand = not replay.in_epochs
         way = self._enter_loop("step")
+        loop = replay.begun
         if way is Way.SKIP:
             return iter(())
-        if way is Way.RESTORE:
-            self._restore()
-        return self._handed_out(instrumented.iterate())
+        loop.repeats = instrumented.repeats
+        self._come_to(way, loop)
+        batches = instrumented.iterate(replay.moment_again(loop) if way is Way.AGAIN else None)
+        return self._handed_out(instrumented, batches, loop)
 
-    def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _handed_out(self, instrumented: InstrumentedLoader, batches: Iterator[Any], loop: Loop) -> Iterator[Any]:
         """Yield batches until the loop is left. Meanwhile the program is inside a loop, as `Replay.hands_out` tells."""
-        with self._replay.handing_out():
+        replay = self._replay
+        if any(around.kind != "step" for around in replay.stack):  # begun before a loop of ours, and used in it
+            yield from batches
+            return
+        watched = loop.number + _WATCHED_FETCHES
+        with replay.handing_out(loop):
+            loop.keep(instrumented.moment)
             for batch in batches:
+                loop.number += 1
+                if loop.number == watched:
+                    loop.fetched(instrumented.moment())
                 try:
                     yield batch
                 except GeneratorExit:
-                    self._replay.early |= self._process.exiting
+                    replay.early |= self._process.exiting
                     raise
+                self._check_innermost(loop)
                 if self.interrupted:
                     return
+                if loop.keeps_moments or loop.number < watched:
+                    loop.keep(instrumented.moment)
 
     # ---- boundaries -------------------------------------------------------------------------------------------------
 
     def _after_batch(self, kind: str) -> None:
         """Count a batch that has just ended. The hot path: no system call, no lock, no clock."""
-        if self._boundary.ends_step(self._replay.place):
+        if self._boundary.counted:
+            self._end_counted(kind)
+        elif self._boundary.ends_step(self._replay.place):
             self._count_step(kind)
 
     def _count_step(self, kind: str) -> None:
@@ -506,6 +641,55 @@ class Checkpointer:
         boundary.step = step = boundary.step + 1
         if self._page.completed(step) != boundary.seen or step == boundary.next_due:
             self._at_boundary(kind)
+
+    def _end_counted(self, kind: str) -> None:
+        """End a batch whose step was counted at a validation in it. Its end is a boundary all the same."""
+        boundary, page = self._boundary, self._page
+        if not boundary.ends_counted(self._replay.place):
+            boundary.optimizer_stepped = False
+            self._count_step(kind)
+        elif page.news != boundary.seen or boundary.step == boundary.next_due:
+            self._at_boundary(kind)
+
+    def _before_evaluation(self) -> None:
+        """Enter a validation: a boundary, if the program can come back to this place."""
+        replay, boundary = self._replay, self._boundary
+        loop = replay.innermost
+        if replay.enter_evaluation(self.step_count) is Way.RESTORE:
+            self._restore()
+        if not replay.restored:
+            return
+        due = self._page.news != boundary.seen or boundary.overdue
+        if loop is None:
+            kind = "evaluating"
+        else:
+            if boundary.is_complete(replay.place) and not boundary.counted:
+                boundary.count_early()
+                self._page.completed(boundary.step)
+            due = boundary.overdue or (due and self._page.command.leaves)
+            kind = self._kind_inside(loop)
+        if due and replay.leads_back(kind, counted=boundary.counted):
+            self._at_boundary(kind)
+        else:
+            self._leave_if_it_presses()
+
+    def _kind_inside(self, loop: Loop) -> str:
+        """Return the kind of a boundary on the way into a validation in the body of `loop`."""
+        after_step = loop.stepped == loop.number if loop.kind == "step" else loop.kind == "hand"
+        if after_step and not self._boundary.counted:
+            self._validates_late = True
+            return "step"
+        return "evaluating"
+
+    def _check_innermost(self, loop: Loop) -> None:
+        """Refuse a loop that continues while another one, which began after it, is still inside an iteration."""
+        stack = self._replay.stack
+        if stack[-1] is not loop:
+            raise StateError(
+                f"ckpt.{loop.kind}() continues while a loop that began after it ({stack[-1].kind}) is not over, so a "
+                "place in them cannot be reached again. Nest the loops; or give the loader of one of them as "
+                "Checkpointer(loader=…), and draw from iter(loader) in the other loop"
+            )
 
     def _at_boundary(self, kind: str) -> None:
         """Act at a boundary where the control page has news or something is due: plan, take a snapshot, or leave."""
@@ -519,6 +703,9 @@ class Checkpointer:
         if self.step_count and not self._stepped_told:
             self._stepped_told = True
             self._link.stepped(self.step_count, self._wanted_at)
+        if not self._replay.leads_back(kind, counted=self._boundary.counted):
+            self._leave_if_it_presses()  # the next boundary may be a place that the program can come back to
+            return
         if self._signalled and self._process.has_handler(signal.SIGTERM):
             self._saving.wait_answer()  # the program's own handler may end it: this may be the last boundary
         news = self._page.news
@@ -561,7 +748,7 @@ class Checkpointer:
             )
         return {
             "step": step,
-            "place": self._replay.place.to_tree(),
+            "place": self._replay.position(self._replay.place.kind, counted=self._boundary.counted).to_tree(),
             "states": states,
             "rng": capture_rng(),
             "loaders": self._loaders.positions(),
@@ -637,7 +824,8 @@ class Checkpointer:
     def _leave_at_exit(self) -> None:
         """End a program that exits by itself while a notice is in force: save, if at a boundary, and wait for it."""
         by_hand = self._replay.by_hand and self._loader is None
-        at_boundary = by_hand and self._sees_optimizers and not self._boundary.optimizer_stepped
+        between_steps = not (self._boundary.optimizer_stepped or self._boundary.counted)
+        at_boundary = by_hand and self._sees_optimizers and between_steps
         if at_boundary and self._page.command is Command.SNAPSHOT_AND_LEAVE:
             self._replay.place.kind = "step"
             self._saving.take_waiting()
@@ -654,6 +842,32 @@ class Checkpointer:
         self._replay.aim(small.place)
         refill(self.extra, small.extra)
 
+    def _lead_back(self, loop: Loop | None) -> None:
+        """Prepare for a body that runs again up to the place of the snapshot. Blocks until all tensors are restored.
+
+        The states are those of the snapshot already, so that what the body computes is near to what it was; at the
+        place they are restored again.
+        """
+        body = self._replay.body_ahead(loop)
+        if not self._led_back:
+            ready = self._resumption.wait()
+            if ready is not None:
+                self._resumption.lead_back(ready)
+            self._led_back = True
+        self._boundary.step, self._replay.place.calls = body.step, body.calls
+        if body.kind in ("steps", "hand") and body.moment is not None:
+            restore_rng(body.moment)
+
+    def _miss(self) -> None:
+        """Continue after a body that was to lead to the place of the snapshot, and did not."""
+        _say(
+            "the snapshot was taken in the middle of a step, and the program has not come back to that place: it "
+            "continues with the next step. This is not bit-identical if anything between that place and the end of the "
+            "step mattered. A counter in a local variable may be the cause: see ckpt.enumerate and ckpt.step_count"
+        )
+        self._loaders.forget_inner()
+        self._restore()
+
     def _restore(self) -> None:
         """Restore the live state from the snapshot; without a snapshot, just begin. Blocks until it is restored."""
         if self._inert:
@@ -667,6 +881,9 @@ class Checkpointer:
             self._adopt(self._resumption.confirm())
             small = self._resumption.make_live(ready)
             self._boundary.step = small.step
+        self._boundary.counted = self._boundary.optimizer_stepped = False
+        if small is not None and small.place.counted:
+            self._boundary.resume_counted()
         self._replay.arrive(None if small is None else small.place)
         if ready is not None:
             seconds = time.monotonic() - self._wanted_at
@@ -739,6 +956,15 @@ def _open_link(options: Mapping[str, Any]) -> Link:
             "no restart in place, no early fetch, no exit-code mapping"
         )
     return link
+
+
+def _index_of(epoch: int | None, numbers: range) -> int:
+    """Return where an epoch is among the epochs' numbers; 0 for `None`."""
+    if epoch is None:
+        return 0
+    if epoch not in numbers:
+        raise StateError(f"the snapshot was taken in epoch {epoch}, and these are {numbers}: use the same numbers")
+    return numbers.index(epoch)
 
 
 def _merged(by_name: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:

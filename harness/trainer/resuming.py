@@ -6,6 +6,7 @@ The Checkpointer decides when that happens; the agent decides which snapshot it 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -22,7 +23,7 @@ from harness.trainer.position import Position
 from harness.trainer.staging.stager import read_tensors
 from harness.trainer.state.environment import environment
 from harness.trainer.state.restore import restore
-from harness.trainer.state.rng import capture_rng, restore_rng
+from harness.trainer.state.rng import capture_moment, restore_rng
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class SmallState:
         small, identity = tree.loads(record.state.encode()), SnapshotId.parse(snapshot)
         return cls(
             resumed_from=ResumedFrom(identity.generation, identity.step, tier),
-            place=Position(**small["place"]),
+            place=Position.from_tree(small["place"]),
             step=small["step"],
             extra=small["extra"],
             states=small["states"],
@@ -86,6 +87,7 @@ class Loaders:
         self._known: dict[str, tuple[Any, InstrumentedLoader]] = {}
         self._pending: dict[str, Any] = {}
         self._pending_rng: Any = None
+        self._missed = False
 
     def instrumented(self, loader: Any, name: str) -> InstrumentedLoader:
         """Return the loader of the loop called `name`, made resumable. A restored position that waits for it is set.
@@ -98,11 +100,15 @@ class Loaders:
         known = self._known.get(name)
         if known is not None and known[0] is loader:
             return known[1]
-        made = instrument(loader, name, capture_rng, restore_rng, self._seed_workers)
+        made = instrument(loader, name, capture_moment, restore_rng, self._seed_workers)
         self._known[name] = (loader, made)
         if name in self._pending:
             made.restore(self._pending.pop(name), self._pending_rng)
         return made
+
+    def forget_inner(self) -> None:
+        """Drop the positions of loaders whose loops have not begun: the place in those loops was not reached."""
+        self._missed = True
 
     def positions(self) -> dict[str, Any]:
         """Return the position of each loader, by name."""
@@ -110,10 +116,12 @@ class Loaders:
 
     def restore(self, positions: dict[str, Any], rng: Any) -> None:
         """Restore the loaders that are known now, and the others when their loops begin. Sets the global RNG, last."""
-        self._pending = positions
+        self._pending = dict(positions)
         for name, (_, loader) in self._known.items():
             if name in self._pending:
                 loader.restore(self._pending.pop(name), rng)
+        if self._missed:
+            self._pending = {}
         restore_rng(rng)
         self._pending_rng = rng
 
@@ -159,6 +167,16 @@ class Resumption:
                 "and its place in the program are in use already, so the program cannot train. Start it again"
             )
         return ready
+
+    def lead_back(self, ready: Ready) -> None:
+        """Restore what a body needs that runs again up to the place of the snapshot: near to what it was.
+
+        Where the states differ from those of the snapshot, they stay as they are: the body may change that.
+        """
+        with contextlib.suppress(StateError):
+            make_live(ready, record_of(ready), self._states, lambda _: None)
+        small = SmallState.of(ready.snapshot, ready.tier, record_of(ready))
+        self._loaders.restore(small.loaders, small.rng)
 
     def make_live(self, ready: Ready) -> SmallState:
         """Restore states, loaders and random numbers. Raises StateError if they differ: then nothing was changed."""

@@ -12,6 +12,7 @@ import argparse
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,10 @@ from tests.support import delays
 from tests.support.patient import patient
 
 EPOCHS, BATCHES = 3, 6
+
+
+def happens(what: str) -> None:
+    """An event of a training, named by `what`, is about to be: tests put something else here."""
 
 
 class Job:
@@ -35,10 +40,17 @@ class Job:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
         self.loader = DataLoader(TensorDataset(torch.randn(BATCHES * 4, 16)), batch_size=4, shuffle=True)
         self.curve = curve.open("a", buffering=1)
+        self.ckpt: Checkpointer | None = None
         self.states = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+
+    def checkpointer(self, **options: Any) -> Checkpointer:
+        """The Checkpointer of this training."""
+        self.ckpt = patient(Checkpointer(**options))
+        return self.ckpt
 
     def step(self, x: torch.Tensor, *, update: bool = True) -> float:
         """One batch; with `update` an optimizer step at its end."""
+        happens("step")
         loss = (self.model(x) - x.sum(1, keepdim=True)).square().mean()
         loss.backward()
         if update:
@@ -47,11 +59,14 @@ class Job:
         return float(loss.detach())
 
     def note(self, label: object, loss: float) -> None:
-        """A line of the curve."""
+        """A line of the curve; none while a step runs again whose result is dropped."""
+        if self.ckpt is not None and self.ckpt.replaying:
+            return
         self.curve.write(f"{label} {loss.hex()}\n")
 
     def evaluate(self) -> float:
         """A validation phase that draws from the global RNG, as a shuffled loader would."""
+        happens("validation")
         self.model.eval()
         with torch.no_grad():
             loss = float(self.model(torch.randn(8, 16)).mean())
@@ -66,7 +81,7 @@ class Job:
 
 def epochs(job: Job) -> None:
     """The loop of the README: epochs, batches, a scheduler, a validation phase."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     for epoch in ckpt.epochs(EPOCHS):
         for index, (x,) in enumerate(ckpt.batches(job.loader)):
             del index
@@ -78,14 +93,14 @@ def epochs(job: Job) -> None:
 
 def steps(job: Job) -> None:
     """Data drawn from RNG."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     for step in ckpt.steps(EPOCHS * BATCHES):
         job.note(step + 1, job.step(torch.randn(4, 16)))
 
 
 def by_hand(job: Job) -> None:
     """resume() and step()."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     for step in range(ckpt.resume(), EPOCHS * BATCHES):
         job.note(step + 1, job.step(torch.randn(4, 16)))
         ckpt.step()
@@ -93,7 +108,7 @@ def by_hand(job: Job) -> None:
 
 def plain_loader(job: Job) -> None:
     """An ordinary loop over an instrumented loader."""
-    ckpt = patient(Checkpointer(loader=job.loader, **job.states))
+    ckpt = job.checkpointer(loader=job.loader, **job.states)
     for _epoch in range(EPOCHS):
         for (x,) in job.loader:
             job.note(ckpt.step_count + 1, job.step(x))
@@ -103,7 +118,7 @@ def plain_loader(job: Job) -> None:
 
 def loader_in_epochs(job: Job) -> None:
     """The same inside ckpt.epochs."""
-    ckpt = patient(Checkpointer(loader=job.loader, **job.states))
+    ckpt = job.checkpointer(loader=job.loader, **job.states)
     for _epoch in ckpt.epochs(EPOCHS):
         for (x,) in job.loader:
             job.note(ckpt.step_count + 1, job.step(x))
@@ -113,7 +128,7 @@ def loader_in_epochs(job: Job) -> None:
 
 def batches_alone(job: Job) -> None:
     """batches() in a plain loop over epochs: the end is the end of the process."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     for _epoch in range(EPOCHS):
         for (x,) in ckpt.batches(job.loader):
             job.note(ckpt.step_count + 1, job.step(x))
@@ -122,7 +137,7 @@ def batches_alone(job: Job) -> None:
 
 def two_phases(job: Job) -> None:
     """Pre-training, then fine-tuning with another loader."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     for _epoch in ckpt.epochs(2):
         for (x,) in ckpt.batches(job.loader):
             job.note(ckpt.step_count + 1, job.step(x))
@@ -134,7 +149,7 @@ def two_phases(job: Job) -> None:
 
 def two_loops(job: Job) -> None:
     """Two loops in an epoch."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     other = DataLoader(TensorDataset(torch.ones(8, 16)), batch_size=4)
     for _epoch in ckpt.epochs(EPOCHS):
         for loader in (job.loader, other):
@@ -144,7 +159,7 @@ def two_loops(job: Job) -> None:
 
 def accumulated(job: Job) -> None:
     """Two batches a step, said by accumulate=, with an optimizer step that is sometimes skipped."""
-    ckpt = patient(Checkpointer(accumulate=2, **job.states))
+    ckpt = job.checkpointer(accumulate=2, **job.states)
     for _epoch in ckpt.epochs(EPOCHS):
         for micro, (x,) in enumerate(ckpt.batches(job.loader)):
             last = micro % 2 == 1
@@ -156,7 +171,7 @@ def accumulated(job: Job) -> None:
 
 def extra(job: Job) -> None:
     """Plain values in ckpt.extra, and a list of it that the program holds."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     best = ckpt.extra.setdefault("best", float("inf"))
     losses = ckpt.extra.setdefault("losses", [])
     assert best == float("inf") or ckpt.resumed_from is not None
@@ -175,7 +190,7 @@ def growing(job: Job) -> None:
         job.optimizer.add_param_group({"params": list(layer.parameters())})
 
     del job.states["scheduler"]
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     if ckpt.extra.setdefault("grown", False):
         grow()
     for step in ckpt.steps(EPOCHS * BATCHES):
@@ -188,7 +203,7 @@ def growing(job: Job) -> None:
 def reshaping(job: Job) -> None:
     """A buffer changes its shape in the middle; a program that starts again after that makes it of that shape."""
     job.model.register_buffer("history", torch.zeros(3))
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     job.model.history = torch.zeros(ckpt.extra.setdefault("length", 3))
     for step in ckpt.steps(EPOCHS * BATCHES):
         if step == 4:
@@ -201,7 +216,7 @@ def reshaping(job: Job) -> None:
 
 def validated_inside(job: Job) -> None:
     """A validation every two batches, and one at the end of the epoch; a snapshot is wanted just before each."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     for epoch in ckpt.epochs(EPOCHS):
         for (x,) in ckpt.batches(job.loader):
             job.note(ckpt.step_count + 1, job.step(x))
@@ -214,7 +229,7 @@ def validated_inside(job: Job) -> None:
 
 def saved_at_validations(job: Job) -> None:
     """The same; snapshots are taken on the way into those at the end of an epoch, and nowhere else."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     for epoch in ckpt.epochs(EPOCHS):
         for (x,) in ckpt.batches(job.loader):
             job.note(ckpt.step_count + 1, job.step(x))
@@ -228,7 +243,7 @@ def saved_at_validations(job: Job) -> None:
 
 def steps_validated_inside(job: Job) -> None:
     """The same in a loop of ckpt.steps."""
-    ckpt = patient(Checkpointer(**job.states))
+    ckpt = job.checkpointer(**job.states)
     for step in ckpt.steps(EPOCHS * BATCHES):
         job.note(step + 1, job.step(torch.randn(4, 16)))
         if step % 2 == 1:
@@ -237,22 +252,19 @@ def steps_validated_inside(job: Job) -> None:
 
 
 def by_hand_validated_inside(job: Job) -> None:
-    """The same in a loop by hand, after its boundary and before it."""
-    ckpt = patient(Checkpointer(**job.states))
+    """The same in a loop by hand."""
+    ckpt = job.checkpointer(**job.states)
     for step in range(ckpt.resume(), EPOCHS * BATCHES):
         job.note(step + 1, job.step(torch.randn(4, 16)))
-        if step % 4 == 1:
+        if step % 2 == 1:
             ckpt.save()
-            job.validate(ckpt, f"{step}-before")
+            job.validate(ckpt, f"{step}")
         ckpt.step()
-        if step % 4 == 3:
-            ckpt.save()
-            job.validate(ckpt, f"{step}-after")
 
 
 def plain_loader_validated_inside(job: Job) -> None:
     """The same in an ordinary loop over an instrumented loader, and one at the end of the epoch."""
-    ckpt = patient(Checkpointer(loader=job.loader, **job.states))
+    ckpt = job.checkpointer(loader=job.loader, **job.states)
     for epoch in range(EPOCHS):
         for (x,) in job.loader:
             job.note(ckpt.step_count + 1, job.step(x))
@@ -262,6 +274,148 @@ def plain_loader_validated_inside(job: Job) -> None:
             ckpt.step()
         ckpt.save()
         job.validate(ckpt, f"end-{epoch}")
+
+
+def numbered(job: Job) -> None:
+    """Batches with their numbers, on which something depends; the epochs' numbers begin at 1."""
+    ckpt = job.checkpointer(**job.states)
+    for epoch in ckpt.epochs(1, EPOCHS + 1):
+        for number, (x,) in ckpt.enumerate(job.loader):
+            job.note(f"{epoch}.{number}", job.step(x, update=(number + 1) % 2 == 0))
+            assert (ckpt.epoch, ckpt.batch) == (epoch, number)
+        assert ckpt.batch is None
+
+
+def endless(job: Job) -> None:
+    """As many steps as it takes."""
+    ckpt = job.checkpointer(**job.states)
+    for step in ckpt.steps():
+        job.note(step + 1, job.step(torch.randn(4, 16)))
+        if step == 9:
+            break
+
+
+def shuffled_by_hand(job: Job) -> None:
+    """The order of an epoch is drawn before its loop, as is what all epochs use."""
+    ckpt = job.checkpointer(**job.states)
+    (data,) = job.loader.dataset.tensors  # type: ignore[attr-defined]
+    noise = torch.randn(1, 16)
+    for _epoch in ckpt.epochs(EPOCHS):
+        order = torch.randperm(len(data))
+        for step in ckpt.steps(BATCHES):
+            job.note(ckpt.step_count + 1, job.step(data[order[step * 4 : step * 4 + 4]] + noise))
+        scale = torch.rand(())
+        for (x,) in ckpt.batches(job.loader):
+            job.note(ckpt.step_count + 1, job.step(x * scale))
+
+
+def critics(job: Job) -> None:
+    """Three steps for each batch, with what was drawn before them, and one after them."""
+    ckpt = job.checkpointer(**job.states)
+    for _epoch in ckpt.epochs(2):
+        for (x,) in ckpt.batches(job.loader):
+            noise = torch.randn(4, 16)
+            for _ in ckpt.steps(3):
+                job.note(ckpt.step_count + 1, job.step(x + noise * torch.rand(())))
+            job.note(f"{ckpt.step_count} outer", job.step(x))
+
+
+def steps_in_steps(job: Job) -> None:
+    """Loops in a loop without epochs, the second with what was drawn after the first."""
+    ckpt = job.checkpointer(**job.states)
+    for outer in ckpt.steps(3):
+        for inner in ckpt.steps(2):
+            job.note(f"{outer}.{inner} first", job.step(torch.randn(4, 16)))
+        noise = torch.randn(4, 16)
+        for inner in ckpt.steps(2):
+            job.note(f"{outer}.{inner} second", job.step(noise + torch.randn(4, 16)))
+
+
+def batches_in_batches(job: Job) -> None:
+    """Another loader's epoch for each batch, with a validation after it."""
+    ckpt = job.checkpointer(**job.states)
+    other = DataLoader(TensorDataset(torch.ones(8, 16)), batch_size=4, shuffle=True)
+    for _epoch in ckpt.epochs(2):
+        for (x,) in ckpt.batches(job.loader):
+            for (y,) in ckpt.batches(other):
+                job.note(ckpt.step_count + 1, job.step(x + y))
+            job.validate(ckpt, f"{ckpt.step_count}")
+            job.note(f"{ckpt.step_count} outer", job.step(x))
+
+
+def three_deep(job: Job) -> None:
+    """Steps in batches in steps."""
+    ckpt = job.checkpointer(**job.states)
+    for outer in ckpt.steps(2):
+        for number, (x,) in ckpt.enumerate(job.loader):
+            noise = torch.randn(4, 16)
+            for inner in ckpt.steps(2):
+                job.note(f"{outer}.{number}.{inner}", job.step(x + noise))
+
+
+def inner_by_hand(job: Job) -> None:
+    """Steps of the Checkpointer in a loop by hand."""
+    ckpt = job.checkpointer(**job.states)
+    done = ckpt.resume()
+    while done < 20:
+        noise = torch.randn(4, 16)
+        for _ in ckpt.steps(2):
+            job.note(ckpt.step_count + 1, job.step(noise))
+        job.note(ckpt.step_count + 1, job.step(torch.randn(4, 16)))
+        ckpt.step()
+        done = ckpt.step_count
+
+
+def given_loader_in_steps(job: Job) -> None:
+    """next() on the loader that the Checkpointer has, whose iterator is made before the loop."""
+    ckpt = job.checkpointer(loader=job.loader, **job.states)
+    batches = iter(job.loader)
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        try:
+            (x,) = next(batches)
+        except StopIteration:
+            batches = iter(job.loader)
+            (x,) = next(batches)
+        job.note(step + 1, job.step(x))
+
+
+def given_loader_begun_inside(job: Job) -> None:
+    """The same, and the first iterator is made in the loop."""
+    ckpt = job.checkpointer(loader=job.loader, **job.states)
+    batches = None
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        batches = batches or iter(job.loader)
+        x = next(batches, None)
+        if x is None:
+            batches = iter(job.loader)
+            x = next(batches)
+        job.note(step + 1, job.step(x[0]))
+
+
+def given_loader_by_hand(job: Job) -> None:
+    """The same in a loop by hand."""
+    ckpt = job.checkpointer(loader=job.loader, **job.states)
+    done, batches = ckpt.resume(), iter(job.loader)
+    while done < EPOCHS * BATCHES:
+        try:
+            (x,) = next(batches)
+        except StopIteration:
+            batches = iter(job.loader)
+            (x,) = next(batches)
+        job.note(done + 1, job.step(x))
+        ckpt.step()
+        done = ckpt.step_count
+
+
+def validated_first(job: Job) -> None:
+    """A validation every third batch, before the step: with what the batch has drawn."""
+    ckpt = job.checkpointer(**job.states)
+    for _epoch in ckpt.epochs(EPOCHS):
+        for number, (x,) in ckpt.enumerate(job.loader):
+            noise = torch.randn(4, 16)
+            if number % 3 == 0:
+                job.validate(ckpt, f"{ckpt.step_count}")
+            job.note(ckpt.step_count + 1, job.step(x + noise))
 
 
 Style = Callable[[Job], None]
@@ -294,6 +448,24 @@ VALIDATED: dict[str, Style] = {
     )
 }
 """Those with a validation inside a loop."""
+INSIDE: dict[str, Style] = {
+    style.__name__: style
+    for style in (
+        numbered,
+        endless,
+        shuffled_by_hand,
+        critics,
+        steps_in_steps,
+        batches_in_batches,
+        three_deep,
+        inner_by_hand,
+        given_loader_in_steps,
+        given_loader_begun_inside,
+        given_loader_by_hand,
+        validated_first,
+    )
+}
+"""Those with loops in loops, and with something that is drawn around them."""
 
 
 def digest(module: nn.Module) -> str:
@@ -311,7 +483,7 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 def train(style: str, curve: Path, final: Path | None) -> None:
     """Train in one style."""
     job = Job(curve)
-    (STYLES | VALIDATED)[style](job)
+    (STYLES | VALIDATED | INSIDE)[style](job)
     if final:
         final.write_text(digest(job.model))
 
@@ -319,14 +491,14 @@ def train(style: str, curve: Path, final: Path | None) -> None:
 def main() -> None:
     """Train in one style, or in all, one after the other."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("style", choices=[*STYLES, *VALIDATED], nargs="?")
+    parser.add_argument("style", choices=[*STYLES, *VALIDATED, *INSIDE], nargs="?")
     parser.add_argument("--all", type=Path)
     parser.add_argument("--curve", type=Path)
     parser.add_argument("--final", type=Path)
     options = parser.parse_args()
     delays.install(delays.TRAINER)
     if options.all:
-        for style in (*STYLES, *VALIDATED):
+        for style in (*STYLES, *VALIDATED, *INSIDE):
             train(style, options.all / f"{style}.curve", options.all / f"{style}.final")
     else:
         train(options.style, options.curve, options.final)

@@ -46,6 +46,8 @@ _KIND = "DataLoader"
 class TorchLoader:
     """A map-style DataLoader, made resumable. Its class is switched to a subclass; its attributes stay the user's."""
 
+    repeats = True
+
     def __init__(
         self,
         loader: DataLoader[Any],
@@ -65,21 +67,26 @@ class TorchLoader:
         self._started = 0
         self._live: weakref.WeakSet[_Iteration] = weakref.WeakSet()
         self._pending: tuple[Tree, Any] | None = None
+        self._repeating = False
         # Workers that were started before do not seed their batches: the next iteration starts new ones.
         loader._iterator = None
         _tap(loader, self, self._order, Workers(seed_workers))
 
-    def iterate(self) -> Iterator[Any]:
+    def iterate(self, again: Any = None) -> _Iteration:
         """See `InstrumentedLoader.iterate`."""
         if self._pending is None:
             epoch, batches = self._begin()
         else:
-            epoch, batches = self._replay(*self._pending)
-            self._pending = None
+            epoch, batches = self._replay(*self._pending, again)
+            self._pending, self._repeating = None, again is not None
         self._started = epoch.number + 1
         iteration = _Iteration(batches, epoch, self._live)
         self._live.add(iteration)
         return iteration
+
+    def moment(self) -> Tree:
+        """See `InstrumentedLoader.moment`."""
+        return self._order.moment()._asdict()
 
     def position(self) -> Tree:
         """See `InstrumentedLoader.position`."""
@@ -102,10 +109,19 @@ class TorchLoader:
     def restore(self, position: Tree, rng: Any) -> None:
         """See `InstrumentedLoader.restore`."""
         check_kind(position, _KIND, self.name)
+        if self._repeating:
+            self._repeating = False
+            self._order.set_states(position["generators"])
+            return
+        begun = list(self._live)  # before the restore, by a script that keeps an iterator
         self._live.clear()
         if position["epoch"] is not None:
             self._pending = position, rng
+            if len(begun) == 1:
+                begun[0].continue_as(self.iterate())
             return
+        for iteration in begun:
+            iteration.end()
         self._pending = None
         now = self._capture_rng()
         self._match_workers(position["workers_running"])
@@ -142,8 +158,10 @@ class TorchLoader:
         state = hashlib.blake2b(bytes(generator.get_state().tolist())).hexdigest()
         return word_of(f"{self.name}/{self._started}/{state}")
 
-    def _replay(self, position: Tree, rng: Any) -> tuple[_Epoch, Iterator[Any]]:
+    def _replay(self, position: Tree, rng: Any, again: Any) -> tuple[_Epoch, Iterator[Any]]:
         epoch = _Epoch.from_tree(position["epoch"], self._recent())
+        if again is not None:
+            epoch.repeat_last()
         self._match_workers(epoch.workers_running)
         self._order.set_moment(epoch.start)
         batches = self._open(epoch)
@@ -151,8 +169,12 @@ class TorchLoader:
             if epoch.first_draw is not None:
                 self._order.set_moment(epoch.first_draw)
             self._order.skip(epoch)
-        self._order.set_states(position["generators"])
-        self._restore_rng(rng)
+        if again:
+            first_draw = epoch.first_draw if not epoch.skip else None
+            self._order.set_moment(first_draw or _Moment(**again))
+        else:
+            self._order.set_states(position["generators"])
+            self._restore_rng(rng)
         return epoch, batches
 
     def _open(self, epoch: _Epoch) -> Iterator[Any]:
@@ -224,6 +246,7 @@ class _Epoch:
             `zip` does.
         skip: batches handed out before the snapshot that this iteration resumes.
         expected: fingerprint of the last of those batches.
+        repeats: whether the last of them is handed out again: then `skip` is one less.
         handed: batches handed out, skipped ones included.
         drawn: batches of indices drawn; ahead of `handed` by the batches that workers prefetch.
         opened: the random states after `iter(loader)`, with 0 workers.
@@ -238,10 +261,15 @@ class _Epoch:
     first_draw: _Moment | None = None
     skip: int = 0
     expected: int | None = None
+    repeats: bool = False
     handed: int = 0
     drawn: int = 0
     opened: _Moment | None = None
     indices: Iterator[Any] = field(default_factory=lambda: iter(()))
+
+    def repeat_last(self) -> None:
+        self.repeats = True
+        self.skip = self.handed = self.skip - 1
 
     def to_tree(self) -> Tree:
         return {
@@ -293,6 +321,16 @@ class _Iteration:
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
+
+    def continue_as(self, other: _Iteration) -> None:
+        """Continue where another iteration of the same loader begins, which is not used itself."""
+        self.epoch, self._batches = other.epoch, other._batches
+        self._live.discard(other)
+        self._live.add(self)
+
+    def end(self) -> None:
+        """Hand out nothing more."""
+        self._batches = iter(())
 
 
 class _Order:
@@ -374,6 +412,8 @@ class _Order:
         for indices in epoch.indices:
             epoch.recent.append(indices)
             epoch.drawn += 1
+            if epoch.repeats and epoch.drawn == epoch.skip + 1:
+                self._check_same(epoch)
             yield SeededBatch(epoch.seed, epoch.drawn, indices) if self._seeds else indices
 
     def skip(self, epoch: _Epoch) -> None:
@@ -386,6 +426,10 @@ class _Order:
                 f"{self._name} had given {epoch.skip} batches when the snapshot was taken, and has {epoch.drawn} now:"
                 " the data, the sampler or the batch size has changed; resume with the old ones, or start a new run"
             )
+        if not epoch.repeats:
+            self._check_same(epoch)
+
+    def _check_same(self, epoch: _Epoch) -> None:
         if _fingerprint(epoch.recent[-1]) != epoch.expected:
             raise StateError(
                 f"{self._name} gives other batches than before the snapshot: the data, the sampler or the batch size"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from harness.trainer.state.rng import check_positions
+from harness.trainer.state.rng import check_positions, tensor_bytes
 
 _MOST_OBJECTS = 2000
 _MOST_DEPTH = 6  # dataset → .dataset (Subset) → .transform → .transforms (Compose) → [0] → .generator
@@ -104,7 +104,7 @@ def _is_numpy(value: Any, kind: str) -> bool:
 
 def _state(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
-        return bytes(generator.get_state().tolist())
+        return tensor_bytes(generator.get_state())
     if isinstance(generator, random.Random):
         return generator.getstate()
     if _is_numpy(generator, "Generator"):

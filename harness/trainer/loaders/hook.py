@@ -28,17 +28,28 @@ class InstrumentedLoader(Protocol):
     """
 
     name: str
+    repeats: bool
+    """Whether the batch that was handed out last can be handed out again: see `iterate`."""
 
-    def iterate(self) -> Iterator[Any]:
+    def iterate(self, again: Any = None) -> Iterator[Any]:
         """Start an iteration; after `restore`, continue the one that was under way at the snapshot.
 
         An iteration is under way until it is exhausted or its iterator is deleted: do not keep the iterator after the
         loop. When an iteration continues, this leaves the global RNG at the snapshot's state: fetch the next batch, and
         draw nothing before that.
 
+        Args:
+            again: the result of `moment` before the snapshot's last batch was fetched; empty if fetching it draws
+                nothing. Continue with that batch, and not with the one after it; only if `repeats`. The next `restore`
+                then only sets the generators.
+
         Raises:
             StateError: the order of batches has changed, or the sampler cannot be replayed.
         """
+        ...
+
+    def moment(self) -> Tree:
+        """Return all random states from which the next batch may draw. Draws nothing itself."""
         ...
 
     def position(self) -> Tree:
@@ -54,7 +65,8 @@ class InstrumentedLoader(Protocol):
     def restore(self, position: Tree, rng: Any) -> None:
         """Go back to `position`. Does not change the global RNG; sets the generators that the loader holds.
 
-        If an iteration was under way, the next `iterate` continues it (and not before: `set_epoch` comes first).
+        If an iteration was under way, the next `iterate` continues it (and not before: `set_epoch` comes first). If the
+        program has started one before this, at the same place as in its first life, that one continues.
 
         Args:
             position: the result of `position` when the snapshot was taken.

@@ -46,7 +46,7 @@ def instrument(
     if isinstance(loader, DataLoader):
         return TorchLoader(loader, name, capture_rng, restore_rng, seed_workers)
     if isinstance(loader, Sequence):
-        return SequenceLoader(loader, name, restore_rng)
+        return SequenceLoader(loader, name, capture_rng, restore_rng)
     raise StateError(
         f"{name} is a {type(loader).__name__}: an exact position is known for a DataLoader, a sequence, and an object"
         " with state_dict and load_state_dict; wrap it in one of them, or use ckpt.steps(n) if it draws its data from"

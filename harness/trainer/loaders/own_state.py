@@ -21,6 +21,8 @@ _TENSOR = "\u0000tensor"
 class OwnStateLoader:
     """A loader that knows its own position, such as torchdata's StatefulDataLoader. As exact as that position."""
 
+    repeats = False
+
     def __init__(
         self, loader: Any, name: str, capture_rng: Callable[[], Any], restore_rng: Callable[[Any], None]
     ) -> None:
@@ -34,7 +36,7 @@ class OwnStateLoader:
         self._iteration: Callable[[], Iterator[Any] | None] = lambda: None
         self._exhausted = False
 
-    def iterate(self) -> Iterator[Any]:
+    def iterate(self, again: Any = None) -> Iterator[Any]:
         """See `InstrumentedLoader.iterate`."""
         self._exhausted = False
         if self._pending is None:
@@ -48,6 +50,10 @@ class OwnStateLoader:
         iteration = self._hand_out(batches)
         self._iteration = weakref.ref(iteration)
         return iteration
+
+    def moment(self) -> Tree:
+        """See `InstrumentedLoader.moment`."""
+        return {}  # the iteration cannot be repeated
 
     def position(self) -> Tree:
         """See `InstrumentedLoader.position`."""

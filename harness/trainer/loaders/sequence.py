@@ -18,17 +18,28 @@ _KIND = "sequence"
 class SequenceLoader:
     """A list, tuple or range of batches: the position is an index."""
 
-    def __init__(self, batches: Sequence[Any], name: str, restore_rng: Callable[[Any], None]) -> None:
+    repeats = True
+
+    def __init__(
+        self,
+        batches: Sequence[Any],
+        name: str,
+        capture_moment: Callable[[], Any],
+        restore_rng: Callable[[Any], None],
+    ) -> None:
         self.name = name
         self._batches = batches
+        self._capture_moment = capture_moment
         self._restore_rng = restore_rng
+        self._repeating = False
         self._pending: tuple[Tree, Any] | None = None
         self._iteration: Callable[[], Iterator[Any] | None] = lambda: None
         self._handed = 0
 
-    def iterate(self) -> Iterator[Any]:
+    def iterate(self, again: Any = None) -> Iterator[Any]:
         """See `InstrumentedLoader.iterate`."""
         self._handed = 0
+        self._repeating = again is not None
         if self._pending is not None:
             position, rng = self._pending
             self._handed = position["handed"]
@@ -37,11 +48,16 @@ class SequenceLoader:
                     f"{self.name} had given {self._handed} batches when the snapshot was taken, and has"
                     f" {len(self._batches)} now: resume with the old ones, or start a new run"
                 )
-            self._restore_rng(rng)
+            self._restore_rng(again["rng"] if again else rng)
+            self._handed -= self._repeating
             self._pending = None
         iteration = self._hand_out()
         self._iteration = weakref.ref(iteration)
         return iteration
+
+    def moment(self) -> Tree:
+        """See `InstrumentedLoader.moment`."""
+        return {"rng": self._capture_moment()}
 
     def position(self) -> Tree:
         """See `InstrumentedLoader.position`."""
@@ -52,6 +68,9 @@ class SequenceLoader:
     def restore(self, position: Tree, rng: Any) -> None:
         """See `InstrumentedLoader.restore`."""
         check_kind(position, _KIND, self.name)
+        if self._repeating:
+            self._repeating = False
+            return
         self._pending = None if position["handed"] is None else (position, rng)
 
     def hook_iter(self, on_iter: OnIter) -> None:

@@ -3,112 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from harness import Checkpointer
 from harness.config.settings import SOCKET_VARIABLE
 from harness.core import messages
 from harness.errors import ConfigError, StateError
-from harness.ipc.control_page import AgentSide, Command, TrainerSide
+from harness.ipc.control_page import Command
 from harness.ipc.slots import Slot
-from harness.trainer import checkpointer, process, saving
+from harness.trainer import saving
 from harness.trainer.process import Process
+from tests.support.played_agent import BATCHES, PlayedLink, Program, no_checkpointer
 
-BATCHES = [torch.ones(1, 2)] * 4
-
-
-class PlayedLink:
-    """An agent that has nothing to resume, grants a slot whenever it is asked, and makes what is sealed durable."""
-
-    slot_error = None
-    superseded = detached = gone = False
-    sequence = restarts = 0
-
-    def __init__(self) -> None:
-        self.settings = SimpleNamespace(overlap=False, every_steps=None)
-        self.generation = messages.GenerationInfo(1, "0" * 32, "")
-        self.agent = AgentSide.create()
-        self.page = TrainerSide(os.dup(self.agent.fd))
-        self.slot: Slot | None = None
-        self.seals = 0
-        self.told: list[type[messages.AnyMessage]] = []
-        self.signals: list[int] = []
-        self.parted: dict[str, bool] = {}
-        self.held = False
-
-    def wait_head(self) -> None: ...
-
-    def wait_ready(self) -> None: ...
-
-    def stepped(self, step: int, wanted_at: float) -> None: ...
-
-    def forget(self, kind: type[messages.AnyMessage]) -> None:
-        self.told.remove(kind)
-
-    def poke(self, signum: int) -> None:
-        self.signals.append(signum)
-
-    def part(self, **how: bool) -> None:
-        self.parted = how
-
-    def ask_slots(self, size: int, prepare: Callable[[Slot], None] | None = None) -> None:
-        self.slot = Slot.create(size)
-
-    def granted(self, used: int, sealed: int) -> tuple[int, Slot] | None:
-        return None if self.slot is None or used == self.seals + 1 else (self.seals + 1, self.slot)
-
-    def index_of(self, slot: Slot) -> int:
-        return 0
-
-    def send(self, message: messages.AnyMessage, *, repeat: bool = False) -> None:
-        self.told.append(type(message))
-        if isinstance(message, messages.Sealed):
-            self.seals += 1
-            self.held = message.held
-            self.agent.tell_steps(local=None, durable=message.step)
-
-
-class Program:
-    """A training script with the harness in it."""
-
-    def __init__(self, **options: Any) -> None:
-        self.model = nn.Linear(2, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.link: Any = PlayedLink()
-        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer, link=self.link, **options)
-
-    def train(self) -> None:
-        """A step."""
-        self.model(BATCHES[0]).sum().backward()
-        self.optimizer.step()
-
-    def end(self) -> str:
-        """The process ends; what the agent is told of it."""
-        self.ckpt._at_exit()
-        if self.link.parted["early"]:
-            return "stopped early"
-        return "finished" if messages.Finished in self.link.told else "left"
-
-
-@pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of this process is changed for good."""
-    for name in ("HARNESS_RUN_ID", "HARNESS_RESTARTS"):
-        monkeypatch.setenv(name, "")
-    yield
-    checkpointer._newest.clear()
-    while process._attached:
-        process._attached[-1].detach()
+as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 
 
 @pytest.fixture

@@ -99,6 +99,70 @@ def test_resuming_twice_is_as_exact_as_once(workers: str) -> None:
     assert one + two + three == unbroken
 
 
+@pytest.mark.parametrize("stop", [1, 3, BATCHES])
+@pytest.mark.parametrize(
+    ("sampler", "workers"),
+    [
+        *((sampler, "0 workers") for sampler in SAMPLERS),
+        ("shuffle", "2 workers"),
+        ("generator", "2 persistent workers"),
+    ],
+)
+def test_the_last_batch_is_handed_out_again(sampler: str, workers: str, stop: int) -> None:
+    """Twice restored: before that batch, whose body leads to a place in it, and at that place."""
+
+    def work(batches: Any) -> list[Any]:
+        return [(batch, torch.rand(()).item(), random.random()) for batch in batches]
+
+    seed_all(1)
+    first = instrumented(make_loader(sampler, workers))
+    work(first.iterate())
+    iterator = first.iterate()
+    for _ in range(stop - 1):
+        next(iterator)
+        torch.rand(())
+    moment = first.moment()
+    last = next(iterator), torch.rand(5).tolist()
+    position, rng = first.position(), capture_rng()
+    unbroken = work(iterator) + work(first.iterate())
+
+    seed_all(2)
+    again = instrumented(make_loader(sampler, workers))
+    again.restore(position, rng)
+    restore_rng(rng)
+    iterator = again.iterate(moment)
+    assert (next(iterator), torch.rand(5).tolist()) == last
+
+    torch.rand(3)
+    again.restore(position, rng)
+    restore_rng(rng)
+    assert again.position() == position
+    assert work(iterator) + work(again.iterate()) == unbroken
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, BATCHES, BETWEEN_EPOCHS])
+@pytest.mark.parametrize(("sampler", "workers"), [(each, "0 workers") for each in SAMPLERS] + [("lazy", "2 workers")])
+def test_an_iterator_that_is_begun_before_the_restore_continues(sampler: str, workers: str, stop: int) -> None:
+    def rest(loader: Any, iterator: Any) -> list[Any]:
+        return [*iterator, *loader.iterate(), capture_rng()]
+
+    seed_all(1)
+    first = instrumented(make_loader(sampler, workers))
+    iterator = first.iterate()
+    for _ in range(stop):
+        next(iterator, None)
+    position, rng = first.position(), capture_rng()
+    unbroken = rest(first, iterator)
+
+    seed_all(2)
+    again = instrumented(make_loader(sampler, workers))
+    iterator = again.iterate()
+    again.restore(position, rng)
+    restore_rng(rng)
+    assert again.position() == position
+    assert rest(again, iterator) == unbroken
+
+
 def test_a_position_survives_being_taken_before_the_next_batch_is_asked_for() -> None:
     _, snapshot = train(lambda: make_loader("shuffle"), epochs=1, stop=(0, 3))
     assert snapshot is not None

@@ -1,0 +1,112 @@
+"""The lives of a training of `tests.support.loops` in this process: interrupted at an event, resumed, compared.
+
+Owns what a new process would bring: a new job, other random numbers, no Checkpointer. A life takes milliseconds, so a
+style of loop can be interrupted at each of its events. The agent is played; what only processes show (signals, workers,
+memory) is in tests/process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.errors import ExitCode
+from harness.ipc.control_page import Command
+from harness.trainer import checkpointer, process
+from tests.support import loops
+from tests.support.played_agent import PlayedLink
+
+
+class Killed(BaseException):
+    """What stands for SIGKILL: the program does nothing more."""
+
+
+@dataclass
+class Outcome:
+    """What a training has left: its curve, and a digest of its weights."""
+
+    curve: list[str] = field(default_factory=list)
+    final: str = ""
+    ended: bool = False
+
+
+class Lives:
+    """One training, life by life."""
+
+    def __init__(self, style: loops.Style, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._style, self._folder, self._monkeypatch = style, folder, monkeypatch
+        self._link: PlayedLink | None = None
+        self._lives = 0
+        self.events: list[str] = []
+        """Of the last life."""
+        self.outcome = Outcome()
+
+    def unbroken(self) -> Outcome:
+        """The same training without any harness."""
+        with self._monkeypatch.context() as patch:
+            patch.setenv("HARNESS", "off")
+            self._train()
+        return self.outcome
+
+    def live(self, *, notice_at: int | None = None, kill_at: int | None = None, every_steps: int | None = None) -> None:
+        """Live until the end, or until what happens at the event of this number."""
+        sealed = self._link.slot if self._link is not None and self._link.seals else self._resumed
+        self._lives += 1
+        link = self._link = PlayedLink(sealed, generation=self._lives, every_steps=every_steps)
+
+        def happens(_: str) -> None:
+            if len(self.events) == kill_at:
+                raise Killed
+            if len(self.events) == notice_at:
+                link.agent.command(Command.SNAPSHOT_AND_LEAVE)
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(checkpointer, "_open_link", lambda _: link)
+            self._train(happens)
+
+    @property
+    def _resumed(self) -> object:
+        return None if self._link is None else self._link.resumes
+
+    def _train(self, happens: object = None) -> None:
+        curve = self._folder / "curve"
+        self.events = []
+        random.seed(self._lives)
+        torch.manual_seed(self._lives)
+
+        def event(what: str) -> None:
+            self.events.append(what)
+            if callable(happens):
+                happens(what)
+
+        with self._monkeypatch.context() as patch, _as_before():
+            patch.setattr(loops, "happens", event)
+            job = loops.Job(curve)
+            try:
+                self._style(job)
+                self.outcome.ended, self.outcome.final = True, loops.digest(job.model)
+            except Killed:
+                pass
+            except SystemExit as leaving:
+                if leaving.code != ExitCode.INTERRUPTED:
+                    raise
+            finally:
+                job.curve.close()
+                self.outcome.curve = curve.read_text().splitlines()
+
+
+@contextlib.contextmanager
+def _as_before() -> Iterator[None]:
+    """A process begins without a Checkpointer, and leaves none behind."""
+    try:
+        yield
+    finally:
+        checkpointer._newest.clear()
+        while process._attached:
+            process._attached[-1].detach()

@@ -1,0 +1,66 @@
+"""Every style of loop, interrupted at each of its events, goes on as if nothing had happened. The agent is played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.lives import Lives
+from tests.support.loops import INSIDE, STYLES, VALIDATED
+
+# A loop that is skipped makes no step before the scheduler's, which is restored afterwards.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+
+ALL = {**STYLES, **VALIDATED, **INSIDE}
+
+
+@pytest.fixture
+def unbroken(style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lives:
+    lives = lives_of(style, tmp_path / "unbroken", monkeypatch)
+    lives.unbroken()
+    return lives
+
+
+def lives_of(style: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Lives:
+    folder.mkdir()
+    return Lives(ALL[style], folder, monkeypatch)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_notice_at_any_moment_costs_nothing_and_repeats_nothing(
+    style: str, unbroken: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for event in range(1, len(unbroken.events) + 1):
+        lives = lives_of(style, tmp_path / str(event), monkeypatch)
+        lives.live(notice_at=event)
+        lives.live()
+
+        assert lives.outcome == unbroken.outcome, f"event {event}, {unbroken.events[event - 1]}"
+
+
+@pytest.mark.parametrize("style", [*VALIDATED, *INSIDE])
+def test_a_validation_in_a_loop_runs_again_at_most(
+    style: str, unbroken: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for event in range(1, len(unbroken.events) + 1):
+        lives = lives_of(style, tmp_path / str(event), monkeypatch)
+        lives.live(notice_at=event)
+        lives.live()
+
+        lives.outcome.curve = list(dict.fromkeys(lives.outcome.curve))
+        assert lives.outcome == unbroken.outcome, f"event {event}, {unbroken.events[event - 1]}"
+
+
+@pytest.mark.parametrize("style", ALL)
+def test_a_kill_at_any_moment_costs_what_was_not_saved(
+    style: str, unbroken: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for event in range(1, len(unbroken.events) + 1):
+        lives = lives_of(style, tmp_path / str(event), monkeypatch)
+        lives.live(kill_at=event, every_steps=1 + event % 3)
+        lives.live()
+
+        lives.outcome.curve = sorted(set(lives.outcome.curve))
+        assert lives.outcome.curve == sorted(unbroken.outcome.curve), f"event {event}"
+        assert lives.outcome.final == unbroken.outcome.final, f"event {event}"

@@ -1,0 +1,221 @@
+"""Where a program is in its loops: what it is told of that, and which loops are refused. The agent is played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from harness.errors import StateError
+from harness.ipc.control_page import Command
+from tests.support.played_agent import BATCHES, PlayedLink, Program, no_checkpointer
+
+as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
+
+
+@pytest.fixture
+def program() -> Program:
+    return Program()
+
+
+# ---- what the program is told ---------------------------------------------------------------------------------------
+
+
+def test_a_loop_tells_its_epoch_and_its_batch(program: Program) -> None:
+    told = []
+    for epoch in program.ckpt.epochs(range(3, 7, 2)):
+        for number, _ in program.ckpt.enumerate(BATCHES[:2], start=10):
+            program.train()
+            told.append((epoch, program.ckpt.epoch, number, program.ckpt.batch))
+
+    assert told == [(3, 3, 10, 0), (3, 3, 11, 1), (5, 5, 10, 0), (5, 5, 11, 1)]
+    assert (program.ckpt.epoch, program.ckpt.batch) == (None, None)
+
+
+def test_an_inner_loop_tells_its_own_number(program: Program) -> None:
+    told = []
+    for _ in program.ckpt.batches(BATCHES[:2]):
+        for _ in program.ckpt.steps(2):
+            program.train()
+            told.append(program.ckpt.batch)
+        told.append(program.ckpt.batch)
+
+    assert told == [0, 1, 0, 0, 1, 1]
+
+
+def test_batches_are_as_long_as_their_loader(program: Program) -> None:
+    assert len(program.ckpt.batches(BATCHES)) == len(program.ckpt.enumerate(BATCHES)) == 4
+
+
+def test_in_a_validation_batches_are_numbered_for_themselves(program: Program) -> None:
+    for _ in program.ckpt.batches(BATCHES[:3]):
+        program.train()
+    with program.ckpt.evaluating():
+        assert [number for number, _ in program.ckpt.enumerate(BATCHES)] == [0, 1, 2, 3]
+
+
+def test_one_that_is_off_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS", "off")
+    ckpt = Program().ckpt
+
+    told = [(ckpt.epoch, ckpt.batch, number) for _ in ckpt.epochs(2) for number, _ in ckpt.enumerate(BATCHES[:2])]
+
+    assert told == [(0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 1, 1)]
+    assert not ckpt.replaying
+
+
+def test_the_step_before_a_validation_is_counted_when_that_begins(program: Program) -> None:
+    counts = []
+    for _ in program.ckpt.batches(BATCHES[:2]):
+        counts.append(program.ckpt.step_count)
+        program.train()
+        with program.ckpt.evaluating():
+            counts.append(program.ckpt.step_count)
+
+    assert counts == [0, 1, 1, 2]
+    assert program.ckpt.step_count == 2
+
+
+def test_a_step_after_the_validation_is_another_one(program: Program) -> None:
+    for _ in program.ckpt.batches(BATCHES[:2]):
+        program.train()
+        with program.ckpt.evaluating():
+            pass
+        program.train()
+
+    assert program.ckpt.step_count == 4
+
+
+def test_a_validation_after_the_step_of_a_loop_by_hand_is_warned_of(program: Program) -> None:
+    program.ckpt.resume()
+    program.train()
+    program.ckpt.step()
+    with program.ckpt.evaluating():
+        pass
+    program.train()
+
+    with pytest.warns(UserWarning, match=r"comes after ckpt\.step\(\)"):
+        program.ckpt.step()
+
+
+# ---- loops that are refused -----------------------------------------------------------------------------------------
+
+
+def epochs_in_steps(program: Program) -> None:
+    for _ in program.ckpt.steps(2):
+        next(iter(program.ckpt.epochs(2)))
+
+
+def epochs_in_a_loop_by_hand(program: Program) -> None:
+    for _ in range(program.ckpt.resume(), 2):
+        for _ in program.ckpt.epochs(1):
+            for _ in program.ckpt.batches(BATCHES):
+                program.train()
+        program.ckpt.step()
+
+
+def step_in_batches(program: Program) -> None:
+    for _ in program.ckpt.batches(BATCHES):
+        program.train()
+        program.ckpt.step()
+
+
+def step_without_resume(program: Program) -> None:
+    program.train()
+    program.ckpt.step()
+
+
+def two_loops_at_once(program: Program) -> None:
+    for _ in zip(program.ckpt.batches(BATCHES), program.ckpt.batches(BATCHES), strict=True):
+        program.train()
+
+
+def an_inner_loop_that_stays_open(program: Program) -> None:
+    others = iter(program.ckpt.batches(BATCHES))
+    for _ in program.ckpt.batches(BATCHES):
+        next(others)
+        program.train()
+
+
+def a_loop_in_one_whose_loader_keeps_its_position(program: Program) -> None:
+    loader: Any = StatefulDataLoader(TensorDataset(torch.ones(4, 2)), batch_size=1)
+    for _ in program.ckpt.batches(loader):
+        for _ in program.ckpt.steps(2):
+            program.train()
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (epochs_in_steps, r"ckpt\.epochs\(\) inside ckpt\.steps\(\)"),
+        (epochs_in_a_loop_by_hand, r"ckpt\.epochs\(\) or ckpt\.steps\(\) cannot be inside"),
+        (step_in_batches, r"ckpt\.step\(\) inside ckpt\.batches\(\): .* Leave it out"),
+        (step_without_resume, r"range\(ckpt\.resume\(\), n\)"),
+        (two_loops_at_once, r"continues while a loop that began after it \(batches\)"),
+        (an_inner_loop_that_stays_open, "continues while a loop that began after it"),
+        (a_loop_in_one_whose_loader_keeps_its_position, "keeps its own position"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_a_loop_to_whose_place_no_way_leads_is_refused(
+    program: Program, train: Callable[[Program], None], words: str
+) -> None:
+    with pytest.raises(StateError, match=words):
+        train(program)
+
+
+def test_epochs_with_other_numbers_are_refused() -> None:
+    first = left_in(lambda program: program.ckpt.epochs(3, 6))
+    again = Program(PlayedLink(first.link.slot, generation=2))
+
+    with pytest.raises(StateError, match=r"taken in epoch 3, and these are range\(0, 3\)"):
+        next(again.ckpt.epochs(3))
+
+
+def left_in(loop: Callable[[Program], Iterator[int]]) -> Program:
+    """A program that was left after the second batch of its first epoch."""
+
+    def train() -> None:
+        for _ in loop(program):
+            for number, _ in program.ckpt.enumerate(BATCHES):
+                program.train()
+                if number == 1:
+                    program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
+
+    program = Program()
+    with pytest.raises(SystemExit):
+        train()
+    return program
+
+
+# ---- a place that the program does not come back to -----------------------------------------------------------------
+
+
+def test_a_validation_that_is_not_reached_again_costs_no_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """A counter that begins anew decides about it: the snapshot before it can be resumed all the same."""
+
+    def train(program: Program, *, notice_at: int | None = None) -> int:
+        for trained, _ in enumerate(program.ckpt.batches(loader), 1):
+            program.train()
+            if trained == notice_at:
+                program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
+            if trained % 3 == 0:
+                with program.ckpt.evaluating():
+                    pass
+        return program.ckpt.step_count
+
+    loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=1)
+    first = Program()
+    with pytest.raises(SystemExit):
+        train(first, notice_at=6)
+    weights = first.model.weight.clone()
+    assert first.ckpt.step_count == 6
+
+    again = Program(PlayedLink(first.link.slot, generation=2))
+    assert train(again) == 8
+    assert "has not come back to that place" in capsys.readouterr().err
+    assert not torch.equal(again.model.weight, weights)
