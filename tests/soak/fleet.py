@@ -195,7 +195,7 @@ class Fleet:
         if code in (74, 75):
             return noticed or terminated or now < host.misled_until
         if code == 73:
-            return host is not self.active
+            return host is not self.active or self._is_overtaken(host)
         if code in (HUNG_UP, TERMINATED):
             return terminated and not host.has_told  # Python had not come to where it listens to signals
         if code == KILLED:
@@ -204,6 +204,11 @@ class Fleet:
             # A detached agent restarts nobody in place: whoever started its program has seen it die.
             return "SIGKILL agent" in host.struck and bool(host.struck & DEADLY)
         return code in REFUSED and self._may_refuse(now)
+
+    def _is_overtaken(self, host: Host) -> bool:
+        """Whether one that was frozen before it claimed has claimed after `host`: then it is the newer start."""
+        frozen = [other.generation for other in self.hosts if "frozen, replaced" in other.struck]
+        return max(frozen, default=0) > host.generation
 
     def _watch_progress(self, now: float) -> None:
         grown = sum(host.curve.stat().st_size for host in self.hosts if host.curve.exists())
@@ -222,6 +227,8 @@ class Fleet:
         if told.event == "Published" and told.fields["tier"] == "remote":
             self.durable.add(snapshot)
             log.durable.add(snapshot)
+        elif told.event == "Claimed":
+            host.generation = int(told.fields["generation"])
         elif told.event == "Quarantined":
             self.quarantined.add(snapshot)
         elif told.event in ("Located", "NothingToResume"):

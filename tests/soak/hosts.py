@@ -105,6 +105,7 @@ class Host:
         self.is_lost = False
         self.misled_until = 0.0  # its metadata service has shown something that has to be taken for a notice
         self.struck: set[str] = set()  # what was done to it since its last start
+        self.generation = 0  # that it has claimed last
         self.has_told = False  # anything, since its last start
         self.told_code: int | None = None  # the exit code in an agent's last word
         self.left_at: float | None = None  # when `harness run` was seen to have ended
