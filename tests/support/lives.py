@@ -42,6 +42,7 @@ class Lives:
     def __init__(self, style: loops.Style, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._style, self._folder, self._monkeypatch = style, folder, monkeypatch
         self._link: PlayedLink | None = None
+        self._links: list[PlayedLink] = []
         self._lives = 0
         self.events: list[str] = []
         """Of the last life."""
@@ -56,9 +57,11 @@ class Lives:
 
     def live(self, *, notice_at: int | None = None, kill_at: int | None = None, every_steps: int | None = None) -> None:
         """Live until the end, or until what happens at the event of this number."""
-        sealed = self._link.slot if self._link is not None and self._link.seals else self._resumed
         self._lives += 1
+        before = self._link
+        sealed = None if before is None else before.sealed or before.resumes
         link = self._link = PlayedLink(sealed, generation=self._lives, every_steps=every_steps)
+        self._links.append(link)
 
         def happens(_: str) -> None:
             if len(self.events) == kill_at:
@@ -70,9 +73,10 @@ class Lives:
             patch.setattr(checkpointer, "_open_link", lambda _: link)
             self._train(happens)
 
-    @property
-    def _resumed(self) -> object:
-        return None if self._link is None else self._link.resumes
+    def close(self) -> None:
+        """Memory and descriptors of every life."""
+        while self._links:
+            self._links.pop().close()
 
     def _train(self, happens: object = None) -> None:
         curve = self._folder / "curve"

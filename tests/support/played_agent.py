@@ -37,7 +37,9 @@ class PlayedLink:
         self.agent = AgentSide.create()
         self.page = TrainerSide(os.dup(self.agent.fd))
         self.slot: Slot | None = None
+        self.sealed: Slot | None = None
         self.seals = 0
+        self._slots: list[Slot] = []
         self.told: list[type[messages.AnyMessage]] = []
         self.signals: list[int] = []
         self.parted: dict[str, bool] = {}
@@ -50,6 +52,13 @@ class PlayedLink:
         return None if self.resumes is None else Ready(self._snapshot, "memory", True, self.resumes)
 
     def drop_ready(self) -> None: ...
+
+    def close(self) -> None:
+        """Both sides of the page, and every slot."""
+        self.agent.close()
+        self.page.close()
+        for slot in self._slots:
+            slot.close()
 
     @property
     def _snapshot(self) -> str:
@@ -69,6 +78,7 @@ class PlayedLink:
 
     def ask_slots(self, size: int, prepare: Callable[[Slot], None] | None = None) -> None:
         self.slot = Slot.create(size)
+        self._slots.append(self.slot)
 
     def granted(self, used: int, sealed: int) -> tuple[int, Slot] | None:
         return None if self.slot is None or used == self.seals + 1 else (self.seals + 1, self.slot)
@@ -80,6 +90,7 @@ class PlayedLink:
         self.told.append(type(message))
         if isinstance(message, messages.Sealed):
             self.seals += 1
+            self.sealed = self.slot
             self.held = message.held
             self.agent.tell_steps(local=None, durable=message.step)
 

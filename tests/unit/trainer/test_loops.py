@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,9 @@ def test_a_notice_at_any_moment_costs_nothing_and_repeats_nothing(
 ) -> None:
     for event in range(1, len(unbroken.events) + 1):
         lives = lives_of(style, tmp_path / str(event), monkeypatch)
-        lives.live(notice_at=event)
-        lives.live()
+        with contextlib.closing(lives):
+            lives.live(notice_at=event)
+            lives.live()
 
         assert lives.outcome == unbroken.outcome, f"event {event}, {unbroken.events[event - 1]}"
 
@@ -45,8 +47,9 @@ def test_a_validation_in_a_loop_runs_again_at_most(
 ) -> None:
     for event in range(1, len(unbroken.events) + 1):
         lives = lives_of(style, tmp_path / str(event), monkeypatch)
-        lives.live(notice_at=event)
-        lives.live()
+        with contextlib.closing(lives):
+            lives.live(notice_at=event)
+            lives.live()
 
         lives.outcome.curve = list(dict.fromkeys(lives.outcome.curve))
         assert lives.outcome == unbroken.outcome, f"event {event}, {unbroken.events[event - 1]}"
@@ -56,10 +59,11 @@ def test_a_validation_in_a_loop_runs_again_at_most(
 def test_a_kill_at_any_moment_costs_what_was_not_saved(
     style: str, unbroken: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for event in range(1, len(unbroken.events) + 1):
+    for event in range(1, len(unbroken.events) + 1, 2):
         lives = lives_of(style, tmp_path / str(event), monkeypatch)
-        lives.live(kill_at=event, every_steps=1 + event % 3)
-        lives.live()
+        with contextlib.closing(lives):
+            lives.live(kill_at=event, every_steps=1 + event % 3)
+            lives.live()
 
         lives.outcome.curve = sorted(set(lives.outcome.curve))
         assert lives.outcome.curve == sorted(unbroken.outcome.curve), f"event {event}"
