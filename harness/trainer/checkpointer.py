@@ -17,6 +17,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -34,6 +35,7 @@ from harness.errors import ConfigError, ExitCode, StateError
 from harness.ipc.control_page import Command, TrainerSide
 from harness.trainer.batches import Batches
 from harness.trainer.boundary import Boundary
+from harness.trainer.hazards import Hazards
 from harness.trainer.link import Link
 from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.process import CallStack, Process, script
@@ -156,7 +158,9 @@ class Checkpointer:
         self.extra: dict[str, Any] = {}
         self.resumed_from: ResumedFrom | None = None
         self._replay = Replay() if self._inert else Replay(capture_moment, restore_rng)
+        self._hazards = Hazards(capture_moment, self._states, _warn)
         self._led_back = self._validates_late = False
+        self._refused: StateError | None = None
         self._sees_optimizers = any(_holds_optimizer(value) for value in self._states.values())
         self._boundary = Boundary(accumulate=accumulate, sees_optimizers=self._sees_optimizers)
         self._loaders = Loaders(seed_workers=seed_workers)
@@ -194,6 +198,8 @@ class Checkpointer:
         self._process = Process(self._takes_signal, self._become_inert, self._at_exit, self._boundary.look_soon)
         self._process.attach()
         self._replay.begin()
+        if self._replay.target is None:
+            self._hazards.begin()
 
     # ---- loops ------------------------------------------------------------------------------------------------------
 
@@ -212,6 +218,9 @@ class Checkpointer:
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
         numbers = start if isinstance(start, range) else range(start) if stop is None else range(start, stop)
+        return self._hazards.follow("epochs", self._epochs(numbers))  # type: ignore[no-any-return]
+
+    def _epochs(self, numbers: range) -> Iterator[int]:
         way, replay = self._enter_stage(), self._replay
         if way is Way.SKIP:
             return
@@ -231,6 +240,7 @@ class Checkpointer:
                     raise
             if self.interrupted:
                 return
+            self._look_at_first("epochs", epoch == numbers[first])
             replay.check_reached(f"epoch {epoch}")
             worked |= replay.worked or self._boundary.optimizer_stepped
         if first < len(numbers) and not worked and not self._inert:
@@ -252,7 +262,7 @@ class Checkpointer:
                 remedy. Or the script's loops differ from those that made the snapshot.
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
-        return Batches(loader, lambda: self._batches(loader))
+        return Batches(loader, lambda: self._hazards.follow("batches", self._batches(loader)))
 
     def enumerate(self, loader: Any, start: int = 0) -> Batches:
         """Return an iterable over `(number, batch)`: `batches` with the batches' numbers in this epoch.
@@ -279,6 +289,9 @@ class Checkpointer:
             StateError: the script's loops differ from those that made the snapshot.
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
+        return self._hazards.follow("steps", self._steps(count))  # type: ignore[no-any-return]
+
+    def _steps(self, count: int | None) -> Iterator[int]:
         replay, boundary = self._replay, self._boundary
         outermost = not (replay.in_epochs or replay.innermost)
         way = self._enter_stage() if outermost else Way.RUN
@@ -311,6 +324,8 @@ class Checkpointer:
                     self._count_step("steps")
                 if self.interrupted:
                     return
+                if iteration == first:
+                    self._look_at_first("steps")
                 if loop.keeps_moments:
                     loop.keep(replay.capture_rng)
         if outermost and count is not None:
@@ -326,6 +341,7 @@ class Checkpointer:
             SnapshotCorrupt: no snapshot can be used any more.
             AgentGone: the agent died and cannot be replaced.
         """
+        self._hazards.loop_begins()
         way = self._replay.begin_by_hand(steps_only=self._loader is None)
         self._come_to(way, self._replay.hand)
         self._replay.next_by_hand()
@@ -387,7 +403,8 @@ class Checkpointer:
             self._before_evaluation()
         self._evaluating += 1
         try:
-            yield
+            with self._hazards.exempt():
+                yield
         finally:
             self._evaluating -= 1
 
@@ -502,6 +519,8 @@ class Checkpointer:
         """Note that the program trains: an end that was announced before does not count."""
         if self._inert:
             return
+        self._hazards.loop_begins()
+        self._loaders.persistent.follow()
         self._process.hook()
         self._process.go_on()
         self._process.keep_hold()
@@ -540,7 +559,7 @@ class Checkpointer:
     def _with_boundaries(self, instrumented: InstrumentedLoader, loop: Loop, *, again: bool) -> Iterator[Any]:
         replay, boundary = self._replay, self._boundary
         batches = instrumented.iterate(replay.moment_again(loop) if again else None)
-        watched = loop.number + _WATCHED_FETCHES
+        watched, step = loop.number + _WATCHED_FETCHES, boundary.step
         with replay.handing_out(loop):
             loop.keep(instrumented.moment)
             for batch in batches:
@@ -557,9 +576,13 @@ class Checkpointer:
                 if again and not replay.restored:
                     self._miss()
                 else:
+                    if loop.number < watched and boundary.step == step and not boundary.optimizer_stepped:
+                        self._hazards.look_ahead()
                     self._after_batch("batches")
                 if self.interrupted:
                     return
+                if loop.number < watched:
+                    self._look_at_first("batches")
                 if loop.keeps_moments or loop.number < watched:
                     loop.keep(instrumented.moment)
 
@@ -642,6 +665,21 @@ class Checkpointer:
         if self._page.completed(step) != boundary.seen or step == boundary.next_due:
             self._at_boundary(kind)
 
+    def _check_thread(self) -> None:
+        """Refuse a loop in another thread than the training. The thread that trains may wait for it: it is woken."""
+        try:
+            self._hazards.check_thread()
+        except StateError as err:
+            _say(str(err))
+            self._refused = err
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # its handler raises it
+            raise
+
+    def _look_at_first(self, kind: str, is_first: bool = True) -> None:
+        """After a loop's first iteration in this process, look for what could not be resumed exactly."""
+        if is_first and not self._inert:
+            self._hazards.look_at(kind)
+
     def _end_counted(self, kind: str) -> None:
         """End a batch whose step was counted at a validation in it. Its end is a boundary all the same."""
         boundary, page = self._boundary, self._page
@@ -696,6 +734,7 @@ class Checkpointer:
         if self._inert:
             self._boundary.rest()
             return
+        self._check_thread()
         self._process.go_on()
         self._process.keep_hold()
         self._settle()
@@ -752,6 +791,7 @@ class Checkpointer:
             "states": states,
             "rng": capture_rng(),
             "loaders": self._loaders.positions(),
+            "persistent": self._loaders.persistent.started(),
             "extra": self.extra,
         }
 
@@ -813,6 +853,7 @@ class Checkpointer:
                 self._finish(hold=held)
         for hook in self._hooks:
             hook.remove()
+        self._loaders.persistent.leave()
         self._link.part(exception=failed, early=early, hopeless=self._process.hopeless, process_lives=process_lives)
 
     def _told_to_leave(self) -> bool:
@@ -898,15 +939,20 @@ class Checkpointer:
 
     def _watch_optimizers(self) -> RemovableHandle:
         """Hook every optimizer's step, to note it: the end of its batch is a boundary."""
-        boundary = self._boundary
+        boundary, hazards = self._boundary, self._hazards
 
         def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
             boundary.optimizer_stepped = True
+            if hazards.stepped_in is None:
+                hazards.stepped_in = threading.get_ident()
 
         return register_optimizer_step_post_hook(stepped)
 
     def _takes_signal(self, signum: int) -> bool:
         """Return whether a signal is answered at the next boundary. Sets flags only: the agent decides what follows."""
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise refused
         if self._inert or self._link.gone or (signum == signal.SIGINT and not self._replay.loops):
             return False
         self._link.poke(signum)
@@ -977,6 +1023,10 @@ def _holds_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer) or any(
         isinstance(inner, torch.optim.Optimizer) for inner in getattr(value, "__dict__", {}).values()
     )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
 
 
 def _say(text: str) -> None:

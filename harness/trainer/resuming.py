@@ -7,7 +7,7 @@ The Checkpointer decides when that happens; the agent decides which snapshot it 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -19,6 +19,7 @@ from harness.ipc.slots import SlotRecord
 from harness.trainer.link import Link, Ready
 from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.loaders.instrument import instrument
+from harness.trainer.loaders.persistent import PersistentLoaders
 from harness.trainer.position import Position
 from harness.trainer.staging.stager import read_tensors
 from harness.trainer.state.environment import environment
@@ -53,6 +54,7 @@ class SmallState:
         states: every state by name, with a `TensorRef` in place of each tensor.
         loaders: the loaders' positions, by name.
         rng: the random state of every library.
+        persistent: names of the other loaders whose persistent workers were started.
     """
 
     resumed_from: ResumedFrom
@@ -62,6 +64,7 @@ class SmallState:
     states: dict[str, Any]
     loaders: dict[str, Any]
     rng: Any
+    persistent: tuple[str, ...]
 
     @classmethod
     def of(cls, snapshot: str, tier: str, record: SlotRecord) -> SmallState:
@@ -75,6 +78,7 @@ class SmallState:
             states=small["states"],
             loaders=small["loaders"],
             rng=small["rng"],
+            persistent=tuple(small.get("persistent", ())),
         )
 
 
@@ -88,6 +92,8 @@ class Loaders:
         self._pending: dict[str, Any] = {}
         self._pending_rng: Any = None
         self._missed = False
+        self.persistent = PersistentLoaders(capture_moment, restore_rng)
+        """Loaders that the Checkpointer does not know."""
 
     def instrumented(self, loader: Any, name: str) -> InstrumentedLoader:
         """Return the loader of the loop called `name`, made resumable. A restored position that waits for it is set.
@@ -114,7 +120,7 @@ class Loaders:
         """Return the position of each loader, by name."""
         return {name: loader.position() for name, (_, loader) in self._known.items()}
 
-    def restore(self, positions: dict[str, Any], rng: Any) -> None:
+    def restore(self, positions: dict[str, Any], rng: Any, persistent: Iterable[str]) -> None:
         """Restore the loaders that are known now, and the others when their loops begin. Sets the global RNG, last."""
         self._pending = dict(positions)
         for name, (_, loader) in self._known.items():
@@ -122,6 +128,7 @@ class Loaders:
                 loader.restore(self._pending.pop(name), rng)
         if self._missed:
             self._pending = {}
+        self.persistent.restore(persistent)
         restore_rng(rng)
         self._pending_rng = rng
 
@@ -176,12 +183,12 @@ class Resumption:
         with contextlib.suppress(StateError):
             make_live(ready, record_of(ready), self._states, lambda _: None)
         small = SmallState.of(ready.snapshot, ready.tier, record_of(ready))
-        self._loaders.restore(small.loaders, small.rng)
+        self._loaders.restore(small.loaders, small.rng, small.persistent)
 
     def make_live(self, ready: Ready) -> SmallState:
         """Restore states, loaders and random numbers. Raises StateError if they differ: then nothing was changed."""
         small = make_live(ready, record_of(ready), self._states, self._say)
-        self._loaders.restore(small.loaders, small.rng)
+        self._loaders.restore(small.loaders, small.rng, small.persistent)
         return small
 
     def _read(self, snapshot: str, tier: str, record: SlotRecord) -> SmallState:

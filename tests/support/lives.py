@@ -19,6 +19,7 @@ import torch
 from harness.errors import ExitCode
 from harness.ipc.control_page import Command
 from harness.trainer import checkpointer, process
+from harness.trainer.hazards import Hazards
 from tests.support import loops
 from tests.support.played_agent import PlayedLink
 
@@ -71,6 +72,7 @@ class Lives:
 
         with self._monkeypatch.context() as patch:
             patch.setattr(checkpointer, "_open_link", lambda _: link)
+            patch.setattr(Hazards, "look_at", lambda *_: None)  # searches the heap: longer than a whole life
             self._train(happens)
 
     def close(self) -> None:

@@ -107,6 +107,32 @@ class Eager(Sampler[int]):
         return SIZE
 
 
+class Late(Sampler[int]):
+    """Draws index by index from a generator that it creates at its first iteration."""
+
+    def __init__(self) -> None:
+        self.rng: torch.Generator | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.rng = self.rng or torch.Generator().manual_seed(3)
+        for _ in range(SIZE):
+            yield int(torch.randint(SIZE, (), generator=self.rng))
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class Chunked(Sampler[int]):
+    """Draws two batches at a time from the global RNG: cannot be replayed."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from torch.randperm(2 * BATCH).tolist()
+
+    def __len__(self) -> int:
+        return SIZE
+
+
 class Meddling(Sampler[int]):
     """Draws index by index from the global RNG: cannot be replayed."""
 
@@ -129,6 +155,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "batch sampler": lambda: {"batch_sampler": Stretches()},
     "lazy": lambda: {"batch_size": BATCH, "sampler": Lazy()},
+    "late": lambda: {"batch_size": BATCH, "sampler": Late()},
     "eager": lambda: {"batch_size": BATCH, "sampler": Eager()},
     "sequential": lambda: {"batch_size": BATCH},
 }

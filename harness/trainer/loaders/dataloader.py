@@ -32,7 +32,17 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, MapDataPipe
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from harness.errors import StateError
 from harness.trainer.loaders.generators import generators_in, set_state, states, word_of
@@ -41,6 +51,7 @@ from harness.trainer.loaders.workers import SeededBatch, Workers
 from harness.trainer.state.kinds import SAME_PROGRAM
 
 _KIND = "DataLoader"
+_DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 class TorchLoader:
@@ -356,7 +367,6 @@ class _Order:
         self._capture_rng = capture_rng
         self._restore_rng = restore_rng
         self._seeds = seed_workers and loader.num_workers > 0
-        self._sampler_was_watched = False
         self._roots = {
             "generator": loader.generator,
             "sampler": loader.sampler,
@@ -364,6 +374,7 @@ class _Order:
             "dataset": loader.dataset,
             "collate_fn": loader.collate_fn,
         }
+        self._draws_at_once = type(self._sampler) in _DRAW_AT_ONCE
 
     def __iter__(self) -> Iterator[Any]:
         if self.empty:
@@ -386,6 +397,9 @@ class _Order:
 
     def set_states(self, states: Mapping[str, Any]) -> None:
         generators = generators_in(self._roots)
+        if not states.keys() <= generators.keys():
+            self._draw_once()
+            generators = generators_in(self._roots)
         for path, state in states.items():
             if path not in generators:
                 raise StateError(
@@ -398,6 +412,15 @@ class _Order:
                 raise StateError(
                     f"the generator at {self._name}.{path} refused its stored state ({err}): {SAME_PROGRAM}"
                 ) from err
+
+    def _draw_once(self) -> None:
+        """Draw a batch of indices for nothing: some samplers create their generator when they are first drawn from."""
+        now = self.moment()
+        next(iter(self.batch_sampler), None)
+        self._restore_rng(now.rng)
+        generators = generators_in(self._roots)
+        for path, state in now.generators.items():
+            set_state(generators[path], state)
 
     def _pass(self, epoch: _Epoch, indices: Iterator[Any]) -> Iterator[Any]:
         """Return one pass over the batch sampler. With workers torch starts two passes, and draws from the last."""
@@ -438,28 +461,29 @@ class _Order:
             )
 
     def _watch(self, indices: Iterator[Any]) -> Iterator[Any]:
-        """Yield `indices`; raise StateError if the sampler draws from the global RNG at every batch.
+        """Yield `indices`; raise StateError if the sampler draws from the global RNG after its first batch.
 
-        A replay would then draw other numbers. Checked at the second draw of the first iteration only; if a sampler
-        begins with this later, a replay detects it by the fingerprint.
+        A replay would then draw other numbers. torch's own samplers draw their whole order at the first batch. Of
+        others each draw is watched, which takes some 20 µs.
         """
         yield from islice(indices, 1)
-        if not self._sampler_was_watched:
+        while not self._draws_at_once:
             before = self._capture_rng()
-            second = list(islice(indices, 1))
+            following = list(islice(indices, 1))
             if self._capture_rng() != before:
                 raise StateError(
-                    f"the sampler of {self._name} ({self._sampler_type()}) draws from the global RNG at every batch, in"
-                    " turns with the training loop, so its order cannot be replayed: give the sampler a generator of"
-                    " its own as an attribute, or have it draw its whole order at once"
+                    f"the sampler of {self._name} ({type(self._sampler).__name__}) draws from the global RNG between"
+                    " batches, in turns with the training loop, so its order cannot be replayed: give the sampler a"
+                    " generator of its own as an attribute, or have it draw its whole order at once"
                 )
-            self._sampler_was_watched = True
-            yield from second
+            if not following:
+                return
+            yield from following
         yield from indices
 
-    def _sampler_type(self) -> str:
-        sampler = self._roots["sampler" if type(self.batch_sampler) is BatchSampler else "batch_sampler"]
-        return type(sampler).__name__
+    @property
+    def _sampler(self) -> Any:
+        return self._roots["sampler" if type(self.batch_sampler) is BatchSampler else "batch_sampler"]
 
 
 def _tap(loader: DataLoader[Any], instrumented: TorchLoader, order: _Order, workers: Workers) -> None:

@@ -18,6 +18,11 @@ Tree: TypeAlias = dict[str, Any]
 OnIter: TypeAlias = "Callable[[InstrumentedLoader], Iterator[Any]]"
 
 _HOOK = "_harness_hook"
+UNWRAP = (
+    "give the DataLoader that is inside of it, or that was not prepared by a framework (of Accelerate's: "
+    "loader.base_dataloader), and move its batches to the device in the loop"
+)
+"""The remedy for a loader that wraps another one."""
 
 
 class InstrumentedLoader(Protocol):
@@ -125,7 +130,10 @@ def switch(loader: Any, subclass: Any) -> None:
     """Make `loader` an instance of a subclass of its class. The subclass gets the same name."""
     kind = type(loader)
     subclass.__module__, subclass.__name__, subclass.__qualname__ = kind.__module__, kind.__name__, kind.__qualname__
-    loader.__class__ = subclass
+    try:
+        loader.__class__ = subclass
+    except (AttributeError, TypeError) as err:
+        raise StateError(f"a {kind.__module__}.{kind.__qualname__} cannot be followed ({err}): {UNWRAP}") from err
 
 
 def instruments_of(loader: Any) -> InstrumentedLoader | None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from harness.errors import StateError
 from harness.trainer.loaders.dataloader import TorchLoader
-from harness.trainer.loaders.hook import InstrumentedLoader, instruments_of
+from harness.trainer.loaders.hook import UNWRAP, InstrumentedLoader, instruments_of
 from harness.trainer.loaders.own_state import OwnStateLoader
 from harness.trainer.loaders.sequence import SequenceLoader
 
@@ -42,6 +42,7 @@ def instrument(
     if (instrumented := instruments_of(loader)) is not None:
         return instrumented
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        _check_own_state(loader, name)
         return OwnStateLoader(loader, name, capture_rng, restore_rng)
     if isinstance(loader, DataLoader):
         return TorchLoader(loader, name, capture_rng, restore_rng, seed_workers)
@@ -52,3 +53,9 @@ def instrument(
         " with state_dict and load_state_dict; wrap it in one of them, or use ckpt.steps(n) if it draws its data from"
         " RNG"
     )
+
+
+def _check_own_state(loader: Any, name: str) -> None:
+    """Raise StateError if the loader only looks as if it knew its position, as Accelerate's prepared loaders do."""
+    if getattr(loader, "use_stateful_dataloader", True) is False:
+        raise StateError(f"{name} is a {type(loader).__name__}, whose position cannot be asked for: {UNWRAP}")

@@ -22,6 +22,11 @@ from harness.trainer import saving
 from harness.trainer.process import Process
 from tests.support.played_agent import BATCHES, PlayedLink, Program, no_checkpointer
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:a resume in the middle of"),
+    pytest.mark.filterwarnings("ignore:.*random numbers were drawn between Checkpointer"),
+]
+
 as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 
 

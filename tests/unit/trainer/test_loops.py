@@ -10,8 +10,13 @@ import pytest
 from tests.support.lives import Lives
 from tests.support.loops import INSIDE, STYLES, VALIDATED
 
-# A loop that is skipped makes no step before the scheduler's, which is restored afterwards.
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+pytestmark = [
+    # A loop that is skipped makes no step before the scheduler's, which is restored afterwards.
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
+    # Some styles draw before their loop, or count its batches by themselves, and need not be told.
+    pytest.mark.filterwarnings("ignore:.*random numbers were drawn between Checkpointer"),
+    pytest.mark.filterwarnings("ignore:a resume in the middle of"),
+]
 
 ALL = {**STYLES, **VALIDATED, **INSIDE}
 

@@ -14,6 +14,8 @@ from harness.errors import StateError
 from harness.ipc.control_page import Command
 from tests.support.played_agent import BATCHES, PlayedLink, Program, no_checkpointer
 
+pytestmark = pytest.mark.filterwarnings("ignore:a resume in the middle of")
+
 as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from harness.core import tree
@@ -29,6 +29,7 @@ from tests.support.loaders import (
     SIZE,
     Augmented,
     Batched,
+    Chunked,
     Meddling,
     Reporting,
     capture_rng,
@@ -494,6 +495,45 @@ def test_a_sampler_that_draws_from_the_global_rng_at_every_batch_is_refused(work
     it = instrumented(DataLoader(Augmented(), sampler=Meddling(), num_workers=int(workers[0])))
     with pytest.raises(StateError, match=r"Meddling.*generator of its own"):
         list(it.iterate())
+
+
+@pytest.mark.parametrize("workers", ["0 workers", "2 workers"])
+def test_a_sampler_that_draws_a_chunk_at_a_time_is_refused_at_its_second_one(workers: str) -> None:
+    it = instrumented(DataLoader(Augmented(), sampler=Chunked(), batch_size=BATCH, num_workers=int(workers[0])))
+    with pytest.raises(StateError, match=r"Chunked.*between batches"):
+        list(it.iterate())
+    assert it.position()["epoch"] is None or it.position()["epoch"]["handed"] > 1
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, SequentialSampler])
+def test_torch_s_own_samplers_are_not_watched(sampler: Any) -> None:
+    order = instrumented(DataLoader(Augmented(), sampler=sampler(Augmented())))._order
+    assert order._draws_at_once
+
+
+def test_a_loader_that_only_looks_as_if_it_knew_its_position_is_refused_when_the_loop_begins() -> None:
+    class Prepared(DataLoader[Any]):
+        """Like Accelerate's: without a stateful loader inside, `state_dict` fails."""
+
+        use_stateful_dataloader = False
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.dl_state_dict  # type: ignore[attr-defined, no-any-return]
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with pytest.raises(StateError, match=r"loader is a Prepared.*loader\.base_dataloader"):
+        instrumented(Prepared(Augmented()))
+
+
+def test_a_loader_whose_class_cannot_be_changed_is_refused() -> None:
+    class Prepared(DataLoader[Any]):
+        @property
+        def __class__(self) -> Any:
+            return DataLoader
+
+    with pytest.raises(StateError, match=r"Prepared cannot be followed.*loader\.base_dataloader"):
+        instrumented(Prepared(Augmented()))
 
 
 def test_changed_data_is_refused_at_resume() -> None:

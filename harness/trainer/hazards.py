@@ -1,0 +1,137 @@
+"""Hazards: what a resume could not repeat, as far as a loop can see it. Looked for in the first iterations, told once.
+
+Owns the signs: random numbers that were drawn before the loop, something that counts or pairs the iterations, a wrapper
+that reads one batch ahead, a loop in another thread than the training. Knows no agent; changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from harness.errors import StateError
+
+_NAMES = {"python": "Python's", "numpy": "numpy's", "torch": "torch's"}
+_WRAPPERS: dict[type, str] = {
+    enumerate: "enumerate() begins at 0 again: use ckpt.enumerate(loader), or the number that ckpt.steps() yields",
+    zip: "what zip() pairs with it begins again: pair it in the dataset, or index it by ckpt.batch",
+    itertools.islice: "islice() counts from 0 again: end the loop by ckpt.batch, or give the loader fewer batches",
+    itertools.cycle: "cycle() repeats what it has kept, without boundaries: loop over ckpt.epochs() instead",
+}
+
+
+class Hazards:
+    """The signs in one program.
+
+    Attributes:
+        made_in: the thread that made the Checkpointer.
+        stepped_in: the thread in which an optimizer stepped first; `None` before that.
+    """
+
+    def __init__(
+        self, capture_moment: Callable[[], Any], states: Mapping[str, object], warn: Callable[[str], None]
+    ) -> None:
+        """Look at nothing yet.
+
+        Args:
+            capture_moment: returns the global random states, by library. Draws nothing.
+            states: the Checkpointer's states, by name.
+            warn: shows a warning to the user.
+        """
+        self._capture_moment, self._warn = capture_moment, warn
+        self._optimizers = [state for state in states.values() if isinstance(state, Optimizer)]
+        self.made_in = threading.get_ident()
+        self.stepped_in: int | None = None
+        self._before: Mapping[str, Any] | None = None
+        self._drawn: set[str] = set()
+        self._iterators: dict[str, weakref.ref[Any]] = {}
+
+    # ---- before the loop --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Note the random states at the end of the constructor: a run that has no snapshot yet begins."""
+        self._before = self._capture_moment()
+
+    @contextlib.contextmanager
+    def exempt(self) -> Iterator[None]:
+        """Context manager for what may draw before the loop: it draws the same after a resume, and keeps nothing."""
+        self._note_drawn()
+        try:
+            yield
+        finally:
+            if self._before is not None:
+                self._before = self._capture_moment()
+
+    def loop_begins(self) -> None:
+        """Warn if random numbers were drawn between the Checkpointer and its first loop."""
+        self._note_drawn()
+        self._before = None
+        if not self._drawn:
+            return
+        names = ", ".join(_NAMES.get(name, f"{name}'s") for name in sorted(self._drawn))
+        self._drawn.clear()
+        self._warn(
+            f"{names} random numbers were drawn between Checkpointer(...) and the loop. After a resume they are drawn "
+            "again; but what has changed since then (a batch that was fetched ahead) is not in the snapshot. Draw it "
+            "inside the loop, or keep it in ckpt.extra or in a state. What never changes can be drawn before "
+            "Checkpointer(...)"
+        )
+
+    def _note_drawn(self) -> None:
+        if self._before is None:
+            return
+        now = self._capture_moment()
+        self._drawn |= {name for name in now if name in self._before and now[name] != self._before[name]}
+
+    # ---- the first iterations ---------------------------------------------------------------------------------------
+
+    def follow(self, kind: str, iterator: Any) -> Any:
+        """Return the iterator of a loop; remember the first one of each kind."""
+        self._iterators.setdefault(kind, weakref.ref(iterator))
+        return iterator
+
+    def look_at(self, kind: str) -> None:
+        """Warn if something counts or pairs what the first loop of this kind yields. Takes some 20 ms, once."""
+        iterator = self._iterators[kind]() if kind in self._iterators else None
+        if iterator is None:
+            return
+        self._iterators[kind] = lambda: None  # type: ignore[assignment]
+        for wrapper in _holders_of(iterator):
+            self._warn(f"a resume in the middle of ckpt.{kind}() is not exact here: {_WRAPPERS[wrapper]}")
+
+    def look_ahead(self) -> None:
+        """Warn if the first batch seems unused when the second one is wanted. No optimizer has stepped meanwhile."""
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        parameters = (param for group in groups for param in group["params"])
+        if self._optimizers and all(param.grad is None for param in parameters):
+            self._warn(
+                "the second batch is fetched before anything was computed from the first one. If a wrapper around "
+                "ckpt.batches(loader) reads ahead, the batch that it holds is lost at a resume: wrap the loader "
+                "instead. If the loop has just left that batch out, there is nothing to do"
+            )
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    def check_thread(self) -> None:
+        """Raise StateError if the loop is in another thread than the training: a snapshot would mix two steps."""
+        here = threading.get_ident()
+        if here != self.made_in and self.stepped_in == self.made_in:
+            raise StateError(
+                f"a loop of the Checkpointer runs in the thread {threading.current_thread().name!r}, and the "
+                "training in another one: a snapshot would mix two steps. Iterate in the thread that trains; to fetch "
+                "ahead, use the loader's num_workers"
+            )
+
+
+def _holders_of(iterator: Any) -> Iterator[type]:
+    """Yield the types in `_WRAPPERS` of the objects that draw from an iterator."""
+    for holder in gc.get_referrers(iterator):
+        holders = gc.get_referrers(holder) if type(holder) is tuple else [holder]  # zip keeps its iterators in a tuple
+        yield from (type(each) for each in holders if type(each) in _WRAPPERS)
