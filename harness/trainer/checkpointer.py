@@ -13,6 +13,7 @@ boundary; `saving.py` and `staging/` take snapshots; `resuming.py` restores one;
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
 import signal
@@ -156,6 +157,7 @@ class Checkpointer:
         self._on_interrupt = on_interrupt
         self.interrupted = False
         self.extra: dict[str, Any] = {}
+        self._extra: dict[str, Any] | None = None
         self.resumed_from: ResumedFrom | None = None
         self._replay = Replay() if self._inert else Replay(capture_moment, restore_rng)
         self._hazards = Hazards(capture_moment, self._states, _warn)
@@ -342,6 +344,7 @@ class Checkpointer:
             AgentGone: the agent died and cannot be replaced.
         """
         self._hazards.loop_begins()
+        self._keep_extra()
         way = self._replay.begin_by_hand(steps_only=self._loader is None)
         self._come_to(way, self._replay.hand)
         self._replay.next_by_hand()
@@ -520,6 +523,7 @@ class Checkpointer:
         if self._inert:
             return
         self._hazards.loop_begins()
+        self._keep_extra()
         self._loaders.persistent.follow()
         self._process.hook()
         self._process.go_on()
@@ -882,6 +886,12 @@ class Checkpointer:
         self.resumed_from, self._boundary.step = small.resumed_from, small.step
         self._replay.aim(small.place)
         refill(self.extra, small.extra)
+        self._extra = None
+
+    def _keep_extra(self) -> None:
+        """Note `extra` as the first loop begins: what is changed on the way to the place is dropped there."""
+        if self.replaying and self._extra is None:
+            self._extra = copy.deepcopy(self.extra)
 
     def _lead_back(self, loop: Loop | None) -> None:
         """Prepare for a body that runs again up to the place of the snapshot. Blocks until all tensors are restored.
@@ -925,6 +935,9 @@ class Checkpointer:
         self._boundary.counted = self._boundary.optimizer_stepped = False
         if small is not None and small.place.counted:
             self._boundary.resume_counted()
+        if self._extra is not None:
+            refill(self.extra, self._extra)
+            self._extra = None
         self._replay.arrive(None if small is None else small.place)
         if ready is not None:
             seconds = time.monotonic() - self._wanted_at

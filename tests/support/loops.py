@@ -181,6 +181,21 @@ def extra(job: Job) -> None:
         job.note(step + 1, ckpt.extra["best"] + sum(ckpt.extra["losses"]))
 
 
+def counted_in_extra(job: Job) -> None:
+    """Counters in ckpt.extra, of starts, epochs, and what happens in a step before a validation."""
+    ckpt = job.checkpointer(**job.states)
+    ckpt.extra["starts"] = ckpt.extra.get("starts", 0) + 1
+    ckpt.extra.setdefault("epochs", 0)
+    losses = ckpt.extra.setdefault("losses", [])
+    for _epoch in ckpt.epochs(EPOCHS):
+        ckpt.extra["epochs"] += 1
+        for number, (x,) in ckpt.enumerate(job.loader):
+            losses.append(job.step(x))
+            if number % 2 == 1:
+                job.validate(ckpt, f"{ckpt.epoch}.{number}")  # known before the place is reached
+            job.note(f"{ckpt.extra['epochs']}.{len(losses)}", sum(losses))
+
+
 def growing(job: Job) -> None:
     """A layer is added in the middle; a program that starts again after that adds it before its loop."""
 
@@ -463,6 +478,7 @@ INSIDE: dict[str, Style] = {
         given_loader_begun_inside,
         given_loader_by_hand,
         validated_first,
+        counted_in_extra,
     )
 }
 """Those with loops in loops, and with something that is drawn around them."""
