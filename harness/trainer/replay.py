@@ -84,7 +84,7 @@ class Loop:
         self._resumed = body.resumed
 
     def enter_body(self, step: int, calls: int) -> None:
-        """Note that a loop or a validation begins in the body of the last iteration. Each body counts anew."""
+        """Note that a loop or a validation begins in the body of the last iteration. Each body counts from 1."""
         if self._body != self.number:
             self._resumed = self._resumed if self._body < 0 else None
             self._body, self._step, self._calls = self.number, step, calls

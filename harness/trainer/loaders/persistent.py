@@ -1,7 +1,7 @@
 """Persistent: loaders with persistent workers that the Checkpointer does not instrument, such as a validation's.
 
 Owns when such a loader may draw. torch draws the seed of persistent workers when they are started, at the loader's
-first iteration, and never again. A program that resumes starts them anew, at a time when the unbroken run draws
+first iteration, and never again. A program that resumes starts them again, at a time when the unbroken run draws
 nothing. So it is remembered which of these loaders were started, and after a resume their start leaves the random
 states as they were. A loader that is made after the resume is new in the unbroken run too, and draws.
 """
