@@ -147,7 +147,7 @@ class Snapshots:
         self.states = {"model": self.model, "optimizer": self.optimizer, "schedule": schedule}
         self.link = Granted(self._map)
         self.overlap = Overlap(lambda text: None)
-        self.stager = Stager(self.link, self.states, self._small, self.overlap)  # type: ignore[arg-type]
+        self.stager = Stager(self.link, self.states, self._capture, self._small, self.overlap)  # type: ignore[arg-type]
         self.step = 0
         self.stager.begin()
         self.stager.plan(self.step)
@@ -236,8 +236,11 @@ class Snapshots:
             self.gil_s, before = max(self.gil_s, now - before), now
         self.map_s = time.perf_counter() - began
 
-    def _small(self, step: int, states: dict[str, Any]) -> dict[str, Any]:
-        return {"step": step, "states": states, "rng": capture_rng(), "loaders": {}, "extra": {}}
+    def _capture(self, sure: bool) -> capture.Captured:
+        return capture.capture(self.states, sure=sure)
+
+    def _small(self, step: int, captured: capture.Captured) -> dict[str, Any]:
+        return {"step": step, "states": captured.tree, "rng": capture_rng(), "loaders": {}, "extra": {}}
 
 
 def lost(taken: Snapshots, rounds: int) -> tuple[list[float], list[float]]:

@@ -61,6 +61,8 @@ class Boundary:
         self.overdue = False
         """Whether a snapshot has to be taken as soon as there is a slot for it."""
         self._waits = False
+        self.always = False
+        """Whether every boundary decides, though the word is unchanged and nothing is due."""
         self.seen = 0
         """The word of the control page that was acted upon last."""
         self.next_due = 0
@@ -168,7 +170,7 @@ class Boundary:
         self.next_due = self._following(pending=pending)
 
     def _following(self, *, pending: bool) -> int:
-        if self.overdue or pending:
+        if self.overdue or pending or self.always:
             return self.step + 1
         if self.every_steps is not None:
             return (self.step // self.every_steps + 1) * self.every_steps

@@ -22,9 +22,12 @@ from harness.trainer.loaders.instrument import instrument
 from harness.trainer.loaders.persistent import PersistentLoaders
 from harness.trainer.position import Position
 from harness.trainer.staging.stager import read_tensors
+from harness.trainer.state.compare import references
 from harness.trainer.state.environment import environment
-from harness.trainer.state.restore import restore
+from harness.trainer.state.kinds import is_array, is_tensor
+from harness.trainer.state.restore import restore, restore_values
 from harness.trainer.state.rng import capture_moment, restore_rng
+from harness.trainer.state.unlisted import Unlisted
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,9 @@ class SmallState:
         resumed_from: which snapshot it is.
         place: where in the program the snapshot was taken.
         step: completed optimizer steps.
-        extra: the user's plain values.
+        extra: the user's plain values, with a `TensorRef` in place of each tensor and array.
         states: every state by name, with a `TensorRef` in place of each tensor.
+        devices: where tensors of `extra` were that were not on the CPU, by name.
         loaders: the loaders' positions, by name.
         rng: the random state of every library.
         persistent: names of the other loaders whose persistent workers were started.
@@ -62,6 +66,7 @@ class SmallState:
     step: int
     extra: dict[str, Any]
     states: dict[str, Any]
+    devices: dict[str, str]
     loaders: dict[str, Any]
     rng: Any
     persistent: tuple[str, ...]
@@ -76,6 +81,7 @@ class SmallState:
             step=small["step"],
             extra=small["extra"],
             states=small["states"],
+            devices=small.get("extra_devices", {}),
             loaders=small["loaders"],
             rng=small["rng"],
             persistent=tuple(small.get("persistent", ())),
@@ -136,22 +142,47 @@ class Loaders:
 class Resumption:
     """The snapshot that one start resumes. The agent sends its small state first, then its tensors."""
 
-    def __init__(self, link: Link, states: Mapping[str, Any], loaders: Loaders, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        states: Mapping[str, Any],
+        unlisted: Unlisted,
+        loaders: Loaders,
+        say: Callable[[str], None],
+    ) -> None:
         """Begin without a snapshot.
 
         Args:
             link: the connection to the agent.
             states: the Checkpointer's states, by name.
+            unlisted: what they have besides their state_dicts.
             loaders: the loaders of the program.
             say: shows a line to the user.
         """
-        self._link, self._states, self._loaders, self._say = link, states, loaders, say
+        self._link, self._states, self._unlisted = link, states, unlisted
+        self._loaders, self._say = loaders, say
         self._snapshot = ""
 
     def learn(self) -> SmallState | None:
         """Block until the agent has told which snapshot is resumed; `None` if none. Raises what the agent reported."""
         head = self._link.wait_head()
-        return None if head is None else self._read(head.snapshot, head.tier, head.record)
+        if head is None:
+            return None
+        small = self._read(head.snapshot, head.tier, head.record)
+        return (self.confirm() or small) if _has_tensors(small.extra) else small
+
+    def extra_of(self, small: SmallState) -> dict[str, Any]:
+        """Return the user's plain values in a small state. Blocks until the tensors are here, if there are any in it.
+
+        Raises:
+            SnapshotCorrupt: the snapshot is gone.
+        """
+        if not _has_tensors(small.extra):
+            return small.extra
+        ready = self.wait()
+        assert ready is not None
+        values: dict[str, Any] = restore_values(small.extra, read_tensors(ready.slot, record_of(ready)), small.devices)
+        return values
 
     def confirm(self) -> SmallState | None:
         """Block until the tensors are here. Return the small state of another snapshot if the first one was damaged."""
@@ -181,13 +212,13 @@ class Resumption:
         Where the states differ from those of the snapshot, they stay as they are: the body may change that.
         """
         with contextlib.suppress(StateError):
-            make_live(ready, record_of(ready), self._states, lambda _: None)
+            make_live(ready, record_of(ready), self._states, self._unlisted, lambda _: None)
         small = SmallState.of(ready.snapshot, ready.tier, record_of(ready))
         self._loaders.restore(small.loaders, small.rng, small.persistent)
 
     def make_live(self, ready: Ready) -> SmallState:
         """Restore states, loaders and random numbers. Raises StateError if they differ: then nothing was changed."""
-        small = make_live(ready, record_of(ready), self._states, self._say)
+        small = make_live(ready, record_of(ready), self._states, self._unlisted, self._say)
         self._loaders.restore(small.loaders, small.rng, small.persistent)
         return small
 
@@ -196,13 +227,16 @@ class Resumption:
         return SmallState.of(snapshot, tier, record)
 
 
-def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: Callable[[str], None]) -> SmallState:
+def make_live(
+    ready: Ready, record: SlotRecord, states: Mapping[str, Any], unlisted: Unlisted, say: Callable[[str], None]
+) -> SmallState:
     """Restore the live states. Return the small state, for the rest: place, loaders, random numbers, `extra`.
 
     Args:
         ready: the snapshot, in a slot.
         record: the record of that slot.
         states: the Checkpointer's states, by name.
+        unlisted: what they have besides their state_dicts.
         say: shows a line to the user.
 
     Raises:
@@ -214,12 +248,12 @@ def make_live(ready: Ready, record: SlotRecord, states: Mapping[str, Any], say: 
         say(f"bit-identity is not promised: {line}")
     small = SmallState.of(ready.snapshot, ready.tier, record)
     tensors = read_tensors(ready.slot, record)
-    restore(states, small.states, tensors)
+    restore(states, small.states, tensors, unlisted)
     return small
 
 
 def refill(live: dict[str, Any], stored: Mapping[str, Any]) -> None:
-    """Give `live` the content of `stored`. Its dicts and lists stay the same objects: the program may hold them."""
+    """Give `live` the content of `stored`. What it consists of stays the same objects: the program may hold them."""
     for key in live.keys() - stored.keys():
         del live[key]
     live.update({key: _refilled(live.get(key), value) for key, value in stored.items()})
@@ -234,7 +268,16 @@ def _refilled(live: Any, stored: Any) -> Any:
     if isinstance(stored, list):
         live[:] = [_refilled(held, value) for value, held in zip_longest(stored, live[: len(stored)])]
         return live
+    if is_tensor(live) and (live.shape, live.dtype, live.device) == (stored.shape, stored.dtype, stored.device):
+        return live.copy_(stored)
+    if is_array(live) and (live.shape, live.dtype) == (stored.shape, stored.dtype):
+        live[...] = stored
+        return live
     return stored
+
+
+def _has_tensors(values: Any) -> bool:
+    return next(references(values), None) is not None
 
 
 def record_of(ready: Ready) -> SlotRecord:

@@ -76,15 +76,15 @@ DEFECTS = (
     ),
     one(
         "the step of a snapshot is off by one",
-        "harness/trainer/checkpointer.py",
+        "harness/trainer/training.py",
         '            "step": step,\n            "place"',
         '            "step": step + 1,\n            "place"',
         TRAINER,
     ),
     one(
         "what the user noted is not saved",
-        "harness/trainer/checkpointer.py",
-        '            "extra": self.extra,\n',
+        "harness/trainer/training.py",
+        '            "extra": captured.extra,\n',
         '            "extra": {},\n',
         TRAINER,
     ),
@@ -104,9 +104,9 @@ DEFECTS = (
     ),
     one(
         "an end that only the process tells counts before its exit code is known",
-        "harness/trainer/checkpointer.py",
-        "                self._finish(hold=held)\n",
-        "                self._finish()\n",
+        "harness/trainer/training.py",
+        "                self.finish(hold=held)\n",
+        "                self.finish()\n",
         TRAINER,
     ),
     one(
@@ -118,8 +118,8 @@ DEFECTS = (
     ),
     one(
         "the end of the run does not wait until its snapshot is durable",
-        "harness/trainer/checkpointer.py",
-        "        if not hold:\n            self._saving.wait_durable()\n",
+        "harness/trainer/training.py",
+        "        if not hold:\n            self.saving.wait_durable()\n",
         "",
         TRAINER,
     ),

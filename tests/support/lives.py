@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from harness.core import rehearsal
+from harness.core.rehearsal import AnyLine, Instructions, Interruption
 from harness.errors import ExitCode
 from harness.ipc.control_page import Command
 from harness.trainer import checkpointer, process
@@ -56,6 +59,16 @@ class Lives:
             self._train()
         return self.outcome
 
+    def rehearse(self, stop: int, interruptions: Sequence[Interruption] = ()) -> list[AnyLine]:
+        """Live as in a pass of a rehearsal, life by life; return what was written down."""
+        written = self._folder / "lines"
+        for interruption in [*interruptions, None]:
+            told = Instructions(str(written), stop, interruption)
+            self._monkeypatch.setenv(rehearsal.VARIABLE, msgspec.json.encode(told).decode())
+            self.live()
+        self._monkeypatch.delenv(rehearsal.VARIABLE)
+        return rehearsal.decode_lines(written.read_bytes())
+
     def live(self, *, notice_at: int | None = None, kill_at: int | None = None, every_steps: int | None = None) -> None:
         """Live until the end, or until what happens at the event of this number."""
         self._lives += 1
@@ -63,6 +76,9 @@ class Lives:
         sealed = None if before is None else before.sealed or before.resumes
         link = self._link = PlayedLink(sealed, generation=self._lives, every_steps=every_steps)
         self._links.append(link)
+
+        def poke(_: int) -> None:
+            link.agent.command(Command.SNAPSHOT_AND_LEAVE)
 
         def happens(_: str) -> None:
             if len(self.events) == kill_at:
@@ -72,6 +88,7 @@ class Lives:
 
         with self._monkeypatch.context() as patch:
             patch.setattr(checkpointer, "_open_link", lambda _: link)
+            patch.setattr(link, "poke", poke)
             patch.setattr(Hazards, "look_at", lambda *_: None)  # searches the heap: longer than a whole life
             self._train(happens)
 

@@ -433,6 +433,130 @@ def validated_first(job: Job) -> None:
             job.note(ckpt.step_count + 1, job.step(x + noise))
 
 
+def unfreezing(job: Job) -> None:
+    """The first layer is trained from the second epoch on, by a group of the optimizer that is added then."""
+    first = job.model[0]
+    first.requires_grad_(False)
+    job.optimizer = torch.optim.AdamW(job.model[2:].parameters(), lr=1e-2)
+    ckpt = job.checkpointer(model=job.model, optimizer=job.optimizer)
+    for epoch in ckpt.epochs(EPOCHS):
+        if epoch == 1:
+            first.requires_grad_(True)
+            job.optimizer.add_param_group({"params": list(first.parameters()), "lr": 1e-3})
+        for (x,) in ckpt.batches(job.loader):
+            job.note(ckpt.step_count + 1, job.step(x))
+        job.note(f"trained-{epoch}", float(first.weight.requires_grad))
+
+
+def gan(job: Job) -> None:
+    """Two optimizers; the second one steps every third batch, on what it has accumulated until then."""
+    made = nn.Linear(16, 16)
+    maker = torch.optim.SGD(made.parameters(), lr=0.05)
+    ckpt = job.checkpointer(made=made, maker=maker, **job.states)
+    for _epoch in ckpt.epochs(EPOCHS):
+        for number, (x,) in ckpt.enumerate(job.loader):
+            job.optimizer.zero_grad()
+            real = (job.model(x) - 1).square().mean()
+            real.backward()
+            job.optimizer.step()
+            job.model.requires_grad_(False)
+            fooled = job.model(made(x)).square().mean()
+            fooled.backward()
+            if number % 3 == 2:
+                maker.step()
+                maker.zero_grad()
+            job.model.requires_grad_(True)
+            job.note(ckpt.step_count + 1, float((real + fooled).detach()) + float(made.weight.detach().sum()))
+
+
+def momentum_of_gradients(job: Job) -> None:
+    """Gradients are never set to zero, but halved: what is left of them is part of the next step."""
+    ckpt = job.checkpointer(**job.states)
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        job.note(step + 1, job.step(torch.randn(4, 16), update=False))
+        job.optimizer.step()
+        for param in job.model.parameters():
+            assert param.grad is not None
+            param.grad.mul_(0.5)
+
+
+def kept_gradients(job: Job) -> None:
+    """Gradients are never set to zero: they add up to a momentum without decay."""
+    for group in job.optimizer.param_groups:
+        group["lr"] = 1e-4
+    ckpt = job.checkpointer(model=job.model, optimizer=job.optimizer)
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        job.note(step + 1, job.step(torch.randn(4, 16), update=False))
+        job.optimizer.step()
+
+
+def zeroed_in_place(job: Job) -> None:
+    """A layer that is used every third step only; its gradients are zero meanwhile, and its weights decay."""
+    rare = nn.Linear(16, 16)
+    job.optimizer.add_param_group({"params": list(rare.parameters())})
+    del job.states["scheduler"]
+    ckpt = job.checkpointer(rare=rare, **job.states)
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        x = torch.randn(4, 16)
+        job.optimizer.zero_grad(set_to_none=False)
+        loss = job.step(rare(x) if step % 3 == 0 else x, update=False)
+        job.optimizer.step()
+        job.note(step + 1, loss + float(rare.weight.detach().sum()))
+
+
+def accumulated_and_validated(job: Job) -> None:
+    """Three batches a step, with a validation between two of them."""
+    ckpt = job.checkpointer(**job.states)
+    for _epoch in ckpt.epochs(EPOCHS):
+        for number, (x,) in ckpt.enumerate(job.loader):
+            loss = job.step(x, update=number % 3 == 2)
+            job.note(f"{ckpt.epoch}.{number}", loss)
+            if number % 3 == 1:
+                job.validate(ckpt, f"{ckpt.epoch}.{number}")
+
+
+def lbfgs(job: Job) -> None:
+    """An optimizer that calls the model several times a step, and whose state grows."""
+    layer = nn.Linear(16, 1)
+    job.model = nn.Sequential(layer)
+    optimizer = torch.optim.LBFGS(job.model.parameters(), lr=0.1, max_iter=3, history_size=4)
+    ckpt = job.checkpointer(model=job.model, optimizer=optimizer)
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        happens("step")
+        x = torch.randn(4, 16)
+
+        def closure(x: torch.Tensor = x) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = (job.model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            return loss
+
+        job.note(step + 1, float(optimizer.step(closure).detach()))
+
+
+def growing_history(job: Job) -> None:
+    """A tensor in ckpt.extra that grows at every step."""
+    ckpt = job.checkpointer(**job.states)
+    ckpt.extra.setdefault("losses", torch.zeros(0))
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        loss = job.step(torch.randn(4, 16))
+        ckpt.extra["losses"] = torch.cat([ckpt.extra["losses"], torch.tensor([loss] * 500)])
+        job.note(step + 1, float(ckpt.extra["losses"].sum()))
+
+
+def averaged(job: Job) -> None:
+    """A running average in a buffer that is not persistent, and one in a tensor of ckpt.extra that the script holds."""
+    job.model.register_buffer("average", torch.zeros(64, 16), persistent=False)
+    ckpt = job.checkpointer(**job.states)
+    mean = ckpt.extra.setdefault("mean", torch.zeros(16))
+    for step in ckpt.steps(EPOCHS * BATCHES):
+        loss = job.step(torch.randn(4, 16))
+        weight = job.model[0].weight.detach()
+        job.model.average = job.model.average * 0.9 + weight * 0.1
+        mean.lerp_(weight.mean(0), 0.1)
+        job.note(step + 1, loss + float(job.model.average.sum()) + float(mean.sum()))
+
+
 Style = Callable[[Job], None]
 
 STYLES: dict[str, Style] = {
@@ -482,6 +606,21 @@ INSIDE: dict[str, Style] = {
     )
 }
 """Those with loops in loops, and with something that is drawn around them."""
+BESIDE: dict[str, Style] = {
+    style.__name__: style
+    for style in (
+        unfreezing,
+        gan,
+        momentum_of_gradients,
+        kept_gradients,
+        zeroed_in_place,
+        accumulated_and_validated,
+        lbfgs,
+        growing_history,
+        averaged,
+    )
+}
+"""Those with state that is in no state_dict."""
 
 
 def digest(module: nn.Module) -> str:
@@ -499,7 +638,7 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 def train(style: str, curve: Path, final: Path | None) -> None:
     """Train in one style."""
     job = Job(curve)
-    (STYLES | VALIDATED | INSIDE)[style](job)
+    (STYLES | VALIDATED | INSIDE | BESIDE)[style](job)
     if final:
         final.write_text(digest(job.model))
 
@@ -507,14 +646,14 @@ def train(style: str, curve: Path, final: Path | None) -> None:
 def main() -> None:
     """Train in one style, or in all, one after the other."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("style", choices=[*STYLES, *VALIDATED, *INSIDE], nargs="?")
+    parser.add_argument("style", choices=[*STYLES, *VALIDATED, *INSIDE, *BESIDE], nargs="?")
     parser.add_argument("--all", type=Path)
     parser.add_argument("--curve", type=Path)
     parser.add_argument("--final", type=Path)
     options = parser.parse_args()
     delays.install(delays.TRAINER)
     if options.all:
-        for style in (*STYLES, *VALIDATED, *INSIDE):
+        for style in (*STYLES, *VALIDATED, *INSIDE, *BESIDE):
             train(style, options.all / f"{style}.curve", options.all / f"{style}.final")
     else:
         train(options.style, options.curve, options.final)

@@ -24,30 +24,31 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
         ckpt: not inert; an inert one is left as it is.
         hold_at: a step after which it stays, until `hold_until` exists.
     """
-    if ckpt._inert:
+    training, loops = ckpt._training, ckpt._loops
+    if training.inert:
         return ckpt
-    count_step = ckpt._count_step
+    count_step = loops._count_step
 
     def is_due() -> bool:
-        return ckpt._boundary.overdue and ckpt._stager.sealed_step != ckpt.step_count
+        return training.boundary.overdue and training.stager.sealed_step != ckpt.step_count
 
     def is_held() -> bool:
         return ckpt.step_count == hold_at and hold_until is not None and not hold_until.exists()
 
     def is_on_its_way() -> bool:
-        sealed = ckpt._stager.sealed_step
-        return sealed is not None and not ckpt._stager.pending and (ckpt.durable_step or 0) < sealed
+        sealed = training.stager.sealed_step
+        return sealed is not None and not training.stager.pending and (ckpt.durable_step or 0) < sealed
 
     def waits() -> bool:
-        given_up = ckpt.interrupted or ckpt._link.gone or ckpt._link.slot_error is not None
+        given_up = ckpt.interrupted or training.link.gone or training.link.slot_error is not None
         return is_held() or (not given_up and (is_due() or is_on_its_way()))
 
     def count_and_wait(kind: str) -> None:
         count_step(kind)
         while waits():
             threading.Event().wait(LOOK_S)
-            if is_due() or ckpt._page.news != ckpt._boundary.seen:
-                ckpt._at_boundary(kind)
+            if is_due() or training.page.news != training.boundary.seen:
+                training.at_boundary(kind)
 
-    ckpt._count_step = count_and_wait  # type: ignore[method-assign]
+    loops._count_step = count_and_wait  # type: ignore[method-assign]
     return ckpt

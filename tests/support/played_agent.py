@@ -118,7 +118,7 @@ class Program:
 
     def end(self) -> str:
         """The process ends; what the agent is told of it."""
-        self.ckpt._at_exit()
+        self.ckpt._training.at_exit()
         if self.link.parted["early"]:
             return "stopped early"
         return "finished" if messages.Finished in self.link.told else "left"

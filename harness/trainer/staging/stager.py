@@ -36,8 +36,11 @@ from harness.ipc.window import Window
 from harness.trainer.copy import to_slot
 from harness.trainer.link import Link
 from harness.trainer.staging.overlap import Deferred, Overlap, Work
-from harness.trainer.state import capture
+from harness.trainer.state.capture import Captured, check_encoding
 from harness.trainer.state.environment import environment
+
+_SLACK = 1.5
+"""A slot that is asked for again is larger than needed by this factor."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ class Stager:
         self,
         link: Link,
         states: Mapping[str, object],
-        small_state: Callable[[int, dict[str, Any]], dict[str, Any]],
+        capture_now: Callable[[bool], Captured],
+        small_state: Callable[[int, Captured], dict[str, Any]],
         overlap: Overlap,
     ) -> None:
         """Plan nothing yet.
@@ -86,15 +90,19 @@ class Stager:
         Args:
             link: the connection to the agent.
             states: the states to capture, by name.
-            small_state: makes everything of a snapshot but its tensors, from its step and the captured states' tree.
+            capture_now: captures them, and the user's plain values; its argument is `sure` of `capture`.
+            small_state: makes everything of a snapshot but its tensors, from its step and what was captured.
             overlap: makes late copies, if they are asked for.
         """
-        self._link, self._states, self._small_state, self._overlap = link, states, small_state, overlap
+        self._link, self._states, self._overlap = link, states, overlap
+        self._capture, self._small_state = capture_now, small_state
         self._pending: _Pending | None = None
         self._settling = threading.Lock()
         self._layout: _Layout | None = None
         self._views: weakref.WeakKeyDictionary[Slot, tuple[_Layout, dict[str, Tensor]]] = weakref.WeakKeyDictionary()
         self._record_bytes = 0
+        self._asked = False
+        self._prepare: Callable[[Slot], None] | None = None
         self._told_unpinned = False
         self._sequence = 0
         self._used_grant = 0
@@ -117,7 +125,7 @@ class Stager:
         Raises:
             StateError: something in the states cannot be stored; names it, and the remedy.
         """
-        self._plan(step, capture.capture(self._states))
+        self._ask(self._lay_out(step, self._capture(False)))
 
     def stage(self, step: int, *, overlap: bool = False) -> bool:
         """Copy the live state into the granted slot and seal it. This is the only call that blocks the training step.
@@ -130,7 +138,7 @@ class Stager:
 
         Returns:
             Whether `step` is sealed, or will be by `settle`. False, at once, while there is no slot to fill, and if
-            the layout had to be planned again, because tensors appeared, disappeared or changed their shape.
+            larger slots are needed, because tensors appeared or have grown.
 
         Raises:
             NoSpace: the slots fit neither into memory nor onto the local disk, or that disk has failed.
@@ -146,23 +154,27 @@ class Stager:
             return False
         grant, slot = granted
         started = time.perf_counter()
-        captured = capture.capture(self._states)
+        captured = self._capture(True)
         layout = self._layout
         if layout is None or tuple(captured.specs()) != layout.specs:
-            self._plan(step, captured)
-            return False
+            needed = self._lay_out(step, captured)
+            if needed > slot.size:
+                self._ask(needed)
+                return False
+            layout = self._layout
+            assert layout is not None
         record = self._record(step, captured, layout)
         slot.begin()
         deferred = self._copy(slot, layout, captured, overlap=overlap)
         if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started):
-            self._plan(step, captured)
+            self._ask(self._lay_out(step, captured))
             return False
         if deferred:
             work = self._overlap.begin(deferred)
             self._pending = _Pending(step, grant, slot, record, work, time.perf_counter() - started)
         return True
 
-    def _copy(self, slot: Slot, layout: _Layout, captured: capture.Captured, *, overlap: bool) -> tuple[Deferred, ...]:
+    def _copy(self, slot: Slot, layout: _Layout, captured: Captured, *, overlap: bool) -> tuple[Deferred, ...]:
         """Copy what has to be copied at the boundary; return the tensors left for a thread to copy, or to compare."""
         if slot.on_disk:
             self._pass_through(slot, layout, captured)
@@ -251,7 +263,8 @@ class Stager:
         )
         return True
 
-    def _plan(self, step: int, captured: capture.Captured) -> None:
+    def _lay_out(self, step: int, captured: Captured) -> int:
+        """Plan slots for what was captured. Return the bytes that one has to have."""
         specs = tuple(captured.specs())
         shards = plan_shards(specs)
         small = self._dumped(step, captured)
@@ -259,13 +272,18 @@ class Stager:
             raise StateError(
                 "small state does not survive its own encoding: please report this, with your states' types"
             )
-        capture.check_encoding(captured.tree)
+        check_encoding(captured.tree)
         spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in shards])
         self._layout = _Layout(specs, shards, spans, environment())
-        self._views.clear()
         devices = sorted({tensor.device for tensor in captured.tensors.values() if tensor.is_cuda}, key=str)
-        prepare = functools.partial(self._pin, devices[0]) if devices else None
-        self._link.ask_slots(slot_bytes(spans, max(len(small), self._record_bytes)), prepare)
+        self._prepare = functools.partial(self._pin, devices[0]) if devices else None
+        return slot_bytes(spans, max(len(small), self._record_bytes))
+
+    def _ask(self, needed: int) -> None:
+        """Ask for slots of so many bytes; after the first time, of more: what has grown may grow again."""
+        self._views.clear()
+        self._link.ask_slots(int(needed * (_SLACK if self._asked else 1)), self._prepare)
+        self._asked = True
 
     def _pin(self, device: torch.device, slot: Slot) -> None:
         """Make a slot pinned memory, if the driver allows it. Called in the link's thread."""
@@ -289,7 +307,7 @@ class Stager:
         self._views[slot] = (layout, found)
         return found
 
-    def _pass_through(self, slot: Slot, layout: _Layout, captured: capture.Captured) -> None:
+    def _pass_through(self, slot: Slot, layout: _Layout, captured: Captured) -> None:
         """Copy into a slot on disk, for which memory has no room: the loop waits for that disk."""
         _write_headers(slot, layout)
         window = Window(slot)
@@ -300,7 +318,7 @@ class Stager:
                 f"there is no memory for a snapshot, and the disk used instead has failed: {err.strerror}"
             ) from err
 
-    def _record(self, step: int, captured: capture.Captured, layout: _Layout) -> SlotRecord:
+    def _record(self, step: int, captured: Captured, layout: _Layout) -> SlotRecord:
         return SlotRecord(
             step=step,
             rank=0,
@@ -312,8 +330,8 @@ class Stager:
             sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
 
-    def _dumped(self, step: int, captured: capture.Captured) -> bytes:
-        small = tree.dumps(self._small_state(step, captured.tree))
+    def _dumped(self, step: int, captured: Captured) -> bytes:
+        small = tree.dumps(self._small_state(step, captured))
         if len(small) > MAX_STATE_BYTES:
             raise StateError(
                 f"the state outside of tensors takes {len(small) / 1e6:.0f} MB as JSON, and at most "

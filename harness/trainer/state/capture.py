@@ -15,8 +15,8 @@ from __future__ import annotations
 import enum
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,10 @@ from harness.trainer.state.kinds import (
     plain_keys,
 )
 from harness.trainer.state.rng import arrays_to_bytes, tensor_bytes
+from harness.trainer.state.unlisted import Unlisted
+
+EXTRA: Final = "ckpt.extra"
+"""The first part of the names of the tensors in the user's plain values."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,15 @@ class Captured:
         frozen: names of untrained parameters of modules: they require no gradient, and no optimizer has them. A hint
             for the layout, no promise: an EMA's parameters may be frozen and still change. A parameter that an
             optimizer has is never frozen, so that the two sides of a GAN, frozen in turns, have one layout.
+        extra: the user's plain values, in the same form as `tree`.
+        devices: where tensors of `extra` are that are not on the CPU, by name.
     """
 
     tree: dict[str, Any]
     tensors: dict[str, Tensor]
     frozen: frozenset[str]
+    extra: dict[Any, Any] = field(default_factory=dict)
+    devices: dict[str, str] = field(default_factory=dict)
 
     def specs(self) -> list[TensorSpec]:
         """Return the descriptions of the tensors that `plan_shards` needs."""
@@ -65,11 +73,20 @@ class Captured:
         ]
 
 
-def capture(states: Mapping[str, object]) -> Captured:
+def capture(
+    states: Mapping[str, object],
+    unlisted: Unlisted | None = None,
+    extra: Mapping[Any, Any] | None = None,
+    *,
+    sure: bool = True,
+) -> Captured:
     """Take every state apart into small values and tensors. Copies no tensor.
 
     Args:
         states: the user's states, by name; may nest in dicts, lists and tuples.
+        unlisted: captures what is not in the state_dicts.
+        extra: the user's plain values.
+        sure: whether gradients are captured of which it is not known yet whether they matter. Not for a layout.
 
     Raises:
         StateError: something in a state cannot be stored; names its path, its type and the remedy.
@@ -77,8 +94,26 @@ def capture(states: Mapping[str, object]) -> Captured:
     flat = flatten(states)
     names = parameter_names(flat)
     walk = _Walk(_optimized(flat))
-    tree = {name: _capture_state(name, state, names, walk) for name, state in flat.items()}
-    return Captured(tree, walk.tensors, frozenset(walk.frozen))
+    tree = {}
+    for name, state in flat.items():
+        tree[name] = _capture_state(name, state, names, walk)
+        if unlisted is not None and isinstance(state, nn.Module):
+            tree[name] |= unlisted.capture_module(name, state, walk, sure=sure)
+        elif unlisted is not None and isinstance(state, Optimizer):
+            tree[name] |= unlisted.capture_optimizer(name, state)
+    before = set(walk.tensors)
+    kept = walk.value(dict(extra or {}), [EXTRA])
+    devices = {
+        name: str(tensor.device)
+        for name, tensor in walk.tensors.items()
+        if name not in before and tensor.device.type != "cpu"
+    }
+    return Captured(tree, walk.tensors, frozenset(walk.frozen), kept, devices)
+
+
+def check_value(value: Any, path: Sequence[str | int]) -> None:
+    """Raise StateError if a plain value cannot be stored; names its path, its type and the remedy."""
+    _Walk(frozenset()).value(value, list(path))
 
 
 def check_encoding(tree: Mapping[str, Any]) -> None:

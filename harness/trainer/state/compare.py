@@ -15,7 +15,15 @@ from harness.core.tree import TensorRef
 from harness.errors import SnapshotCorrupt, StateError
 from harness.trainer.copy.to_slot import describe
 from harness.trainer.state.capture import alias_of, check_tensor
-from harness.trainer.state.kinds import SAME_PROGRAM, Kind, classify, describe_parameters, is_tensor, plain_keys
+from harness.trainer.state.kinds import (
+    SAME_PROGRAM,
+    Kind,
+    added_groups,
+    classify,
+    describe_parameters,
+    is_tensor,
+    plain_keys,
+)
 from harness.trainer.state.stored import Stored
 
 _SHOWN: Final = 5
@@ -40,13 +48,13 @@ def compare_state(name: str, state: Any, node: dict[str, Any], names: Mapping[in
     if node["kind"] != kind:
         raise StateError(f"{name}: stored is a {node['kind']}, live is a {kind.value}: {SAME_PROGRAM}")
     saved = node["state"]
-    for ref in _references(saved):
+    for ref in references(saved):
         stored.view(ref)
     match kind:
         case Kind.MODULE:
             _compare_module(name, state, mapping(name, saved), stored)
         case Kind.OPTIMIZER:
-            _compare_optimizer(name, state, mapping(name, saved), node.get("params"), names)
+            _compare_optimizer(name, state, node, names)
         case Kind.SCHEDULER:
             _compare_scheduler(name, state.state_dict(), mapping(name, saved))
         case Kind.NUMPY_GENERATOR:
@@ -89,12 +97,13 @@ _WRITTEN_LATER: Final = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_moment
 """Options that schedulers and torch itself add to an optimizer's groups, perhaps long after the start (SWALR)."""
 
 
-def _compare_optimizer(
-    name: str, optimizer: Optimizer, saved: dict[str, Any], params: Any, names: Mapping[int, str]
-) -> None:
+def _compare_optimizer(name: str, optimizer: Optimizer, node: dict[str, Any], names: Mapping[int, str]) -> None:
+    saved, params = mapping(name, node["state"]), node.get("params")
     live_params = describe_parameters(optimizer, names)
     if not (isinstance(params, list) and all(isinstance(group, list) for group in params)):
         raise SnapshotCorrupt(f"{name}: the stored optimizer does not name its parameters")
+    added = len(added_groups(node, len(live_params), set(names.values())))
+    params = params[: len(params) - added]
     if len(params) != len(live_params):
         raise StateError(f"{name}.param_groups: stored {len(params)} groups, live {len(live_params)}: {SAME_PROGRAM}")
     for index, (there, here) in enumerate(zip(params, live_params, strict=True)):
@@ -109,9 +118,9 @@ def _compare_optimizer(
                     f"give the parameters in the same order; {SAME_PROGRAM}"
                 )
     groups = saved.get("param_groups")
-    if not isinstance(groups, list) or len(groups) != len(live_params):
+    if not isinstance(groups, list) or len(groups) != len(live_params) + added:
         return  # an optimizer with its own form of state_dict, which its load_state_dict checks
-    for index, (group, live) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+    for index, (group, live) in enumerate(zip(groups[: len(params)], optimizer.param_groups, strict=True)):
         written = set(mapping(name, group)) - _WRITTEN_LATER
         expected = optimizer.defaults.keys() | (live.keys() & written)
         compare_names(f"{name}.param_groups[{index}]", sorted(written), sorted(expected), "option")
@@ -141,15 +150,16 @@ def compare_names(where: str, saved: Sequence[str], live: Sequence[str], what: s
     raise StateError(f"{where}: not the same {what} names; {'; '.join(parts)}: {SAME_PROGRAM}")
 
 
-def _references(value: Any) -> Iterator[TensorRef]:
+def references(value: Any) -> Iterator[TensorRef]:
+    """Yield the tensors to which a stored tree of small values refers."""
     if isinstance(value, TensorRef):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _references(item)
+            yield from references(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _references(item)
+            yield from references(item)
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import enum
 import random
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NoReturn
 
 import torch
@@ -119,6 +119,19 @@ def describe_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> list[
     every moment to the wrong parameter, without an error if the shapes are equal.
     """
     return [[names.get(id(param), list(param.shape)) for param in group["params"]] for group in optimizer.param_groups]
+
+
+def added_groups(node: Mapping[str, Any], live: int, known: Collection[str]) -> list[list[str]]:
+    """Return the parameters' names of the groups that were added during the training, if a start has none of them.
+
+    Args:
+        node: an optimizer's node in the stored tree.
+        live: the number of groups that the live optimizer has.
+        known: names of all parameters of all live modules.
+    """
+    missing: list[list[Any]] = node["params"][live:] if node.get("groups") == live else []
+    names = [name for group in missing for name in group]
+    return missing if all(isinstance(name, str) and name in known for name in names) else []
 
 
 def plain_keys(module: nn.Module, keys: Mapping[str, Any]) -> dict[str, str]:

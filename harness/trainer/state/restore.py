@@ -25,9 +25,15 @@ from harness.trainer.state.compare import compare_names, compare_state, mapping,
 from harness.trainer.state.kinds import SAME_PROGRAM, Kind, flatten, is_tensor, parameter_names, plain_keys
 from harness.trainer.state.rng import arrays_from_bytes, bytes_tensor
 from harness.trainer.state.stored import Stored
+from harness.trainer.state.unlisted import Unlisted
 
 
-def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def restore(
+    states: Mapping[str, object],
+    tree: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    unlisted: Unlisted | None = None,
+) -> None:
     """Put states back to what `capture` saw. Compares all of them first: a difference raises before any is changed.
 
     Modules are loaded in place, and so are tensors that a torch optimizer has made already. All other states get
@@ -38,6 +44,7 @@ def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping
         states: live objects, made by the same program as the captured ones.
         tree: `Captured.tree`, decoded.
         tensors: the stored tensors by name; typically views into a slot.
+        unlisted: restores what is not in the state_dicts.
 
     Raises:
         StateError: the live objects differ from the stored ones; names the path, both sides and the remedy.
@@ -54,14 +61,39 @@ def restore(states: Mapping[str, object], tree: dict[str, Any], tensors: Mapping
         compare_state(name, state, node_of(name, tree[name]), names, stored)
     # Modules first: another state's tensor that shared memory with a module's is tied to the live one again.
     order = sorted(flat, key=lambda name: not isinstance(flat[name], nn.Module))
-    loads: dict[str, Callable[[], object]] = {}
+    loads: list[tuple[str, Callable[[], object]]] = []
     for name in order:
         with _refusals(name):
-            loads[name] = _prepare(name, flat[name], tree[name], stored)
+            state, node = flat[name], tree[name]
+            if unlisted is not None and isinstance(state, Optimizer):
+                unlisted.prepare_optimizer(name, state, node)
+            loads.append((name, _prepare(name, state, node, stored)))
+            if unlisted is not None and isinstance(state, nn.Module):
+                loads.append((name, unlisted.prepare_module(name, state, node, stored)))
     stored.fill()
-    for name, load in loads.items():
+    for name, load in loads:
         with _refusals(name):
             load()
+
+
+def restore_values(values: Any, tensors: Mapping[str, Tensor], devices: Mapping[str, str]) -> Any:
+    """Return a captured tree of plain values in its live form. Its tensors and arrays are copies.
+
+    Args:
+        values: the tree, decoded.
+        tensors: the stored tensors by name.
+        devices: where tensors were that were not on the CPU, by name. On a machine without it, they stay on the CPU.
+    """
+    stored = Stored(tensors, {name: device for name, device in devices.items() if _has(device)})
+    live = _revive(values, None, stored, ["ckpt.extra"])
+    stored.fill()
+    return live
+
+
+def _has(device: str) -> bool:
+    kind, _, index = device.partition(":")
+    module = {"cuda": torch.cuda, "xpu": torch.xpu}.get(kind)
+    return module is not None and module.is_available() and int(index or 0) < module.device_count()
 
 
 @contextlib.contextmanager

@@ -20,8 +20,14 @@ from harness.trainer.copy.to_slot import TORCH_DTYPES, Pair, describe
 class Stored:
     """The stored tensors. Checks them against their references, and copies each at most once, all in one go."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, Tensor], devices: Mapping[str, str] | None = None) -> None:
+        """Copy nothing yet.
+
+        Args:
+            tensors: the stored tensors, by name.
+            devices: the devices of copies that replace no live tensor; by default that of the stored one.
+        """
+        self._tensors, self._devices = tensors, devices or {}
         self._copies: dict[tuple[str, str], Tensor] = {}
         self._waiting: list[Pair] = []
         self._offered: dict[int, Tensor] = {}
@@ -48,7 +54,7 @@ class Stored:
         key = (ref.name, ref.kind)
         if key not in self._copies:
             view = self.view(ref)
-            device = like.device if like is not None else view.device
+            device = torch.device(self._devices.get(ref.name, view.device)) if like is None else like.device
             order = ref.order or tuple(range(view.dim()))
             place = sorted(range(len(order)), key=lambda dim: order[dim])
 

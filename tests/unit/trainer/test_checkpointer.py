@@ -146,7 +146,7 @@ def an_exit_that_is_caught(program: Program) -> None:
 
 def an_exit_that_is_caught_at_the_end(program: Program) -> None:
     by_hand(program)
-    program.ckpt._process._exit_failed = program.ckpt._process.exiting = True
+    program.ckpt._training.process._exit_failed = program.ckpt._training.process.exiting = True
 
 
 def epochs_and_then_batches(program: Program) -> None:
@@ -198,7 +198,7 @@ def an_early_stop_and_a_loop_of_batches(program: Program) -> None:
 def test_a_training_that_came_to_its_end_is_finished(program: Program, train: Callable[[Program], None]) -> None:
     train(program)
     assert program.end() == "finished"
-    assert program.ckpt._stager.sealed_step == program.ckpt.step_count, "the final state is saved"
+    assert program.ckpt._training.stager.sealed_step == program.ckpt.step_count, "the final state is saved"
 
 
 def epochs_broken_off(program: Program) -> None:
@@ -269,8 +269,8 @@ def a_second_stage_broken_off(program: Program) -> None:
 
 def _exit(program: Program) -> None:
     """`sys.exit()`, as our hook sees it."""
-    program.ckpt._process.exiting = True
-    program.ckpt._process._on_sys_exit()
+    program.ckpt._training.process.exiting = True
+    program.ckpt._training.process._on_sys_exit()
     sys.exit(0)
 
 
@@ -297,7 +297,7 @@ def test_a_training_that_leaves_its_outermost_loop_early_is_not(
 
 @pytest.mark.parametrize("train", [*EARLY, by_hand, broken_off_by_hand])
 def test_with_a_notice_in_force_no_way_out_is_an_end(program: Program, train: Callable[[Program], None]) -> None:
-    program.ckpt._at_boundary = lambda kind: None  # type: ignore[method-assign]  # none before the program leaves
+    program.ckpt._training.at_boundary = lambda kind: None  # type: ignore[method-assign]  # none before the program leaves
     program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
 
     assert ends(program, train) == "left"
@@ -346,19 +346,19 @@ def test_a_program_with_a_handler_of_its_own_leaves_with_what_it_has_trained_by_
         for _ in range(program.ckpt.resume(), 100):
             program.train()
             if program.ckpt.step_count == 2:
-                assert program.ckpt._takes_signal(signal.SIGTERM)
+                assert program.ckpt._training.takes_signal(signal.SIGTERM)
             program.ckpt.step()
 
     with pytest.raises(SystemExit, match="75"):
         train()
 
-    assert program.ckpt._stager.sealed_step == 3
+    assert program.ckpt._training.stager.sealed_step == 3
 
 
 def test_a_signal_that_nobody_has_answered_yet_is_a_notice(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "_ANSWER_S", 0.0)
     by_hand(program)
-    program.ckpt._takes_signal(signal.SIGTERM)
+    program.ckpt._training.takes_signal(signal.SIGTERM)
 
     assert program.end() == "left"
 
@@ -408,7 +408,7 @@ def test_one_that_is_closed_is_out_of_the_way_of_the_next(program: Program) -> N
     assert program.link.parted == {"exception": False, "early": False, "hopeless": False, "process_lives": True}
     assert messages.Finished in program.link.told
     assert (program.ckpt.step_count, another.ckpt.step_count) == (3, 2), "optimizers are told to one alone"
-    assert another.ckpt._stager.sealed_step == 2
+    assert another.ckpt._training.stager.sealed_step == 2
 
 
 def test_the_next_one_closes_the_one_before(program: Program) -> None:
@@ -422,7 +422,7 @@ def test_the_next_one_closes_the_one_before(program: Program) -> None:
 def test_an_error_that_was_caught_in_between_does_not_fail_what_comes_after(program: Program) -> None:
     for _ in program.ckpt.steps(3):
         program.train()
-    program.ckpt._process._thread_failed = True
+    program.ckpt._training.process._thread_failed = True
     program.ckpt.close()
 
     assert not program.link.parted["exception"]
@@ -477,7 +477,7 @@ def test_a_state_can_have_any_name_in_a_mapping() -> None:
     link: Any = PlayedLink()
     ckpt = Checkpointer({"store": model, "loader": teacher}, ema=nn.Linear(2, 2), link=link)
 
-    assert list(ckpt._states) == ["store", "loader", "ema"]
+    assert list(ckpt._training.states) == ["store", "loader", "ema"]
     with pytest.raises(StateError, match="two states are named ema"):
         Checkpointer({"ema": model}, ema=teacher)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lives import Lives
-from tests.support.loops import INSIDE, STYLES, VALIDATED
+from tests.support.loops import BESIDE, INSIDE, STYLES, VALIDATED
 
 pytestmark = [
     # A loop that is skipped makes no step before the scheduler's, which is restored afterwards.
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:a resume in the middle of"),
 ]
 
-ALL = {**STYLES, **VALIDATED, **INSIDE}
+ALL = {**STYLES, **VALIDATED, **INSIDE, **BESIDE}
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def lives_of(style: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Lives
     return Lives(ALL[style], folder, monkeypatch)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", [*STYLES, *BESIDE])
 def test_a_notice_at_any_moment_costs_nothing_and_repeats_nothing(
     style: str, unbroken: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,13 @@ class Training:
         self.states = {"model": self.model, "optimizer": self.optimizer}
         self.link, self.said, self.step = PlayedLink(), list[str](), 0
         self.overlap = Overlap(self.said.append, executor or LastMoment())
-        self.stager = Stager(self.link, self.states, lambda step, states: {"states": states}, self.overlap)  # type: ignore[arg-type]
+        self.stager = Stager(
+            self.link,  # type: ignore[arg-type]
+            self.states,
+            lambda sure: capture.capture(self.states),
+            lambda step, captured: {"states": captured.tree},
+            self.overlap,
+        )
         self.settled: list[bool] = []
         self.hook = before_updates(self.before_step)
 

@@ -1,0 +1,268 @@
+"""Unlisted: what belongs to modules and optimizers, and is not in their state_dicts.
+
+Owns how it is captured and restored: which parameters require a gradient, gradients that a later step reads, buffers
+that are not persistent, and parameter groups that an optimizer got during the training. Only what has changed since
+the Checkpointer was made is stored: everything else the program makes again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.core.tree import TensorRef
+from harness.errors import StateError
+from harness.trainer.state.gradients import Gradients, Habit, Watched
+from harness.trainer.state.kinds import added_groups, describe_parameters, parameter_names, plain_keys
+from harness.trainer.state.stored import Stored
+
+
+class Walk(Protocol):
+    """What a capture offers."""
+
+    def tensor(self, tensor: Tensor, path: list[str | int]) -> TensorRef:
+        """Return a reference to a tensor that is stored."""
+        ...
+
+
+class Unlisted:
+    """What the states of one training have besides their state_dicts. Remembers how it was at the beginning."""
+
+    def __init__(self, states: Mapping[str, object], warn: Callable[[str], None]) -> None:
+        """Note how it is now.
+
+        Args:
+            states: the states, by name; flat.
+            warn: shows a warning to the user.
+        """
+        self._warn = warn
+        self._modules = {name: _Module(name, state) for name, state in states.items() if isinstance(state, nn.Module)}
+        self._states = states
+        self._groups: dict[str, int] = {}
+        self._told_sparse = False
+        self.gradients = Gradients(_optimizers_in(states.values()))
+
+    def begin(self) -> None:
+        """Note that the training begins: parameter groups that are added from now on are added during it."""
+        for name, state in self._states.items():
+            if isinstance(state, Optimizer):
+                self._groups.setdefault(name, len(state.param_groups))
+
+    def remove(self) -> None:
+        """Watch no longer."""
+        self.gradients.remove()
+
+    # ---- capture ----------------------------------------------------------------------------------------------------
+
+    def capture_module(self, name: str, module: nn.Module, walk: Walk, *, sure: bool) -> dict[str, Any]:
+        """Return what a module's node in the tree has besides its state_dict.
+
+        Args:
+            name: the module's name.
+            module: the module.
+            walk: takes the tensors.
+            sure: see `Watched.are_read`.
+
+        Raises:
+            StateError: it cannot be restored, or a tensor cannot be stored.
+        """
+        noted = self._modules[name]
+        params = dict(module.named_parameters(remove_duplicate=False))
+        plain = plain_keys(module, params)
+        node: dict[str, Any] = {"requires_grad": noted.flags_changed(params, plain)}
+        if buffers := noted.buffers_changed(module):
+            node["buffers"] = {key: walk.tensor(buffer, [name, key]) for key, buffer in buffers.items()}
+        grads, zeros = self._gradients_of(params, plain, sure=sure)
+        kept = {key: walk.tensor(grad, [name, key, "grad"]) for key, grad in grads.items() if self._is_dense(key, grad)}
+        return node | ({"grads": kept} if kept else {}) | ({"zero_grads": zeros} if zeros else {})
+
+    def _gradients_of(
+        self, params: Mapping[str, nn.Parameter], plain: Mapping[str, str], *, sure: bool
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """Return the gradients to be stored, and the names of those that are zero, or will be before they are read."""
+        watched_by = self.gradients.by_parameter()
+        stored, zeros = {}, []
+        for key, param in params.items():
+            watched = watched_by.get(id(param))
+            if watched is None or param.grad is None:
+                continue
+            if watched.are_read(sure=sure):
+                stored[plain[key]] = param.grad
+            elif watched.habit is Habit.ZEROED:
+                zeros.append(plain[key])
+        return stored, zeros
+
+    def _is_dense(self, key: str, grad: Tensor) -> bool:
+        if grad.layout is torch.strided:
+            return True
+        if not self._told_sparse:
+            self._told_sparse = True
+            self._warn(
+                f"the gradient of {key} is sparse, and pending at the end of a step: it is not stored, so a resume is "
+                "not bit-identical. Have its optimizer step, or zero it, before the step ends"
+            )
+        return False
+
+    def capture_optimizer(self, name: str, optimizer: Optimizer) -> dict[str, Any]:
+        """Return what an optimizer's node in the tree has besides its state_dict.
+
+        Raises:
+            StateError: a parameter group was added during the training that could not be restored.
+        """
+        groups = self._groups.get(name, len(optimizer.param_groups))
+        if len(optimizer.param_groups) > groups:
+            named = describe_parameters(optimizer, parameter_names(self._states))
+            for index, group in enumerate(named[groups:], groups):
+                if not all(isinstance(param, str) for param in group):
+                    raise StateError(
+                        f"{name}.param_groups[{index}] was added during the training, and its parameters are in no "
+                        "module among the states, so it could not be restored: give that module to the Checkpointer, "
+                        "or add the group before the training"
+                    )
+        watched = self.gradients.of(optimizer)
+        return {"groups": groups} | ({} if watched is None else _node_of(watched))
+
+    # ---- restore ----------------------------------------------------------------------------------------------------
+
+    def prepare_module(
+        self, name: str, module: nn.Module, node: Mapping[str, Any], stored: Stored
+    ) -> Callable[[], None]:
+        """Have a module's tensors copied with all others; return the call that restores the rest afterwards."""
+        noted = self._modules[name]
+        params = dict(module.named_parameters(remove_duplicate=False))
+        by_plain = {plain: params[key] for key, plain in plain_keys(module, params).items()}
+        like = next(iter(params.values()), None)
+        buffers = {
+            key: self._prepare_buffer(module, key, ref, stored, like) for key, ref in node.get("buffers", {}).items()
+        }
+        grads = {key: stored.copy(ref, by_plain[key]) for key, ref in node.get("grads", {}).items() if key in by_plain}
+
+        def restore() -> None:
+            for put in buffers.values():
+                put()
+            noted.changed_buffers.update(buffers)
+            if "requires_grad" in node:
+                noted.restore_flags(by_plain, node["requires_grad"])
+                _restore_gradients(by_plain, grads, set(node.get("zero_grads", ())))
+
+        return restore
+
+    def _prepare_buffer(
+        self, module: nn.Module, key: str, ref: TensorRef, stored: Stored, like: Tensor | None
+    ) -> Callable[[], None]:
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        real = {plain: there for there, plain in plain_keys(module, buffers).items()}.get(key, key)
+        live, view = buffers.get(real), stored.view(ref)
+        if live is not None and (live.shape, live.dtype) == (view.shape, view.dtype) and live.is_contiguous():
+            stored.put(ref, live)
+            return lambda: None
+        owner, _, leaf = real.rpartition(".")
+        made = stored.copy(ref, live if live is not None else like)
+        return lambda: module.get_submodule(owner).register_buffer(leaf, made, persistent=False)
+
+    def prepare_optimizer(self, name: str, optimizer: Optimizer, node: Mapping[str, Any]) -> None:
+        """Add the groups that an optimizer got during the training, and that this start has not added. Changes it."""
+        live = len(optimizer.param_groups)
+        self._groups[name] = node.get("groups", live)
+        params = self._parameters()
+        for group in added_groups(node, live, params):
+            optimizer.add_param_group({"params": [params[param] for param in group]})
+        watched = self.gradients.of(optimizer)
+        if watched is not None and "habit" in node:
+            watched.pending, watched.habit = bool(node["pending"]), Habit(node["habit"])
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """Return all parameters of all modules, by the names by which an optimizer's node knows them."""
+        names = parameter_names(self._states)
+        modules = (state for state in self._states.values() if isinstance(state, nn.Module))
+        return {names[id(param)]: param for module in modules for param in module.parameters()}
+
+
+class _Module:
+    """A module at the beginning, and what has changed since."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self._name = name
+        params = dict(module.named_parameters(remove_duplicate=False))
+        self._flags = {plain: params[key].requires_grad for key, plain in plain_keys(module, params).items()}
+        self._changed_flags: set[str] = set()
+        self._buffers = {key: (weakref.ref(buffer), _version(buffer)) for key, buffer in _buffers(module).items()}
+        self.changed_buffers: set[str] = set()
+        self._in_ddp = any(isinstance(child, nn.parallel.DistributedDataParallel) for child in module.modules())
+
+    def flags_changed(self, params: Mapping[str, nn.Parameter], plain: Mapping[str, str]) -> dict[str, bool]:
+        """Return `requires_grad` of the parameters for which it has ever changed."""
+        for key, param in params.items():
+            if self._flags.get(plain[key], param.requires_grad) != param.requires_grad:
+                self._changed_flags.add(plain[key])
+        if self._changed_flags and self._in_ddp:
+            raise StateError(
+                f"{self._name}: requires_grad of {min(self._changed_flags)} has changed since "
+                "DistributedDataParallel was made, which decides then which gradients it averages; a resumed program "
+                "would make it otherwise. Let these parameters require gradients from the beginning, with a learning "
+                "rate of 0 until they are trained"
+            )
+        return {plain[key]: param.requires_grad for key, param in params.items() if plain[key] in self._changed_flags}
+
+    def restore_flags(self, params: Mapping[str, Tensor], stored: Mapping[str, bool]) -> None:
+        """Set `requires_grad` as it was stored, and elsewhere as it was at the beginning."""
+        self._changed_flags |= stored.keys() & self._flags.keys()
+        for key, param in params.items():
+            wanted = stored.get(key, self._flags.get(key, param.requires_grad))
+            if param.requires_grad != wanted:
+                param.requires_grad_(wanted)
+
+    def buffers_changed(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the buffers that are not in the state_dict, and have ever changed."""
+        buffers = _buffers(module)
+        plain = plain_keys(module, buffers)
+        for key, buffer in buffers.items():
+            noted = self._buffers.get(key)
+            if noted is None or noted[0]() is not buffer or noted[1] != _version(buffer):
+                self.changed_buffers.add(plain[key])
+        return {plain[key]: buffer for key, buffer in buffers.items() if plain[key] in self.changed_buffers}
+
+
+def _restore_gradients(params: Mapping[str, Tensor], stored: Mapping[str, Tensor], zeros: set[str]) -> None:
+    for key, param in params.items():
+        grad = stored.get(key)
+        if grad is None and key not in zeros:
+            param.grad = None
+        elif param.grad is None or param.grad.layout is not torch.strided:
+            param.grad = torch.zeros_like(param, requires_grad=False) if grad is None else grad
+        elif grad is None:
+            param.grad.zero_()
+        else:  # in place: DistributedDataParallel may have made it a view of a bucket
+            param.grad.copy_(grad)
+
+
+def _node_of(watched: Watched) -> dict[str, Any]:
+    return {"pending": watched.pending, "habit": watched.habit.value}
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are not persistent."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, child in module.named_modules(remove_duplicate=False)
+        for name, buffer in child.named_buffers(recurse=False)
+        if name in child._non_persistent_buffers_set
+    }
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _optimizers_in(states: Iterable[object]) -> list[Optimizer]:
+    """Return the torch optimizers among states, and directly inside of them."""
+    found = []
+    for state in states:
+        inner = [] if isinstance(state, Optimizer) else getattr(state, "__dict__", {}).values()
+        found += [each for each in (state, *inner) if isinstance(each, Optimizer)]
+    return found

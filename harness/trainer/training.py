@@ -1,0 +1,472 @@
+"""Training: one program's training as a whole: what happens at a boundary, on leaving, on a resume, and at the end.
+
+Owns the parts that a Checkpointer consists of, and every step that involves the agent. `loops.py` tells when there is
+a boundary, `boundary.py` whether there is anything to do at it; `saving.py` and `staging/` take snapshots;
+`resuming.py` restores one; `link.py` talks to the agent; `process.py` handles signals and the end of the process.
+
+    snapshot:     the word has changed ─▶ capture ─▶ copy into the granted slot ─▶ seal     (the only stall)
+    leaving:      ... ─▶ wait until it is durable, or the deadline has passed ─▶ SystemExit(75)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from harness.core import messages, tree
+from harness.core.words import printable
+from harness.errors import ExitCode, StateError
+from harness.ipc.control_page import Command, TrainerSide
+from harness.trainer.boundary import Boundary
+from harness.trainer.hazards import Hazards
+from harness.trainer.link import Link
+from harness.trainer.process import Process
+from harness.trainer.replay import Loop, Replay
+from harness.trainer.resuming import Loaders, ResumedFrom, Resumption, SmallState, refill
+from harness.trainer.saving import Saving
+from harness.trainer.staging.overlap import Overlap, before_updates
+from harness.trainer.staging.stager import Stager
+from harness.trainer.state.capture import Captured, capture
+from harness.trainer.state.extra import Extra
+from harness.trainer.state.rng import capture_moment, capture_rng, restore_rng
+from harness.trainer.state.unlisted import Unlisted
+from harness.trainer.witness import Witness
+
+EXTRA_WARN_BYTES = 1_000_000
+_PACKAGE = "harness."
+
+
+class Training:
+    """The training of one program. Used from the thread that trains; signals and forks only set flags.
+
+    Attributes:
+        inert: whether it does nothing at all: switched off, closed, or in a forked child.
+        closed: whether it has parted from the agent.
+        interrupted: whether an interruption has ended the loop.
+        signalled: whether a signal has announced an interruption.
+        extra: the user's plain values.
+        resumed_from: the snapshot that this start resumes; `None` for a new run.
+        page: the control page, as the trainer sees it.
+        witness: writes down what the program computes; `None` outside of a rehearsal.
+        led_back: whether a body runs again that is to lead to the place of the snapshot.
+    """
+
+    def __init__(
+        self,
+        states: Mapping[str, Any],
+        *,
+        accumulate: int | None,
+        on_interrupt: str,
+        seed_workers: bool,
+        inert: bool,
+    ) -> None:
+        """Begin at step 0, without an agent.
+
+        Args:
+            states: the states to capture, by name.
+            accumulate: see `Checkpointer`.
+            on_interrupt: see `Checkpointer`.
+            seed_workers: see `Checkpointer`.
+            inert: do nothing, ever.
+        """
+        self.states = states
+        self.inert = inert
+        self._on_interrupt = on_interrupt
+        self.interrupted = self.signalled = self.closed = self.led_back = False
+        self.extra: dict[str, Any] = Extra()
+        self._extra: dict[str, Any] | None = None
+        self.resumed_from: ResumedFrom | None = None
+        self.replay = Replay() if inert else Replay(capture_moment, restore_rng)
+        self.hazards = Hazards(capture_moment, states, warn)
+        self._refused: StateError | None = None
+        self.sees_optimizers = any(_holds_optimizer(value) for value in states.values())
+        self.boundary = Boundary(accumulate=accumulate, sees_optimizers=self.sees_optimizers)
+        self.loaders = Loaders(seed_workers=seed_workers)
+        self.unlisted = Unlisted(states, warn)
+        self._finished = self._stepped_told = False
+        self._wanted_at = 0.0
+        self.page = TrainerSide(None)
+        self.witness: Witness | None = None
+        self._hooks = [self._watch_optimizers()]
+
+    def connect(self, link: Link, overlap: bool | None) -> None:
+        """Learn from the agent which snapshot is resumed, and hook into the process. Blocks until that is known.
+
+        Args:
+            link: the connection to the agent.
+            overlap: see `Checkpointer`.
+        """
+        self.link, self.page = link, link.page
+        self.boundary.every_steps = link.settings.every_steps
+        self.stager = Stager(link, self.states, self._capture, self._small_state, Overlap(say))
+        self.saving = Saving(link, self.stager, self.boundary, say)
+        self._overlaps = link.settings.overlap if overlap is None else overlap
+        if self._overlaps:
+            self._hooks.append(before_updates(lambda: self.settle(updating=True)))
+        self._resumption = Resumption(link, self.states, self.unlisted, self.loaders, say)
+        self._adopt(self._resumption.learn())
+        os.environ["HARNESS_RUN_ID"] = link.generation.run_id
+        os.environ["HARNESS_RESTARTS"] = str(link.restarts)
+        self.process = Process(self.takes_signal, self._become_inert, self.at_exit, self.boundary.look_soon)
+        self.process.attach()
+        self.witness = Witness.of(os.environ, self._announce)
+        self.replay.begin()
+        if self.replay.target is None:
+            self.hazards.begin()
+
+    # ---- boundaries -------------------------------------------------------------------------------------------------
+
+    def at_boundary(self, kind: str) -> None:
+        """Act at a boundary where the control page has news or something is due: plan, take a snapshot, or leave."""
+        if self.inert:
+            self.boundary.rest()
+            return
+        self._check_thread()
+        self.process.go_on()
+        self.process.keep_hold()
+        self.settle()
+        self.replay.place.kind = kind
+        if self.witness is not None and kind != "evaluating":
+            self.witness.stepped(self.boundary.step, self.replay.place.epoch, capture_moment(), self._capture(False))
+        if self.boundary.step and not self._stepped_told:
+            self._stepped_told = True
+            self.link.stepped(self.boundary.step, self._wanted_at)
+        if not self.replay.leads_back(kind, counted=self.boundary.counted):
+            self.leave_if_it_presses()  # the next boundary may be a place that the program can come back to
+            return
+        if self.signalled and self.process.has_handler(signal.SIGTERM):
+            self.saving.wait_answer()  # the program's own handler may end it: this may be the last boundary
+        news = self.page.news
+        decision = self.boundary.decide(news, self.stager.sealed_step)
+        if decision.leaves:
+            if decision.saves:
+                self.saving.take_waiting()
+            self.leave()
+        else:
+            # Not before a validation, which may swap weights and takes long: the snapshot is sealed first.
+            self.saving.carry_out(decision, news, overlap=self._overlaps and kind != "evaluating")
+
+    def settle(self, *, updating: bool = False) -> None:
+        """Finish the snapshot that a thread still copies. See `Saving.settle`."""
+        if not self.inert:
+            self.saving.settle(updating=updating)
+
+    def leave_if_told(self) -> None:
+        """Leave the loop if an interruption notice demands it. See `Checkpointer.safe_point`."""
+        self.settle()
+        if not self.inert and self.page.news != self.boundary.seen and self.page.command.leaves:
+            self.leave()
+
+    def leave_if_it_presses(self) -> None:
+        """Leave the loop from within a validation if the next boundary cannot save more than is sealed already.
+
+        That is so if the newest sealed snapshot is of this very step, or if the agent does not want another one.
+        """
+        if self.inert or self.interrupted or self.page.news == self.boundary.seen:
+            return
+        command = self.page.command
+        self.settle()
+        current = self.stager.sealed_step == self.boundary.step
+        if command is Command.LEAVE or (command is Command.SNAPSHOT_AND_LEAVE and current):
+            self.leave()
+
+    def _check_thread(self) -> None:
+        """Refuse a loop in another thread than the training. The thread that trains may wait for it: it is woken."""
+        try:
+            self.hazards.check_thread()
+        except StateError as err:
+            say(str(err))
+            self._refused = err
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # its handler raises it
+            raise
+
+    def _announce(self, signum: int) -> None:
+        self.takes_signal(signum)
+        self.saving.wait_answer()
+
+    def _capture(self, sure: bool) -> Captured:
+        return capture(self.states, self.unlisted, self.extra, sure=sure)
+
+    def _small_state(self, step: int, captured: Captured) -> dict[str, Any]:
+        size = len(tree.dumps(captured.extra))
+        if size > EXTRA_WARN_BYTES:
+            warn(
+                f"ckpt.extra is {size / 1e6:.1f} MB without its tensors, and is written as JSON with every snapshot: "
+                "keep long lists of numbers in a tensor"
+            )
+        return {
+            "step": step,
+            "place": self.replay.position(self.replay.place.kind, counted=self.boundary.counted).to_tree(),
+            "states": captured.tree,
+            "rng": capture_rng(),
+            "loaders": self.loaders.positions(),
+            "persistent": self.loaders.persistent.started(),
+            "extra": captured.extra,
+            "extra_devices": captured.devices,
+        }
+
+    def request(self, *, wait: bool) -> None:
+        """Request a snapshot at the next boundary. See `Checkpointer.save`."""
+        if self.inert:
+            return
+        self.boundary.want(wait=wait)
+        self.link.send(messages.SaveWanted())
+
+    # ---- beginning and leaving --------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Note that the program trains: an end that was announced before does not count."""
+        if self.inert:
+            return
+        self.hazards.loop_begins()
+        self.keep_extra()
+        self.loaders.persistent.follow()
+        self.process.hook()
+        self.process.go_on()
+        self.process.keep_hold()
+        if self._finished:
+            self._finished = False
+            self.link.forget(messages.Finished)
+            self.link.send(messages.Training())
+
+    def leave(self) -> None:
+        """Wait until the newest snapshot is durable or the time is up, then leave the loop as `on_interrupt` says."""
+        self.link.send(messages.Leaving(), repeat=True)
+        self.saving.wait_durable()
+        self.interrupted = True
+        if self._on_interrupt == "return":
+            return
+        asked = ExitCode.SUPERSEDED if self.link.superseded else ExitCode.INTERRUPTED
+        raise SystemExit(int(ExitCode.CTRL_C if self.process.ctrl_c else asked))
+
+    def finish(self, *, hold: bool = False) -> None:
+        """Finish the run: take a final snapshot, and wait until it is durable.
+
+        With `hold`, do not wait: the agent keeps the snapshot until it knows the exit code, and drops it if that is a
+        failure. Only the end of the process showed that the loop was over, so a program that starts again could not
+        reach that place.
+        """
+        self.boundary.overdue = False
+        self.stager.holds = hold
+        self.replay.place.kind = "end"
+        self.saving.take_waiting()
+        if self.stager.sealed_step != self.boundary.step:
+            if not self.link.gone:
+                self.leave()  # the time was up, or the agent wants the loop left with the newest sealed snapshot
+            return
+        self._finished = True
+        if self.witness is not None:
+            self.witness.finished(self.boundary.step)
+        self.link.send(messages.Finished(self.boundary.step), repeat=True)
+        if not hold:
+            self.saving.wait_durable()
+
+    def at_exit(self) -> None:
+        """Part from the agent as the process ends.
+
+        A loop without an end of its own gets its final snapshot here, at its last boundary.
+        """
+        if not self.inert:
+            self._part(process_lives=False)
+
+    def close(self) -> None:
+        """Part from the agent while the process continues. See `Checkpointer.close`."""
+        if self.inert or self.closed:
+            return
+        if self.replay.in_epochs or self.replay.hands_out:
+            raise StateError(
+                "the Checkpointer is inside one of its loops: leave that loop before you close it or create another"
+            )
+        self._part(process_lives=True)
+        self.process.detach()
+        self.inert = True
+        self.page = TrainerSide(None)
+
+    def _part(self, *, process_lives: bool) -> None:
+        self.closed = True
+        self.settle()
+        crashed, failed, early = self.process.crashed, self.process.failed, False
+        if process_lives:  # earlier errors of the process do not count
+            crashed = failed = False
+        trained = self.replay.restored and self.boundary.step > 0 and not self.interrupted and not self._finished
+        held = not self.link.detached  # by the agent, which will know the exit code
+        if trained and not self.link.gone and not (crashed if held else failed):
+            if self._told_to_leave():
+                if not failed:
+                    self._leave_at_exit()
+            elif self.replay.left_early(exiting=self.process.exiting):
+                early = True
+            else:
+                self.finish(hold=held)
+        for hook in self._hooks:
+            hook.remove()
+        self.unlisted.remove()
+        self.loaders.persistent.leave()
+        self.link.part(exception=failed, early=early, hopeless=self.process.hopeless, process_lives=process_lives)
+
+    def _told_to_leave(self) -> bool:
+        """Whether an interruption notice is in force, as far as this process knows. After a signal, ask the agent."""
+        if self.signalled:
+            self.saving.wait_answer()
+        return self.signalled or self.page.command.leaves
+
+    def _leave_at_exit(self) -> None:
+        """End a program that exits by itself while a notice is in force: save, if at a boundary, and wait for it."""
+        between_steps = not (self.boundary.optimizer_stepped or self.boundary.counted)
+        at_boundary = self.replay.hand is not None and self.sees_optimizers and between_steps
+        if at_boundary and self.page.command is Command.SNAPSHOT_AND_LEAVE:
+            self.replay.place.kind = "step"
+            self.saving.take_waiting()
+        self.link.send(messages.Leaving(), repeat=True)
+        self.saving.wait_durable()
+
+    # ---- restoring --------------------------------------------------------------------------------------------------
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the program is still on its way to the place of the snapshot that it resumes."""
+        return self.replay.target is not None and not self.replay.restored
+
+    def confirm(self) -> None:
+        """Block until the tensors are here. If the snapshot was damaged, take over the one that is used instead."""
+        if not self.inert and not self.replay.restored:
+            self._adopt(self._resumption.confirm())
+
+    def _adopt(self, small: SmallState | None) -> None:
+        """Take over a snapshot's small state, before any tensor is here: `extra`, `resumed_from`, step and place."""
+        if small is None:
+            return
+        self.resumed_from, self.boundary.step = small.resumed_from, small.step
+        self.replay.aim(small.place)
+        refill(self.extra, self._resumption.extra_of(small))
+        self._extra = None
+
+    def keep_extra(self) -> None:
+        """Note `extra` as the first loop begins: what is changed on the way to the place is dropped there."""
+        if self.replaying and self._extra is None:
+            self._extra = copy.deepcopy(self.extra)
+
+    def lead_back(self, loop: Loop | None) -> None:
+        """Prepare for a body that runs again up to the place of the snapshot. Blocks until all tensors are restored.
+
+        The states are those of the snapshot already, so that what the body computes is near to what it was; at the
+        place they are restored again.
+        """
+        body = self.replay.body_ahead(loop)
+        if not self.led_back:
+            ready = self._resumption.wait()
+            if ready is not None:
+                self._resumption.lead_back(ready)
+            self.led_back = True
+        self.boundary.step, self.replay.place.calls = body.step, body.calls
+        if body.kind in ("steps", "hand") and body.moment is not None:
+            restore_rng(body.moment)
+
+    def miss(self) -> None:
+        """Continue after a body that was to lead to the place of the snapshot, and did not."""
+        say(
+            "the snapshot was taken in the middle of a step, and the program has not come back to that place: it "
+            "continues with the next step. This is not bit-identical if anything between that place and the end of the "
+            "step mattered. A counter in a local variable may be the cause: see ckpt.enumerate and ckpt.step_count"
+        )
+        self.loaders.forget_inner()
+        self.restore()
+
+    def restore(self) -> None:
+        """Restore the live state from the snapshot; without a snapshot, just begin. Blocks until it is restored."""
+        if self.inert:
+            self.replay.arrive(None)
+            return
+        self.process.hook()
+        ready = self._resumption.wait()
+        self._wanted_at = time.monotonic()
+        small = None
+        if ready is not None:
+            self._adopt(self._resumption.confirm())
+            small = self._resumption.make_live(ready)
+            self.boundary.step = small.step
+        self.unlisted.begin()
+        self.boundary.counted = self.boundary.optimizer_stepped = False
+        if small is not None and small.place.counted:
+            self.boundary.resume_counted()
+        if self._extra is not None:
+            refill(self.extra, self._extra)
+            self._extra = None
+        self.replay.arrive(None if small is None else small.place)
+        if ready is not None:
+            seconds = time.monotonic() - self._wanted_at
+            self.link.send(messages.Restored(ready.snapshot, self.boundary.step, seconds))
+            self.link.drop_ready()
+        self.page = self.link.page  # of the agent that found the snapshot; the first one may have died
+        self.stager.begin()
+        self.page.completed(self.boundary.step)
+        self.boundary.look_soon()  # the first step plans the layout
+        if self.witness is not None:
+            self.boundary.always = True
+            self.witness.resumed(self.boundary.step)
+
+    # ---- the process ------------------------------------------------------------------------------------------------
+
+    def _watch_optimizers(self) -> RemovableHandle:
+        """Hook every optimizer's step, to note it: the end of its batch is a boundary."""
+        boundary, hazards, gradients = self.boundary, self.hazards, self.unlisted.gradients
+
+        def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            boundary.optimizer_stepped = True
+            gradients.stepped(optimizer)
+            if hazards.stepped_in is None:
+                hazards.stepped_in = threading.get_ident()
+
+        return register_optimizer_step_post_hook(stepped)
+
+    def takes_signal(self, signum: int) -> bool:
+        """Return whether a signal is answered at the next boundary. Sets flags only: the agent decides what follows."""
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise refused
+        if self.inert or self.link.gone or (signum == signal.SIGINT and not self.replay.loops):
+            return False
+        self.link.poke(signum)
+        self.signalled |= signum != signal.SIGINT
+        self.boundary.hurry()
+        return True
+
+    def _become_inert(self) -> None:
+        """Switch this Checkpointer off in a forked child: no snapshots, no descriptors, no messages to the agent."""
+        if not self.inert:
+            self.inert = True
+            self.page, self.boundary.seen = TrainerSide(None), 0
+            self.link.close_in_child()
+
+
+def _holds_optimizer(value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer) or any(
+        isinstance(inner, torch.optim.Optimizer) for inner in getattr(value, "__dict__", {}).values()
+    )
+
+
+def warn(text: str) -> None:
+    """Show a warning to the user, at the line of the script that has called the harness."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
+def say(text: str) -> None:
+    """Show a line to the user."""
+    with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
+        sys.stderr.write(f"harness: {printable(text)}\n")
+        sys.stderr.flush()

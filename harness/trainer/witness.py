@@ -1,0 +1,173 @@
+"""Witness: writes down what a program computes, and interrupts it where a rehearsal wants that.
+
+Owns the digests of batches, random states, tensors and small values. There is one only in a rehearsal. It changes
+nothing and draws nothing. An interruption takes the way of a real one: a signal to the agent, and its command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from harness.core import rehearsal
+from harness.core.rehearsal import AnyLine, Instructions
+from harness.core.tree import TensorRef
+from harness.trainer.state.capture import Captured
+from harness.trainer.state.kinds import is_array, is_tensor
+
+_SHOWN = 60
+_COMPARED = ("state", "requires_grad")
+"""Parts of a state's node in the tree. The rest is about the capture, and not about the program."""
+
+
+class Witness:
+    """The witness of one start."""
+
+    def __init__(self, instructions: Instructions, announce: Callable[[int], object]) -> None:
+        """Open the file.
+
+        Args:
+            instructions: of this start.
+            announce: takes the number of a signal, and returns once the agent has answered with its command.
+        """
+        self._instructions, self._announce = instructions, announce
+        self._file = os.open(Path(instructions.file), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._resumed = self._interrupted = False
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], announce: Callable[[int], object]) -> Witness | None:
+        """Return the witness that the environment asks for; `None` outside of a rehearsal."""
+        text = environ.get(rehearsal.VARIABLE)
+        return None if text is None else cls(msgspec.json.decode(text, type=Instructions), announce)
+
+    def watch(self, batches: Iterator[Any], epoch: int | None, first: int, again: Callable[[], bool]) -> Iterator[Any]:
+        """Yield the batches of a loop, and write down each.
+
+        Args:
+            batches: of the loop.
+            epoch: of `ckpt.epochs`, or `None`.
+            first: number of the first batch.
+            again: whether the program is on its way to the place of the snapshot.
+        """
+        for number, batch in enumerate(batches, first):
+            self._write(rehearsal.Handed(epoch, number, digest(batch), again()))
+            yield batch
+
+    def stepped(self, step: int, epoch: int | None, random: Mapping[str, Any], captured: Captured) -> None:
+        """Write down a complete step; interrupt the program, if it is to be interrupted here."""
+        states = {name: _of_tensor(tensor) for name, tensor in captured.tensors.items()}
+        listed = {name: {key: node[key] for key in _COMPARED if key in node} for name, node in captured.tree.items()}
+        small = dict(_leaves({**listed, "ckpt.extra": captured.extra}, ""))
+        drawn = {name: digest(state) for name, state in random.items()}
+        self._write(rehearsal.Stepped(step, epoch, drawn, states | small))
+        wanted = self._instructions.interruption
+        if step >= self._instructions.stop:
+            self._interrupt(step, "")
+        elif wanted is not None and wanted.where in ("step", "resumed") and step >= wanted.step:
+            self._interrupt(step, wanted.where)
+
+    def entered(self, step: int, *, boundary: bool) -> None:
+        """Write down that a validation begins; `boundary`: it could be resumed there."""
+        self._write(rehearsal.Entered(step, boundary))
+        self._interrupt_if(step, "evaluating")
+
+    def inside(self, step: int) -> None:
+        """Note that the program is inside a validation."""
+        self._interrupt_if(step, "validation")
+
+    def epoch_ended(self, epoch: int, step: int) -> None:
+        """Write down that an epoch is over."""
+        self._write(rehearsal.EpochEnded(epoch, step))
+
+    def resumed(self, step: int) -> None:
+        """Write down that the snapshot was restored, or the run has begun."""
+        self._write(rehearsal.Resumed(step))
+
+    def finished(self, step: int) -> None:
+        """Write down that the program has reached its own end."""
+        self._write(rehearsal.Finished(step))
+
+    def _interrupt_if(self, step: int, where: str) -> None:
+        wanted = self._instructions.interruption
+        if wanted is not None and wanted.where == where and step >= wanted.step:
+            self._interrupt(step, where)
+
+    def _interrupt(self, step: int, where: str) -> None:
+        if self._interrupted:
+            return
+        self._interrupted = True
+        self._write(rehearsal.Interrupted(step, where))
+        self._announce(signal.SIGTERM)
+
+    def _write(self, line: AnyLine) -> None:
+        os.write(self._file, rehearsal.encode_line(line))
+
+
+def digest(value: Any) -> str:
+    """Return a digest of a batch, or of a random state: of all bytes of the tensors, arrays and plain values in it."""
+    whole = hashlib.blake2b(digest_size=8)
+    _add(whole, value)
+    return whole.hexdigest()
+
+
+def _add(whole: Any, value: Any) -> None:
+    if is_tensor(value) or is_array(value):
+        tensor = value if is_tensor(value) else torch.from_numpy(value.copy()) if value.dtype != object else None
+        if tensor is None:
+            _add(whole, value.tolist())
+        else:
+            whole.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            whole.update(_of_tensor(tensor).encode())
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            whole.update(repr(key).encode())
+            _add(whole, item)
+    elif isinstance(value, (list, tuple)):
+        whole.update(f"{len(value)} ".encode())
+        for item in value:
+            _add(whole, item)
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        whole.update(repr(value).encode())
+    else:  # an object of the program's own, of which only its values are known
+        whole.update(type(value).__qualname__.encode())
+        _add(whole, {name: item for name, item in getattr(value, "__dict__", {}).items() if _is_plain(item)})
+
+
+def _is_plain(value: Any) -> bool:
+    plain = (bool, int, float, str, bytes, list, tuple, dict)
+    return value is None or is_tensor(value) or is_array(value) or isinstance(value, plain)
+
+
+def _of_tensor(tensor: Tensor) -> str:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    whole = hashlib.blake2b(digest_size=8)
+    if dense.nbytes:
+        whole.update((ctypes.c_char * dense.nbytes).from_address(dense.data_ptr()))
+    return whole.hexdigest()
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield path and text of each small value in a captured tree."""
+    if isinstance(value, TensorRef):
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}/{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)) and len(value) <= _SHOWN:
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}/{index}")
+    elif isinstance(value, (list, tuple, bytes, bytearray, set)):
+        yield path, digest(value if isinstance(value, (list, tuple)) else repr(value))
+    else:
+        yield path, repr(value)[:_SHOWN]
