@@ -23,6 +23,7 @@ from harness.cli.export import export
 from harness.cli.ls import ls
 from harness.cli.options import Command
 from harness.cli.output import print_lines, say
+from harness.cli.rehearse import rehearse
 from harness.cli.resume import resume
 from harness.cli.rm import rm
 from harness.cli.run import run
@@ -87,6 +88,12 @@ _add(
     doctor,
     TRY,
     "harness doctor --store s3://bucket/prefix --run gpt-small --state-gb 13.4 -- python train.py",
+    runs_a_program=True,
+)
+_add(
+    rehearse,
+    TRY,
+    "harness rehearse --steps 40 -- python train.py --out {out}",
     runs_a_program=True,
 )
 _add(drill, TRY, "harness drill --run gpt-small --in 120")

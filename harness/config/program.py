@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from harness.errors import ConfigError
+
+_MOST_BYTES = 1_000_000  # of a file that is compared: data is not configuration
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,34 @@ def check_command(command: Sequence[str]) -> None:
     script = script_of(command)
     if script is not None and not os.path.exists(script):  # noqa: PTH110  shown as the user gave it
         raise ConfigError(f"{script}: no such script (looked in {os.getcwd()})")  # noqa: PTH109
+
+
+def digest_of(command: Sequence[str]) -> str:
+    """Return a digest of the script that a command runs: of its text, or of the command's first words without one."""
+    script = script_of(command)
+    text = None if script is None else _text_of(script)
+    return hashlib.blake2b(text or " ".join(command[:3]).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def words_of(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command's words for a comparison: whichever Python it is, and with a digest of each file it names."""
+    words = []
+    for number, word in enumerate(command):
+        if number == 0 and os.path.basename(word).startswith("python"):  # noqa: PTH119
+            words.append("python")
+            continue
+        text = _text_of(word.partition("=")[2] or word)
+        words.append(word if text is None else f"{word}#{hashlib.blake2b(text, digest_size=8).hexdigest()}")
+    return tuple(words)
+
+
+def _text_of(name: str) -> bytes | None:
+    """Return the content of a small file; `None` if there is none of that name."""
+    try:
+        path = Path(name)
+        return path.read_bytes() if path.is_file() and path.stat().st_size <= _MOST_BYTES else None
+    except (OSError, ValueError):
+        return None
 
 
 def script_of(command: Sequence[str]) -> str | None:

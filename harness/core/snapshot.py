@@ -17,6 +17,7 @@ _ID = re.compile(rf"({_GENERATION})-([0-9]{{12}})")
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,99}")
 _SEGMENT = re.compile(r"/([0-9]{6,})\.jsonl\Z")
 _NONCE = re.compile(r"[0-9a-f]{8,32}")
+_REHEARSAL = re.compile(r"([0-9a-f]{32})\.\d{8}T\d{6}Z\.json")
 
 
 @dataclass(frozen=True, order=True)
@@ -104,6 +105,20 @@ class RunKeys:
         """Prefix of the journal."""
         return f"{self.run}/events/"
 
+    @property
+    def rehearsals(self) -> str:
+        """Prefix of the results of rehearsals."""
+        return f"{self.run}/rehearsals/"
+
+    def rehearsal(self, digest: str, at: str) -> str:
+        """Return the key of the result of rehearsing the script with this digest.
+
+        Args:
+            digest: of the script.
+            at: when it was rehearsed, in UTC: YYYYMMDDTHHMMSSZ. The keys of one script are in the order of time.
+        """
+        return f"{self.rehearsals}{digest}.{at}.json"
+
     def commit(self, snapshot: SnapshotId) -> str:
         """Return the key of a manifest: its presence is the commit."""
         return f"{self.commits}{snapshot}.json"
@@ -143,6 +158,7 @@ class RunKeys:
             self.parse_quarantined,
             self.parse_segment,
             self.parse_directory,
+            self.parse_rehearsal,
         )
         return any(parse(key) is not None for parse in parsers)
 
@@ -158,6 +174,11 @@ class RunKeys:
     def parse_quarantined(self, key: str) -> SnapshotId | None:
         """Return the snapshot that a key under `quarantine` names, or `None` for a foreign object."""
         return _parse(key, self.quarantine, ".json")
+
+    def parse_rehearsal(self, key: str) -> str | None:
+        """Return the digest of the script that a key under `rehearsals` names, or `None` for a foreign object."""
+        match = _REHEARSAL.fullmatch(key.removeprefix(self.rehearsals)) if key.startswith(self.rehearsals) else None
+        return None if match is None else match[1]
 
     def parse_claim(self, key: str) -> int | None:
         """Return the generation that a claim's key names, or `None` (ends and foreign objects)."""

@@ -62,7 +62,7 @@ def remove(settings: Settings, snapshot: str) -> Iterator[str]:
 
 def _is_run(store: ObjectStore, keys: RunKeys) -> bool:
     """Return whether the store holds anything of the run: a directory of that name may hold only foreign files."""
-    prefixes = (keys.generations, keys.commits, keys.quarantine, keys.snapshots, keys.events)
+    prefixes = (keys.generations, keys.commits, keys.quarantine, keys.snapshots, keys.events, keys.rehearsals)
     listed = (info.key for prefix in prefixes for info in store.list(prefix, deadline=Deadline.after(CALL_S)))
     if any(keys.is_ours(key) for key in listed):
         return True

@@ -24,6 +24,7 @@ from harness.core.manifest import (
     parse_done,
     parse_manifest,
 )
+from harness.core.rehearsal import Record, parse_record
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import SnapshotCorrupt
 
@@ -82,6 +83,18 @@ def survey(store: ObjectStore, keys: RunKeys, deadline: Deadline) -> Survey:
         quarantined=quarantined,
         run_id=_identity(store, keys, [*committed, *quarantined], deadline) if claim is None else claim.run_id,
     )
+
+
+def read_rehearsal(store: ObjectStore, keys: RunKeys, digest: str, deadline: Deadline) -> Record | None:
+    """Read the newest result of rehearsing a script; `None` if there is none. Raises SnapshotCorrupt, CloudError."""
+    listed = store.list(f"{keys.rehearsals}{digest}.", deadline=deadline)
+    key = max((info.key for info in listed if keys.parse_rehearsal(info.key) is not None), default=None)
+    if key is None:
+        return None
+    try:
+        return parse_record(bytes(store.read(key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline)))
+    except ValueError as err:
+        raise SnapshotCorrupt(f"{key}: {err}") from err
 
 
 def read_claim(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> Claim:

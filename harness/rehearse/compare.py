@@ -1,0 +1,141 @@
+"""Compare what two passes of a program wrote down, and name the first difference.
+
+Owns what counts as a difference: the bytes of each batch, the random states, every tensor and small value after each
+step. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.core.rehearsal import AnyLine, Finished, Handed, Stepped
+
+_RANDOM = {"python": "Python's random numbers", "numpy": "numpy's random numbers", "torch": "torch's random numbers"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference between two passes.
+
+    Attributes:
+        step: the step after which it was found, or in which the batch was handed out.
+        what: batch | random | state | steps.
+        name: what differs, in words.
+        library: whose random states differ.
+    """
+
+    step: int
+    what: str
+    name: str
+    library: str = ""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a pass has shown.
+
+    Attributes:
+        step: its last step.
+        batches: the number of batches that were handed out.
+        finished: whether the program has reached its own end.
+    """
+
+    step: int
+    batches: int
+    finished: bool
+
+
+def observed(lines: Sequence[AnyLine]) -> Observed:
+    """Return what a pass has shown."""
+    steps = [line.step for line in lines if isinstance(line, Stepped)]
+    handed = sum(isinstance(line, Handed) for line in lines)
+    return Observed(max(steps, default=0), handed, any(isinstance(line, Finished) for line in lines))
+
+
+def unused(lines: Sequence[AnyLine]) -> frozenset[str]:
+    """Return the libraries from whose global generator a pass has drawn nothing: their states do not matter."""
+    states: dict[str, set[str]] = {}
+    for line in lines:
+        if isinstance(line, Stepped):
+            for library, state in line.random.items():
+                states.setdefault(library, set()).add(state)
+    return frozenset(library for library, seen in states.items() if len(seen) == 1)
+
+
+def first_difference(
+    unbroken: Sequence[AnyLine], other: Sequence[AnyLine], passed_over: Collection[str] = ()
+) -> Difference | None:
+    """Return the first difference, in the order of the unbroken pass; `None` if there is none.
+
+    Args:
+        unbroken: lines of the unbroken pass.
+        other: lines of all starts of the other pass, in order.
+        passed_over: libraries whose random states are not compared.
+    """
+    steps = _steps(other)
+    for step, (handed, line) in _steps(unbroken).items():
+        if step not in steps:
+            return Difference(step, "steps", f"step {step} is missing, or has another number")
+        there, again = steps[step]
+        difference = _between_batches(step, handed, there) or _between(line, again, passed_over)
+        if difference is not None:
+            return difference
+    return _more_steps(unbroken, other)
+
+
+def _more_steps(unbroken: Sequence[AnyLine], other: Sequence[AnyLine]) -> Difference | None:
+    here, there = observed(unbroken), observed(other)
+    if here.step != there.step:
+        return Difference(min(here.step, there.step), "steps", f"{there.step} steps were made, instead of {here.step}")
+    return None
+
+
+def _between(line: Stepped, again: Stepped, passed_over: Collection[str]) -> Difference | None:
+    for library, drawn in line.random.items():
+        if library not in passed_over and again.random.get(library) != drawn:
+            return Difference(line.step, "random", random_in_words(library), library)
+    changed = _changed(line.state, again.state)
+    return None if changed is None else Difference(line.step, "state", changed)
+
+
+def random_in_words(library: str) -> str:
+    """Return the words for a library's global generator."""
+    return _RANDOM.get(library, f"the random numbers of {library}")
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
+    """Return the first name whose value differs; tensors first, since small values often only follow them."""
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if not names:
+        return None
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return f"{names[0].replace('/', '.')}{more}"
+
+
+def _between_batches(step: int, handed: Sequence[Handed], there: Sequence[Handed]) -> Difference | None:
+    """Compare the batches of one step."""
+    for one, other in zip(handed, there, strict=False):
+        if one.digest != other.digest:
+            return Difference(step, "batch", _batch_in_words(one))
+    if len(handed) != len(there):
+        words = "no batch" if not there else f"{len(there)} batches" if len(there) > 1 else "one batch"
+        return Difference(step, "batch", f"{words} instead of {len(handed)}")
+    return None
+
+
+def _steps(lines: Sequence[AnyLine]) -> dict[int, tuple[list[Handed], Stepped]]:
+    """Return the batches and the end of each step, in order."""
+    found: dict[int, tuple[list[Handed], Stepped]] = {}
+    handed: list[Handed] = []
+    for line in lines:
+        if isinstance(line, Handed) and not line.again:
+            handed.append(line)
+        elif isinstance(line, Stepped):
+            found.setdefault(line.step, (handed, line))
+            handed = []
+    return found
+
+
+def _batch_in_words(line: Handed) -> str:
+    return f"batch {line.number}" + ("" if line.epoch is None else f" of epoch {line.epoch}")

@@ -1,0 +1,124 @@
+"""The verdict of a rehearsal: what was compared, what was not reached or seen, and the usual causes of a difference.
+
+Owns its words and its JSON form. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.rehearse.compare import Difference, Observed
+
+CAUSES = (
+    (
+        "a value in a local variable (a running average, a hidden state, a best loss, a counter)",
+        "keep it in ckpt.extra",
+    ),
+    ("a number that enumerate() counts", "use ckpt.enumerate(loader), ckpt.batch or ckpt.step_count"),
+    ("data or random numbers drawn before the loop", "draw them inside of it, or before Checkpointer(...)"),
+    ("a loader or iterator that the Checkpointer does not know", "loop over ckpt.batches(loader), or pass loader="),
+    ("an object with a state of its own that was not given (a scheduler, an EMA, an environment)", "pass it by name"),
+)
+"""The usual causes of a difference, the most frequent one first, each with its remedy."""
+OF_ITSELF = (
+    "an operation is not deterministic: torch.use_deterministic_algorithms(True), cudnn.benchmark = False",
+    "a seed is missing, or taken from the clock",
+    "threads or processes race: a pool, workers that share a file",
+)
+"""The usual causes of a program that differs from itself."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a rehearsal.
+
+    Attributes:
+        places: where the program was interrupted, in words.
+        seen: what the unbroken pass has shown.
+        difference: the first one between the unbroken and the interrupted pass.
+        of_itself: the first one between two unbroken passes.
+        missing: what was not reached, in words.
+        unseen: what the Checkpointer cannot observe, in words.
+        files: files that the passes wrote in the current directory.
+    """
+
+    places: tuple[str, ...]
+    seen: Observed
+    difference: Difference | None = None
+    of_itself: Difference | None = None
+    missing: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @property
+    def identical(self) -> bool:
+        """Whether the interrupted program was bit-identical, and was interrupted at all."""
+        return bool(self.places) and self.difference is None
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        places = _listed(self.places)
+        if not self.places:
+            return "nothing is shown: the program was not interrupted at any step. Use more --steps"
+        if self.difference is None:
+            return f"bit-identical at step {self.seen.step} after interruptions at steps {places}"
+        found = _found(self.difference)
+        if self.of_itself is not None:
+            itself = _found(self.of_itself)
+            return f"the program differs from itself, without any interruption: {itself}. A resume cannot be exact"
+        return f"DIFFERENT after interruptions at steps {places}: {found}"
+
+    @property
+    def lines(self) -> list[str]:
+        """The verdict, line by line: what the passes wrote, the verdict itself, causes, and what was not shown."""
+        lines = []
+        if self.files:
+            lines += ["the passes wrote these files here, one over the other; {out} in the command keeps them apart:"]
+            lines += [f"  {path}" for path in self.files[:_SHOWN]]
+            lines += [f"  and {len(self.files) - _SHOWN} more"] if len(self.files) > _SHOWN else []
+        lines.append(self.summary)
+        if self.of_itself is not None:
+            lines += ["usual causes:", *(f"  - {cause}" for cause in OF_ITSELF)]
+        elif self.difference is not None:
+            lines += ["usual causes:", *(f"  - {cause}: {remedy}" for cause, remedy in CAUSES)]
+        lines += [f"not reached: {what}" for what in self.missing]
+        lines += [f"not observed: {what}" for what in self.unseen]
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict for machines."""
+
+        def of(difference: Difference | None) -> dict[str, Any] | None:
+            return (
+                None if difference is None else {name: getattr(difference, name) for name in ("step", "what", "name")}
+            )
+
+        return {
+            "identical": self.identical,
+            "step": self.seen.step,
+            "finished": self.seen.finished,
+            "interrupted_at": list(self.places),
+            "difference": of(self.difference),
+            "differs_from_itself": of(self.of_itself),
+            "not_reached": list(self.missing),
+            "not_observed": list(self.unseen),
+            "files": list(self.files),
+            "verdict": self.summary,
+        }
+
+
+def _found(difference: Difference) -> str:
+    place = "in" if difference.what == "batch" else "after"
+    return f"{difference.name} differs first, {place} step {difference.step}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+_SHOWN = 10

@@ -1,0 +1,112 @@
+"""`harness rehearse`, and `harness run --from`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.world import World
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from harness import Checkpointer
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+loader = DataLoader(TensorDataset(torch.randn(20, 4)), batch_size=4, shuffle=True)
+ckpt = Checkpointer(model=model, optimizer=optimizer)
+average = 1.0
+for epoch in ckpt.epochs(3):
+    for (x,) in ckpt.batches(loader):
+        loss = model(x).square().mean()
+        average = 0.9 * average + 0.1 * float(loss.detach())
+        if "weighted" in sys.argv:
+            loss = loss * average
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with ckpt.evaluating():
+        pass
+torch.save(model.state_dict(), sys.argv[1] + "/final.pt")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def rehearse(world: World, *command: str | Path) -> tuple[int, dict[str, object], str]:
+    """Exit code, verdict and what was said."""
+    process = world.start(*world.harness("rehearse", *world.named(), "--json", "--", *command))
+    code = process.wait()
+    return code, json.loads(process.stdout or "{}"), process.stderr
+
+
+@pytest.mark.long("seven starts of a program that imports torch")
+def test_a_script_that_resumes_exactly_is_said_to(world: World, script: Path) -> None:
+    code, verdict, said = rehearse(world, "python", script, "{out}")
+
+    assert code == 0, said
+    assert verdict["identical"] is True
+    assert len(verdict["interrupted_at"]) == 5  # type: ignore[arg-type]
+    assert "bit-identical at step 15" in said
+
+    run = world.run_harness(command=["python", script, str(world.store)])
+    assert run.wait() == 0
+    assert "rehearsed: identical at step 15" in run.stderr
+
+
+@pytest.mark.long("eight starts of a program that imports torch")
+def test_a_local_variable_is_found(world: World, script: Path) -> None:
+    code, verdict, said = rehearse(world, "python", script, "{out}", "weighted")
+
+    assert code == 70, said
+    assert verdict["identical"] is False
+    assert verdict["differs_from_itself"] is None
+    assert "DIFFERENT" in said
+    assert "a value in a local variable" in said
+
+
+def test_a_program_without_a_checkpointer_is_told_so(world: World) -> None:
+    code, _, said = rehearse(world, "python", "-c", "print('hello')")
+
+    assert code == 64
+    assert "made no Checkpointer" in said
+    assert "hello" in said
+
+
+def test_a_run_goes_back_and_never_prefers_what_it_has_left(world: World) -> None:
+    command = world.tiny("--every-steps", "4", steps=12)
+    assert world.run_harness("--keep-last", "9", command=command).wait() == 0
+    before = world.survey().commits
+
+    back = world.run_harness("--from", str(before[0].step), command=[*command, "--raise-at", "5"])
+    assert back.wait() == 1
+    assert f"goes back to snapshot {before[0]}" in back.stderr
+    assert world.survey().quarantined == frozenset(before[1:])
+
+    world.curve.unlink()
+    again = world.run_harness(command=command)
+    assert again.wait() == 0, again.stderr
+    assert world.steps_of_curve()[0] == before[0].step + 1, "and not after the newest that was left"
+    assert all(world.manifest(snapshot).exists() for snapshot in before)
+
+
+def test_a_snapshot_that_does_not_exist_changes_nothing(world: World) -> None:
+    command = world.tiny("--every-steps", "4", steps=12)
+    assert world.run_harness("--keep-last", "9", command=command).wait() == 0
+
+    refused = world.run_harness("--from", "99", command=command)
+
+    assert refused.wait() == 64
+    assert "no snapshot 99" in refused.stderr
+    assert not world.survey().quarantined
