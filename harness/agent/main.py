@@ -555,6 +555,8 @@ class Agent:
             raised=attempt.raised,
             restored=attempt.restored,
             resumes=None if startup.point is None else str(startup.point.id),
+            older=tuple(map(str, startup.older)),
+            hopeless=attempt.hopeless,
             nothing_to_resume=startup.finding is Finding.NOTHING,
             refused=None if startup.error is None else startup.error.exit_code,
             durable_step=pipeline.steps.durable,

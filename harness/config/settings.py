@@ -25,7 +25,7 @@ from harness.errors import ConfigError
 
 DEFAULT_STORE = ".harness"
 CONFIG_FILE = "harness.toml"
-_ONLY_FLAGS = frozenset({"fresh", "continue_", "run_named"})  # in a file, `fresh` would affect every start
+_ONLY_FLAGS = frozenset({"fresh", "continue_", "from_", "run_named"})  # in a file, `fresh` would affect every start
 SOCKET_VARIABLE = "HARNESS_SOCKET"  # set by the agent for its child
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 OFF_VARIABLE = "HARNESS"  # HARNESS=off makes every Checkpointer inert
@@ -89,6 +89,9 @@ class Settings:
     ] = 3
     fresh: Annotated[bool, Help("Start at step 0, and ignore the snapshots of the run", _WHERE)] = False
     continue_: Annotated[bool, Help("Continue a run that its program stopped early", _WHERE)] = False
+    from_: Annotated[
+        str | None, Help("Go back to this snapshot, by its name or step, and set all newer ones aside", _WHERE)
+    ] = None
     handover_s: Annotated[
         float, Help("Seconds of silence after which a previous start of this run counts as dead", _LIMITS)
     ] = 150.0
@@ -138,6 +141,8 @@ class Settings:
             raise ConfigError(f"slots must be from 1 to 8, not {self.slots}")
         if self.fresh and self.continue_:
             raise ConfigError("--fresh starts at step 0, and --continue continues the run: use one of them")
+        if self.fresh and self.from_ is not None:
+            raise ConfigError("--fresh starts at step 0, and --from at a snapshot: use one of them")
         if self.max_crashes < 0:
             raise ConfigError("max_crashes must not be negative")
 

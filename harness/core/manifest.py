@@ -142,6 +142,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         pid: the agent's process.
         fresh: whether to ignore everything before this generation (`--fresh`).
         continues: whether it continues a run that its program had stopped early (`--continue`).
+        back_to: the snapshot, by name or step, to which the user went back (`--from`). Earlier ends do not count.
         parent: the snapshot resumed from, where it was known when claiming.
         command: the trainer's command line.
         named: whether the user named the run, as opposed to the name of the script.
@@ -165,6 +166,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     agent: str = ""
     lock_id: str = msgspec.field(default="", name="place")
     continues: bool = False
+    back_to: str | None = None
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from harness.errors import ConfigError
 from harness.ipc.process import safe_python
 
 COMMAND_VARIABLE = "HARNESS_COMMAND"
-_FIRST = ("fresh", "continue_")
+_FIRST = ("fresh", "continue_", "from_")
 _TAGS = {"HARNESS_RUN": "harness-run", "HARNESS_STORE": "harness-store", COMMAND_VARIABLE: "harness-command"}
 
 
@@ -59,17 +59,18 @@ class Job:
 
     @property
     def anew(self) -> bool:
-        """Whether the first start has an option of its own: --fresh or --continue."""
-        return self.settings.fresh or self.settings.continue_
+        """Whether the first start has an option of its own: --fresh, --continue or --from."""
+        return any(getattr(self.settings, name) for name in _FIRST)
 
     def arguments(self, *, anew: bool) -> list[str]:
         """Return the command line of `harness run`.
 
         Args:
-            anew: whether to pass --fresh or --continue, if they were given. For a first start only, since they would
-                take effect at each one.
+            anew: whether to pass --fresh, --continue or --from, if they were given. For a first start only, since they
+                would take effect at each one.
         """
-        first = [OPTIONS[name].flag for name in _FIRST if anew and getattr(self.settings, name)]
+        given = {name: value for name in _FIRST if anew and (value := getattr(self.settings, name))}
+        first = [word for name, value in given.items() for word in _option(name, value)]
         return [*safe_python("harness"), "run", *self.options, *first, "--", *self.command]
 
 
@@ -123,4 +124,6 @@ def _split(line: str | None) -> tuple[str, ...]:
 
 
 def _option(name: str, value: object) -> list[str]:
+    if value is True:
+        return [OPTIONS[name].flag]
     return [OPTIONS[name].flag, format(value, ".17g") if isinstance(value, float) else str(value)]

@@ -6,7 +6,7 @@ wins; the tier decides only between copies of one snapshot: memory, then local, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -61,6 +61,11 @@ def stored_copies(store: ObjectStore, tier: str, known: Sequence[SnapshotId]) ->
 def order(copies: Sequence[_C]) -> list[_C]:
     """Sort copies: the newest snapshot first; of one snapshot's copies the nearest first."""
     return sorted(copies, key=lambda copy: (copy.id, _ORDER[copy.tier]), reverse=True)
+
+
+def named(text: str, known: Iterable[SnapshotId]) -> SnapshotId | None:
+    """Return the snapshot that a user means by its name or by its step; of several the newest, of none `None`."""
+    return max((snapshot for snapshot in known if text in (str(snapshot), str(snapshot.step))), default=None)
 
 
 def check_run(manifest: Manifest, run_id: str) -> None:

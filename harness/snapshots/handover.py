@@ -169,14 +169,16 @@ class Predecessors:
             except SnapshotCorrupt:
                 continue
             claim = self._known[number].claim
-            over = done.outcome == "finished" or (done.outcome == STOPPED_EARLY and not self._goes_on_after(number))
+            over = done.outcome in ("finished", STOPPED_EARLY) and not self._goes_on_after(number, done)
             if over and claim is not None and claim.run_id == self.run_id:
                 self.over = done
 
-    def _goes_on_after(self, number: int) -> bool:
-        """Whether a later generation continued the run after this one had stopped early."""
-        later = (older.claim for known, older in self._known.items() if known > number)
-        return any(claim is not None and claim.continues for claim in later)
+    def _goes_on_after(self, number: int, done: Done) -> bool:
+        """Whether a later generation went back to a snapshot, or continued the run after this one had stopped early."""
+        later = [older.claim for known, older in self._known.items() if known > number and older.claim is not None]
+        return any(claim.back_to is not None for claim in later) or (
+            done.outcome == STOPPED_EARLY and any(claim.continues for claim in later)
+        )
 
     def _is_silent(self, store: ObjectStore, number: int, now: float, deadline: Deadline) -> bool:
         older = self._known[number]

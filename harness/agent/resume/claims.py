@@ -89,6 +89,7 @@ class Claims:
             agent=self.agent,
             lock_id=self.lock_id,
             continues=self._context.settings.continue_,
+            back_to=self._context.settings.from_,
         )
         return commit.claim(self._pipeline.remote.store, self._context.keys, wanted, deadline, join=joins)
 

@@ -48,11 +48,13 @@ def check_identity(known: Survey, settings: Settings, command: Sequence[str]) ->
 
 
 def check_not_over(done: Done | None, settings: Settings) -> None:
-    """Refuse a run that has finished, or that its program stopped early unless `--continue` was given.
+    """Refuse a run that has finished, unless `--from` was given, or one stopped early, unless `--continue` was too.
 
     Raises:
         ConfigError: it is over.
     """
+    if settings.from_ is not None:
+        return
     run = settings.run
     others = "--fresh (in Python: fresh=True) starts it again at step 0, another --run (run=) starts another"
     if done is not None and done.outcome == "finished":

@@ -34,10 +34,11 @@ from harness.core.snapshot import SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
 from harness.snapshots import commit, handover, records, retire
-from harness.snapshots.candidates import stored_copies
+from harness.snapshots.candidates import named, stored_copies
 from harness.snapshots.journal import last_lived_at
 
 STALE_S = 60.0  # how long a listing may hide what the store holds before a start is refused
+_SHOWN = 5
 _LOOKED_BACK = 5  # generations: one that died while it waited has no journal
 _UNKNOWN = 0  # stands for an awaited generation whose number the store has not told
 
@@ -85,10 +86,14 @@ class Found:
     Attributes:
         point: what to resume; `None` to begin the run.
         settled: whether the store was asked: no later search can find another older generation.
+        older: snapshots that are older than `point`, newest first.
+        set_aside: snapshots that are not to be used, though this host may hold them in memory.
     """
 
     point: ResumePoint | None
     settled: bool
+    older: tuple[SnapshotId, ...] = ()
+    set_aside: frozenset[SnapshotId] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ class Start:
         lock_id: names the lock that this agent holds.
         settled: whether an earlier search of this agent has asked the store: then no older generation is left to await.
         looks_back: whether the search has to look up when the attempt before ours ended.
+        wanted: name or step of the snapshot to go back to; `None` for the newest one.
     """
 
     generation: Generation
@@ -142,6 +148,7 @@ class Start:
     lock_id: str
     settled: bool
     looks_back: bool
+    wanted: str | None = None
 
 
 class _Contradiction(CloudError):
@@ -184,6 +191,8 @@ class ResumeSearch:
         self._identified = ""
         self._prefetched: ResumePoint | None = None
         self._tried: tuple[SnapshotId, ...] = ()
+        self._older: tuple[SnapshotId, ...] = ()
+        self._set_aside: frozenset[SnapshotId] = frozenset()
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -219,7 +228,7 @@ class ResumeSearch:
         stale_since: float | None = None
         while not self._stopped.is_set():
             try:
-                if survey is None and not self._memory:
+                if survey is None and (not self._memory or self._start.wanted is not None):
                     survey = self._survey()
                 if survey is not None and not self._run_id:
                     self._identify(survey)
@@ -252,7 +261,7 @@ class ResumeSearch:
                     continue
                 return self._note(Failed(err))
             else:
-                self._note(Found(point, settled=survey is not None))
+                self._note(Found(point, survey is not None, self._older, self._set_aside))
                 self._look_back()
                 if survey is not None and not self._start.settled:
                     self._abandon_stale(point)
@@ -333,7 +342,7 @@ class ResumeSearch:
 
     def _prefetch(self) -> None:
         """Fetch the newest snapshot so far: most likely the older generation's last, or its last but one."""
-        if self._prefetched is not None:
+        if self._prefetched is not None or self._start.wanted is not None:
             return
         with contextlib.suppress(CloudError, SnapshotCorrupt, NoSpace):  # an error is no loss: the search does it again
             known = self._survey()
@@ -371,14 +380,52 @@ class ResumeSearch:
                 copies += stored_copies(local.store, "local", at_hand.commits)
             except CloudError as err:  # a broken disk must not keep a run from its durable snapshots
                 self._emit(events.Rejected(snapshot="all", tier="local", reason=str(err)))
-        prefetched, self._prefetched = self._prefetched, None
-        if prefetched is not None:
-            if prefetched.id == max((copy.id for copy in copies), default=None):
-                return prefetched
-            prefetched.close()  # there is a newer one now, and memory for only one of them
-        point = self._finder().find(copies, lambda copy, parts: self._note(Header(copy, parts)))
+        if self._start.wanted is not None:
+            return self._go_back(self._start.wanted, copies)
+        point, self._prefetched = self._prefetched, None
+        if point is not None and point.id != max((copy.id for copy in copies), default=None):
+            point.close()  # there is a newer one now, and memory for only one of them
+            point = None
+        point = point or self._finder().find(copies, lambda copy, parts: self._note(Header(copy, parts)))
         if point is None and survey is not None:
             self._check_nothing_is_lost(survey)
+        if point is not None:
+            self._note_older(point.id, copies)
+        return point
+
+    def _note_older(self, than: SnapshotId, copies: Sequence[Copy]) -> None:
+        self._older = tuple(sorted({copy.id for copy in copies if copy.id < than}, reverse=True))
+
+    def _go_back(self, wanted: str, copies: Sequence[Copy]) -> ResumePoint:
+        """Return the snapshot that the user named, and set all newer ones aside: they stay, and no start uses them.
+
+        Raises:
+            ConfigError: the run has no such snapshot.
+            SnapshotCorrupt: it cannot be used. Nothing was set aside.
+        """
+        run = f"run {self._settings.run!r} in {self._settings.store}"
+        known = {copy.id for copy in copies}
+        snapshot = named(wanted, known)
+        if snapshot is None:
+            newest = ", ".join(map(str, sorted(known, reverse=True)[:_SHOWN])) or "none"
+            raise ConfigError(f"{run} has no snapshot {wanted} that can be used. The newest are: {newest}")
+        meant = [copy for copy in copies if copy.id == snapshot]
+        point = self._finder().find(meant, lambda copy, parts: self._note(Header(copy, parts)))
+        if point is None:
+            raise ConfigError(f"snapshot {snapshot} belongs to another run of this name, from before --fresh")
+        newer = frozenset(other for other in known if other > snapshot)
+        local = self._pipeline.local
+        for store in [self._remote, *([] if local is None else [local.store])]:
+            for other in sorted(newer):  # in both: a copy in memory, or on the local disk, may be stored later
+                reason = f"set aside: the run went back to {snapshot}"
+                commit.quarantine(store, self._keys, other, reason, self._context.host, Deadline.after(CALL_S))
+        if newer:
+            self._context.say(
+                f"the run goes back to snapshot {snapshot}: {len(newer)} newer ones are set aside. They stay in the "
+                "store, and no start uses them; harness verify --lift brings them back"
+            )
+        self._note_older(snapshot, copies)
+        self._set_aside = newer
         return point
 
     def _check_nothing_is_lost(self, known: records.Survey) -> None:

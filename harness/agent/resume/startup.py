@@ -29,9 +29,10 @@ from harness.agent.resume.identity import check_identity
 from harness.agent.resume.search import Progress, ResumeSearch, Start
 from harness.agent.resume_point import ResumePoint
 from harness.agent.save.pipeline import SavePipeline
+from harness.config.program import digest_of, words_of
 from harness.core import events
 from harness.core.manifest import Claim, Done
-from harness.core.snapshot import MAX_GENERATION
+from harness.core.snapshot import MAX_GENERATION, SnapshotId
 from harness.core.words import without_secrets
 from harness.errors import ConfigError, HarnessError, SnapshotCorrupt
 from harness.snapshots import records
@@ -124,6 +125,10 @@ class Startup:
         self.header: search.Header | None = None
         """The snapshot that is being fetched."""
         self.error: HarnessError | None = None
+        self.older: tuple[SnapshotId, ...] = ()
+        """Snapshots of the run that are older than the one that is resumed, newest first."""
+        self._goes_back_to = self._settings.from_
+        self._set_aside: frozenset[SnapshotId] = frozenset()
 
     @property
     def generation(self) -> Generation:
@@ -154,6 +159,21 @@ class Startup:
             begun()
 
         self._aside("harness-begin", 2 * FIRST_ANSWER_S, ask, begin)
+        self._context.thread("harness-rehearsed", self._say_whether_rehearsed)
+
+    def _say_whether_rehearsed(self) -> None:
+        """Print whether `harness rehearse` has shown that this program resumes exactly. Nothing if that is unknown."""
+        digest, words = digest_of(self._command or ("",)), words_of(self._command)
+        try:
+            record = records.read_rehearsal(
+                self._pipeline.remote.store, self._context.keys, digest, Deadline.after(FIRST_ANSWER_S)
+            )
+        except (CloudError, SnapshotCorrupt):
+            return
+        if record is None:
+            self._context.say("not rehearsed: harness rehearse shows whether this program resumes exactly")
+        else:
+            self._context.say(record.in_words + ("" if record.fits(words) else ", with other arguments"))
 
     def begin_again(self, begun: Callable[[bool], None]) -> None:
         """Begin the next generation, for trainers that are restarted in place. Returns at once, also with a store down.
@@ -192,6 +212,7 @@ class Startup:
 
     def adopt(self, generation: Generation) -> None:
         """Continue the generation of a live trainer whose agent died; nothing is resumed."""
+        self._goes_back_to = None
         generation.claimed.clear()  # look again whether the claim stands, and under which number
         self._settled = True
         self.claims.begin(generation)
@@ -296,11 +317,12 @@ class Startup:
         start = Start(
             generation=generation,
             known=known,
-            memory=self._pipeline.memory_copies(generation.run_id),
+            memory=[copy for copy in self._pipeline.memory_copies(generation.run_id) if copy.id not in self._set_aside],
             agent=self.claims.agent,
             lock_id=self.claims.lock_id,
             settled=self._settled,
             looks_back=not self.looked_back,
+            wanted=self._goes_back_to,
         )
         self._search = ResumeSearch(self._context, self._command, self._pipeline, start, self._post)
         return self._context.thread("harness-resume", self._search.run)
@@ -339,8 +361,10 @@ class Startup:
             case search.Header():
                 self.header = progress
                 self._tell.changed()
-            case search.Found(point, settled):
+            case search.Found(point, settled, older, set_aside):
                 self._settled = self._settled or settled
+                self.older, self._goes_back_to = older, None
+                self._set_aside |= set_aside
                 self._found(point, "no snapshot of this run anywhere")
             case search.Failed(error):
                 self._failed(error)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from harness.core.manifest import STOPPED_EARLY
 from harness.errors import ExitCode
 
+_SHOWN = 3
+
 
 class Next(enum.Enum):
     """The agent's next action on the way to the end of its run, at one turn of its loop."""
@@ -103,6 +105,8 @@ class Facts:
         raised: whether its Checkpointer ended by an exception.
         restored: whether it restored the snapshot.
         resumes: the snapshot that it was to resume, if there was one.
+        older: snapshots that are older than that one, newest first.
+        hopeless: whether it ended by an error that it would meet again.
         nothing_to_resume: whether the agent knows that there was none; false while the search continues.
         refused: the exit code of the error that kept it from beginning.
         durable_step: newest step committed in the store.
@@ -120,6 +124,8 @@ class Facts:
     raised: bool = False
     restored: bool = False
     resumes: str | None = None
+    older: tuple[str, ...] = ()
+    hopeless: bool = False
     nothing_to_resume: bool = False
     refused: int | None = None
     durable_step: int | None = None
@@ -153,7 +159,19 @@ def outcome_of(facts: Facts) -> Outcome:
         return Outcome("failed", 1, "an exception ended the thread that trained, and the program continued without it")
     if ended_well:
         return Outcome("stopped", ExitCode.FINISHED)
-    return Outcome("failed", 1 if facts.exit_code is None else facts.exit_code)
+    refused = facts.hopeless and facts.resumes is not None and not facts.restored
+    return Outcome("failed", facts.exit_code or 1, _why_refused(facts) if refused else None)
+
+
+def _why_refused(facts: Facts) -> str:
+    older = ", ".join(facts.older[:_SHOWN])
+    more = f" and {len(facts.older) - _SHOWN} more" if len(facts.older) > _SHOWN else ""
+    if not older:
+        return f"the program refused snapshot {facts.resumes}, and the run has no older one"
+    return (
+        f"the program refused snapshot {facts.resumes}. The run has older ones: {older}{more}. "
+        f"--from {facts.older[0]} starts from that one"
+    )
 
 
 def interrupted(code: ExitCode, facts: Facts) -> Outcome:

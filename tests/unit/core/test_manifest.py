@@ -51,7 +51,7 @@ CLAIM_JSON = (
     '{"format":1,"run_id":"0123456789abcdef0123456789abcdef","generation":7,"nonce":"0123456789abcdef",'
     '"claimed_at":"2026-01-02T03:04:05.678+00:00","host":"node-1","pid":4711,"fresh":false,'
     '"parent":"00000006-000000011000","command":["python","train.py"],"named":true,"settings":{"every_s":"60.0"},'
-    '"agent":"0011223344556677","place":"boot-1-2","continues":true}'
+    '"agent":"0011223344556677","place":"boot-1-2","continues":true,"back_to":"00000001-000000000040"}'
 )
 DONE_JSON = (
     '{"format":1,"generation":7,"nonce":"0123456789abcdef","outcome":"interrupted","step":12000,'
@@ -105,6 +105,7 @@ CLAIM = Claim(
     agent="0011223344556677",
     lock_id="boot-1-2",
     continues=True,
+    back_to="00000001-000000000040",
 )
 DONE = Done(
     format=FORMAT,
@@ -215,7 +216,8 @@ def test_another_format_number_is_refused_as_another_versions(kind: str, number:
 
 def test_a_missing_field_is_refused_by_name(kind: str) -> None:
     record, text, parse = RECORDS[kind]
-    for name in set(record.__struct_encode_fields__) - {"environment", "settings", "agent", "place", "continues"}:
+    optional = {"environment", "settings", "agent", "place", "continues", "back_to"}
+    for name in set(record.__struct_encode_fields__) - optional:
         whole = json.loads(text)
         del whole[name]
 

@@ -150,6 +150,15 @@ def test_the_child_is_this_interpreter_and_begins_anew_only_if_told(tmp_path: Pa
     assert "--fresh" in given.arguments(anew=True)
 
 
+def test_a_run_goes_back_at_its_first_start_only(tmp_path: Path) -> None:
+    given = job(tmp_path, {}, "x", from_="00000001-000000000020")
+
+    assert "--from" not in given.arguments(anew=False)
+    first = given.arguments(anew=True)
+    assert first[first.index("--from") + 1] == "00000001-000000000020"
+    assert given.anew
+
+
 def test_the_metadata_service_is_known_before_the_run_and_without_valid_settings(tmp_path: Path) -> None:
     url = "http://127.0.0.1:1"
     (tmp_path / "harness.toml").write_text(f'metadata = "{url}"\n')

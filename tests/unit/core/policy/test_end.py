@@ -133,6 +133,29 @@ def test_a_program_that_never_restored_its_snapshot_is_told_so() -> None:
     assert outcome_of(replace(resumes, connected=False)) == Outcome("stopped", ExitCode.FINISHED)  # none of ours
 
 
+@pytest.mark.parametrize(
+    ("older", "words"),
+    [
+        ((), "the run has no older one"),
+        (("00000001-000000000020",), "--from 00000001-000000000020"),
+        (("5", "4", "3", "2", "1"), "5, 4, 3 and 2 more"),
+    ],
+)
+def test_a_program_that_refuses_its_snapshot_is_told_the_older_ones(older: tuple[str, ...], words: str) -> None:
+    refused = replace(WELL, exit_code=1, resumes="00000002-000000000030", older=older, hopeless=True)
+
+    outcome = outcome_of(refused)
+
+    assert (outcome.name, outcome.exit_code) == ("failed", 1)
+    assert "refused snapshot 00000002-000000000030" in (outcome.why or "")
+    assert words in (outcome.why or "")
+
+
+def test_a_program_that_fails_after_it_has_restored_has_not_refused() -> None:
+    failed = replace(WELL, exit_code=1, resumes="00000002-000000000030", hopeless=True, restored=True)
+    assert outcome_of(failed).why is None
+
+
 def test_an_exception_that_ended_only_the_thread_that_trained_is_a_failure() -> None:
     assert short(replace(WELL, raised=True)) == ("failed", 1)
     assert short(replace(WELL, raised=True, exit_code=9)) == ("failed", 9)
