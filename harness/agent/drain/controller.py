@@ -85,7 +85,10 @@ class DrainController:
         self._hurry(plan)
 
     def save_what_there_is_in_time(self) -> None:
-        """Save the newest sealed snapshot if no boundary for a new one has come in time, while that still fits."""
+        """Save the newest sealed snapshot if no boundary for a new one has come in time, while that still fits.
+
+        If the step takes longer than usual, that snapshot is sent before: a new one may come in time, or may not.
+        """
         drain, pipeline = self.current, self._pipeline
         if drain is None or drain.plan.choice is not Choice.NEW or math.isinf(drain.deadline.at):
             return
@@ -94,6 +97,9 @@ class DrainController:
         if not still_fits(drain.deadline.remaining_s, pipeline.state_bytes or 0, self._speeds.rates):
             drain.plan = replace(drain.plan, choice=Choice.NEWEST)  # a trainer that still comes exits without one
             pipeline.save_newest_now()
+        elif not drain.plan.meanwhile and self._speeds.is_overdue():
+            drain.plan = replace(drain.plan, meanwhile=True)
+            pipeline.save_newest_meanwhile()
 
     def tell_outcome(self) -> None:
         """Report the outcome of the drain, if one was begun. Nothing is written any more at this point."""
@@ -112,7 +118,9 @@ class DrainController:
 
     def _hurry(self, plan: Plan) -> None:
         if plan.choice is Choice.NEW:
-            self._pipeline.set_urgent(True)  # the new snapshot goes to both tiers at once; an older one need not
+            self._pipeline.set_urgent(True)  # the new snapshot goes to both tiers at once
+            if plan.meanwhile:
+                self._pipeline.save_newest_meanwhile()
         else:
             self._pipeline.save_newest_now()
 

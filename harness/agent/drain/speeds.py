@@ -15,7 +15,7 @@ from cloud.notice import Deadline
 from harness.agent.save.pipeline import SavePipeline
 from harness.core import events
 from harness.core.policy.copying import Rates
-from harness.core.policy.drain import Choice, Plan, never_fits, plan_drain, reserve_s
+from harness.core.policy.drain import Choice, Plan, is_overdue, never_fits, plan_drain, reserve_s
 from harness.core.rate import Rate
 from harness.core.words import count
 from harness.errors import ExitCode
@@ -69,7 +69,12 @@ class Speeds:
             trainer_alive=trainer_alive,
             in_flight_bytes=pipeline.remote.bytes_left,
             sealed=pipeline.sealed_step is not None and not pipeline.everything_durable,
+            step_age_s=self.step_age_s(time.monotonic()),
         )
+
+    def is_overdue(self) -> bool:
+        """Return whether the current step takes clearly longer than usual."""
+        return is_overdue(self.rates.step_s, self.step_age_s(time.monotonic()))
 
     def step_of(self, plan: Plan, step: int | None) -> int | None:
         """Return the step that a plan saves, given that the trainer is at `step`."""

@@ -262,6 +262,16 @@ class SavePipeline:
         if not self._give_from_memory(step) and self._newest_local is not None and self._newest_local.step == step:
             self._submit(self.remote, self._newest_local)  # the slot is not available any more, but the file is
 
+    def save_newest_meanwhile(self) -> None:
+        """Begin to make the newest snapshot durable while a newer one is awaited, if that leaves it a slot."""
+        step = self.sealed_step
+        if step is None or self.steps.durable == step or any(job.step >= step for job in self._jobs(self.remote)):
+            return
+        if self._newest_local is not None and self._newest_local.step == step:
+            self._submit(self.remote, self._newest_local)
+        elif len(self.pool) > len(self.pool.newest()):
+            self._give_from_memory(step)
+
     def _is_stuck(self, job: Job) -> bool:
         """Return whether a job is retried although its bytes cannot be read."""
         return isinstance(job, LocalSnapshot) and job.step in self._unreadable

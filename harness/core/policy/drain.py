@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.core.policy.copying import ASSUMED_STORE_BYTES_S, Rates
 from harness.core.words import count
 
+_LONG_S = 5.0  # a step that takes this long is mentioned
+_CLEARLY_S = 1.0
 MARGIN_S = 2.0  # kept free at the end of the window: the commit's own round trips and the exit
 
 
@@ -32,6 +34,8 @@ class Plan:
         has_s: until the instance ends; `None` if unknown.
         replaces: whether the upload in flight is given up for it, because it would not fit behind that upload.
         local_s: until it is at least on the local disk; `None` without a local tier, or before that was measured.
+        step_age_s: how long the step has taken so far at whose end a new snapshot is taken; `None` if unknown.
+        meanwhile: whether the newest sealed snapshot is sent while a new one is awaited.
     """
 
     choice: Choice
@@ -39,6 +43,8 @@ class Plan:
     has_s: float | None
     replaces: bool = False
     local_s: float | None = None
+    step_age_s: float | None = None
+    meanwhile: bool = False
 
     @property
     def fits(self) -> bool:
@@ -59,6 +65,10 @@ class Plan:
             Choice.NEWEST: "the newest sealed snapshot",
             Choice.FINISH: "the upload in flight" if self.needs_s > MARGIN_S else "nothing is left to save",
         }[self.choice]
+        if self.choice is Choice.NEW and self.step_age_s is not None and self.step_age_s >= _LONG_S:
+            what += f", if the step, {self.step_age_s:.0f} s so far, ends in time"
+        if self.meanwhile:
+            what += "; meanwhile the newest sealed one"
         given_up = ", instead of the upload in flight" if self.replaces else ""
         return f"{verdict}{local}; step {count(step)} ({what}{given_up})"
 
@@ -71,6 +81,7 @@ def plan_drain(
     trainer_alive: bool,
     in_flight_bytes: int | None,
     sealed: bool,
+    step_age_s: float | None = None,
 ) -> Plan:
     """Choose the newest step that can still become durable in `has_s` seconds.
 
@@ -87,11 +98,13 @@ def plan_drain(
         trainer_alive: whether a trainer can take a new snapshot.
         in_flight_bytes: bytes the remote tier still has to send of what it is sending; `None` when it is idle.
         sealed: whether there is a sealed snapshot that is not durable yet.
+        step_age_s: how long the current step has taken so far; `None` if unknown.
     """
     store_bytes_s = rates.store_bytes_s or ASSUMED_STORE_BYTES_S
     size = state_bytes or 0
     send_s, flight_s = rates.send_s(size), (in_flight_bytes or 0) / store_bytes_s
-    reach_s = size / (rates.copy_bytes_s or store_bytes_s) + (rates.step_s or 0.0)
+    wait_s = wait_for_boundary_s(rates.step_s, step_age_s)
+    reach_s = size / (rates.copy_bytes_s or store_bytes_s) + wait_s
     write_s = max(0, size - rates.copied.bytes) / rates.disk_bytes_s if rates.disk_bytes_s else None
     may_replace = in_flight_bytes is not None and rates.store_bytes_s is not None
 
@@ -103,10 +116,31 @@ def plan_drain(
     new = plan(Choice.NEW, max(reach_s, flight_s) + send_s, reach_s + send_s, reach_s)
     newest = plan(Choice.NEWEST, flight_s + send_s, send_s, 0.0)
     if trainer_alive and (new.fits or (not sealed and in_flight_bytes is None)):
-        return new
+        idle = sealed and in_flight_bytes is None
+        meanwhile = idle and (wait_s >= send_s or is_overdue(rates.step_s, step_age_s))
+        return replace(new, step_age_s=step_age_s, meanwhile=meanwhile)
     if sealed and (newest.fits or in_flight_bytes is None):
         return newest
     return Plan(Choice.FINISH, flight_s + MARGIN_S, has_s)
+
+
+def wait_for_boundary_s(step_s: float | None, age_s: float | None) -> float:
+    """Return the expected seconds until the next boundary.
+
+    A step that takes longer than usual (a validation is in it) is expected to take as long again as it has so far.
+
+    Args:
+        step_s: the usual duration of a step; `None` before that was measured.
+        age_s: how long the current one has taken so far; `None` if unknown.
+    """
+    if age_s is None:
+        return step_s or 0.0
+    return age_s if step_s is None or age_s > step_s else step_s - age_s
+
+
+def is_overdue(step_s: float | None, age_s: float | None) -> bool:
+    """Return whether the current step takes clearly longer than usual, so that its end cannot be predicted."""
+    return step_s is not None and age_s is not None and age_s > step_s + _CLEARLY_S
 
 
 def still_fits(has_s: float, size: int, rates: Rates) -> bool:

@@ -93,6 +93,30 @@ def test_a_slot_that_is_not_granted_goes_to_the_store_straight(scene: Scene) -> 
     assert [type(job) for job in scene.pipeline.remote.jobs] == [MemorySnapshot]
 
 
+def test_while_a_newer_snapshot_is_awaited_the_newest_is_sent_if_that_leaves_it_a_slot(scene: Scene) -> None:
+    scene.seal(10, 1)
+    assert len(scene.pipeline.pool) == 1
+
+    scene.pipeline.save_newest_meanwhile()
+    assert scene.pipeline.remote.jobs == [], "the newer one would wait for the slot until it was sent"
+
+    scene.pipeline.pool.allocate(scene.pipeline.pool[scene.index].size, 1)
+    scene.pipeline.pool.add(a_slot(Content(SnapshotId(1, 1))))
+    scene.pipeline.save_newest_meanwhile()
+    scene.pipeline.save_newest_meanwhile()
+    assert [job.step for job in scene.pipeline.remote.jobs] == [10]
+
+
+def test_its_file_is_sent_meanwhile_and_the_slot_stays_free(scene: Scene) -> None:
+    scene.commit_locally(10)
+    scene.until(lambda: scene.pipeline.pool.grant() == scene.index)
+
+    scene.pipeline.save_newest_meanwhile()
+
+    assert [type(job) for job in scene.pipeline.remote.jobs] == [LocalSnapshot]
+    assert scene.pipeline.pool.grant() == scene.index
+
+
 def test_what_is_committed_is_not_sent_again_before_that_is_heard_of(scene: Scene) -> None:
     """The tier's thread is through, its news is on the way, and the program ends: it was uploaded twice."""
     scene.pipeline.set_urgent(True)

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.policy.copying import ASSUMED_STORE_BYTES_S, Copied, Rates
-from harness.core.policy.drain import MARGIN_S, Choice, gives_way, never_fits, plan_drain, reserve_s, still_fits
+from harness.core.policy.drain import (
+    MARGIN_S,
+    Choice,
+    Plan,
+    gives_way,
+    never_fits,
+    plan_drain,
+    reserve_s,
+    still_fits,
+    wait_for_boundary_s,
+)
 
 GB = 10**9
 FAST = Rates(copy_bytes_s=10 * GB, store_bytes_s=GB, step_s=1.0)
@@ -172,3 +182,54 @@ def test_a_plan_counts_only_what_has_to_be_sent() -> None:
     assert still_fits(plan.needs_s, 100 * GB, copies)
     assert never_fits(100 * GB, copies, 60.0) is None
     assert never_fits(100 * GB, FAST, 60.0) is not None
+
+
+# ---- the time to the next boundary ----------------------------------------------------------------------------------
+
+LONG_STEP = Rates(copy_bytes_s=10 * GB, store_bytes_s=GB, step_s=40.0)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "age_s", "wait_s"),
+    [
+        (None, None, 0.0),
+        (40.0, None, 40.0),
+        (40.0, 31.0, 9.0),
+        (1.0, 31.0, 31.0),  # a validation is in it: as long again
+        (None, 31.0, 31.0),
+    ],
+)
+def test_how_long_the_next_boundary_is_awaited(step_s: float | None, age_s: float | None, wait_s: float) -> None:
+    assert wait_for_boundary_s(step_s, age_s) == wait_s
+
+
+def planned(has_s: float, rates: Rates, age_s: float, *, in_flight: int | None = None) -> Plan:
+    return plan_drain(
+        has_s, 10 * GB, rates, trainer_alive=True, in_flight_bytes=in_flight, sealed=True, step_age_s=age_s
+    )
+
+
+def test_a_step_that_is_nearly_over_is_waited_for() -> None:
+    """By the step's usual length alone, a new snapshot would not have fitted."""
+    assert planned(30.0, LONG_STEP, 31.0).choice is Choice.NEW
+    assert planned(30.0, LONG_STEP, 1.0).choice is Choice.NEWEST
+
+
+def test_what_is_sealed_is_sent_while_a_far_boundary_is_awaited() -> None:
+    assert planned(120.0, LONG_STEP, 20.0).meanwhile
+    assert not planned(120.0, LONG_STEP, 38.0).meanwhile, "it would be in the new one's way"
+    assert not planned(120.0, LONG_STEP, 20.0, in_flight=GB).meanwhile, "something is sent already"
+
+
+def test_what_is_sealed_is_sent_while_nobody_knows_when_the_step_ends() -> None:
+    assert planned(120.0, FAST, 3.0).meanwhile
+    assert not planned(120.0, FAST, 0.5).meanwhile
+
+
+def test_the_sentence_says_what_it_depends_on() -> None:
+    words = planned(120.0, FAST, 31.0).words(12034)
+    assert words == (
+        "fits: 44 s of 120 s; step 12 034 (a new snapshot, if the step, 31 s so far, ends in time; "
+        "meanwhile the newest sealed one)"
+    )
+    assert "if the step" not in planned(120.0, FAST, 0.5).words(12034)
