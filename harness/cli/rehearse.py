@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +40,7 @@ def rehearse(
     check_command(command)
     check_alone(os.environ)
     settings = resolve(flags, os.environ, here(), script=script_of(command))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the program too, and cleans up
     verdict = rehearse_program(command, os.environ, output.say, steps=steps, at=_steps(at))
     if verdict.places:
         keep_if_possible(verdict, settings, command, output.say)

@@ -131,10 +131,10 @@ class Rehearsal:
             process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
             try:
                 code = self._wait(process, written, began_at, done)
-            except BaseException:
-                process.terminate()
-                process.wait()
-                raise
+            finally:  # after Ctrl-C: its agent has got that too, and saves nothing more that matters
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
         done.seconds += time.monotonic() - began_at
         lines = decode_lines(written.read_bytes())
         _check(code, lines, output)

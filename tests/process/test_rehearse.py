@@ -110,3 +110,20 @@ def test_a_snapshot_that_does_not_exist_changes_nothing(world: World) -> None:
     assert refused.wait() == 64
     assert "no snapshot 99" in refused.stderr
     assert not world.survey().quarantined
+    assert world.survey().finished_at == 12, "and it is still over"
+
+
+def test_a_run_that_died_while_it_went_back_does_so_at_its_next_start(world: World) -> None:
+    """Elsewhere the same command runs without --from, and would have preferred the newest of the bad stretch."""
+    command = world.tiny("--every-steps", "4", steps=12)
+    assert world.run_harness("--keep-last", "9", command=command).wait() == 0
+    first, *newer = world.survey().commits
+    assert world.run_harness("--from", str(first), command=[*command, "--raise-at", "5"]).wait() == 1
+    for left in newer[1:]:
+        (world.store / world.run / "quarantine" / f"{left}.json").unlink()  # it had not come so far
+
+    world.curve.unlink()
+    again = world.run_harness(command=command)
+    assert again.wait() == 0, again.stderr
+    assert world.steps_of_curve()[0] == first.step + 1
+    assert world.survey().quarantined == frozenset(newer)

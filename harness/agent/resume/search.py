@@ -15,7 +15,7 @@ import datetime
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cloud.errors import CloudError, NotFound
@@ -39,6 +39,7 @@ from harness.snapshots.journal import last_lived_at
 
 STALE_S = 60.0  # how long a listing may hide what the store holds before a start is refused
 _SHOWN = 5
+_WENT_BACK = 100  # starts without a snapshot of their own that are looked at: each costs a call
 _LOOKED_BACK = 5  # generations: one that died while it waited has no journal
 _UNKNOWN = 0  # stands for an awaited generation whose number the store has not told
 
@@ -149,6 +150,12 @@ class Start:
     settled: bool
     looks_back: bool
     wanted: str | None = None
+
+
+def no_such_snapshot(run: str, wanted: str, known: Iterable[SnapshotId]) -> ConfigError:
+    """Return the error for a snapshot to go back to that the run does not have."""
+    newest = ", ".join(map(str, sorted(known, reverse=True)[:_SHOWN])) or "none"
+    return ConfigError(f"{run} has no snapshot {wanted} that can be used. The newest are: {newest}")
 
 
 class _Contradiction(CloudError):
@@ -380,8 +387,8 @@ class ResumeSearch:
                 copies += stored_copies(local.store, "local", at_hand.commits)
             except CloudError as err:  # a broken disk must not keep a run from its durable snapshots
                 self._emit(events.Rejected(snapshot="all", tier="local", reason=str(err)))
-        if self._start.wanted is not None:
-            return self._go_back(self._start.wanted, copies)
+        if (wanted := self._start.wanted or self._went_back(survey, copies)) is not None:
+            return self._go_back(wanted, copies)
         point, self._prefetched = self._prefetched, None
         if point is not None and point.id != max((copy.id for copy in copies), default=None):
             point.close()  # there is a newer one now, and memory for only one of them
@@ -392,6 +399,20 @@ class ResumeSearch:
         if point is not None:
             self._note_older(point.id, copies)
         return point
+
+    def _went_back(self, survey: records.Survey | None, copies: Sequence[Copy]) -> str | None:
+        """Return the snapshot to which an older start went back, if that start has no snapshot of its own yet.
+
+        It may have died before it had set all newer ones aside, or some may be on this machine alone.
+        """
+        newest = max((copy.id.generation for copy in copies), default=0)
+        numbers = range(self._generation.number - 1, max(newest, self._generation.number - 1 - _WENT_BACK), -1)
+        for number in numbers if survey is not None else ():
+            with contextlib.suppress(NotFound, SnapshotCorrupt):
+                claim = records.read_claim(self._remote, self._keys, number, Deadline.after(CALL_S))
+                if claim.run_id == self._run_id and claim.back_to is not None:
+                    return claim.back_to if named(claim.back_to, (copy.id for copy in copies)) is not None else None
+        return None
 
     def _note_older(self, than: SnapshotId, copies: Sequence[Copy]) -> None:
         self._older = tuple(sorted({copy.id for copy in copies if copy.id < than}, reverse=True))
@@ -407,8 +428,7 @@ class ResumeSearch:
         known = {copy.id for copy in copies}
         snapshot = named(wanted, known)
         if snapshot is None:
-            newest = ", ".join(map(str, sorted(known, reverse=True)[:_SHOWN])) or "none"
-            raise ConfigError(f"{run} has no snapshot {wanted} that can be used. The newest are: {newest}")
+            raise no_such_snapshot(run, wanted, known)
         meant = [copy for copy in copies if copy.id == snapshot]
         point = self._finder().find(meant, lambda copy, parts: self._note(Header(copy, parts)))
         if point is None:

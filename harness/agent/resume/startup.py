@@ -36,6 +36,7 @@ from harness.core.snapshot import MAX_GENERATION, SnapshotId
 from harness.core.words import without_secrets
 from harness.errors import ConfigError, HarnessError, SnapshotCorrupt
 from harness.snapshots import records
+from harness.snapshots.candidates import named
 
 FIRST_ANSWER_S = 10.0  # how long a start waits for the store before it continues without it
 AGAIN_S = 5.0  # how long a restart in place waits for the store
@@ -256,7 +257,21 @@ class Startup:
             self._context.emit(events.StoreBlind(store=store, reason=str(err)))
             return None
         self._check_identity(known)
+        self._check_wanted(known)
         return known
+
+    def _check_wanted(self, known: records.Survey) -> None:
+        """Refuse to go back to a snapshot that does not exist, before the run is claimed."""
+        wanted, local = self._settings.from_, self._pipeline.local
+        if wanted is None:
+            return
+        ids = {*known.commits, *(copy.id for copy in self._pipeline.memory_copies(known.run_id))}
+        if local is not None:
+            with contextlib.suppress(CloudError, SnapshotCorrupt):
+                ids |= {*records.survey(local.store, self._context.keys, Deadline.after(AGAIN_S)).commits}
+        if named(wanted, ids) is None:
+            run = f"run {self._settings.run!r} in {self._settings.store}"
+            raise search.no_such_snapshot(run, wanted, ids)
 
     def _check_identity(self, known: records.Survey) -> None:
         for words in check_identity(known, self._settings, self._command):
