@@ -5,7 +5,7 @@ size, the rate. The checks themselves are in `host.py` (this machine), `store.py
 them), `s3.py` (bucket only) and `capacity.py` (room and time). Leaves nothing behind.
 
     machine ─▶ metadata ─▶ window ─────────────────────┐
-    store ─▶ permissions ─▶ state's size ─▶ room ─▶ rate ─▶ does it fit?
+    store ─▶ permissions ─▶ rehearsed? ─▶ state's size ─▶ room ─▶ rate ─▶ does it fit?
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from harness.inspect.doctor.store import (
     check_cleared,
     check_permissions,
     check_reach,
+    check_rehearsed,
     ground,
     refused,
     state_bytes,
@@ -62,7 +63,7 @@ class Examination:
     Args:
         settings: the settings that a run would have.
         host: this machine.
-        command: the program that a run would start; `check_torchrun` searches it for torchrun.
+        command: the program that a run would start. Was it rehearsed, is it torchrun?
         state_bytes: size of the state; `None` for the size of the run's newest snapshot.
         stores: opens a directory store by its location.
         open_bucket: opens an S3 store.
@@ -151,6 +152,8 @@ class Examination:
                 data = memoryview(incompressible(CHUNK_BYTES + 1))  # one byte more than a part holds
                 yield try_multipart(place, data)
                 yield try_cut_off(place, data)
+            if self._command:
+                yield check_rehearsed(store, self._keys, self._command, host.clock)
             yield self._look_up_size(store)
             if bucket is None:
                 directory, keep = Path(settings.store), settings.keep_last

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterator
+import shlex
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from cloud.digest import crc64nvme
 from cloud.errors import AlreadyExists, CloudError, Denied, Full, NotFound
 from cloud.notice import Clock, Deadline
 from cloud.store import ObjectStore
+from harness.config.program import digest_of, words_of
 from harness.core.snapshot import RunKeys
 from harness.errors import SnapshotCorrupt
 from harness.inspect.doctor.finding import Finding, Level, failure, ok, one_line, warning
@@ -51,6 +53,22 @@ def state_bytes(store: ObjectStore, keys: RunKeys, clock: Clock) -> int | None:
         with contextlib.suppress(SnapshotCorrupt, NotFound):
             return records.read_manifest(store, keys, snapshot, deadline).payload_bytes
     return None
+
+
+def check_rehearsed(store: ObjectStore, keys: RunKeys, command: Sequence[str], clock: Clock) -> Finding:
+    """Check whether `harness rehearse` has shown that the program resumes exactly."""
+    remedy = "harness rehearse " + shlex.join(("--store", store.url, "--run", keys.run, "--", *command))
+    try:
+        record = records.read_rehearsal(store, keys, digest_of(command), Deadline.after(REACH_S, clock))
+    except (CloudError, SnapshotCorrupt) as err:
+        return warning("rehearsed", f"not known: {one_line(err)}", remedy)
+    if record is None:
+        return warning("rehearsed", "not shown yet that this program resumes exactly", remedy)
+    if not record.identical:
+        return warning("rehearsed", record.in_words, remedy)
+    if not record.fits(words_of(command)):
+        return warning("rehearsed", f"{record.in_words}, but with other arguments", remedy)
+    return ok("rehearsed", record.in_words.removeprefix("rehearsed: "))
 
 
 # ---- permissions ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cloud.directory.store import DirectoryStore
@@ -16,6 +17,8 @@ from cloud.retry import RetryingStore
 from cloud.s3.store import S3Options, S3Store
 from cloud.store import Progress, Receipt, Source
 from cloud.testing.memory import MemoryStore
+from harness.config.program import digest_of, words_of
+from harness.core.rehearsal import Record
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.inspect.doctor.capacity import incompressible
 from harness.inspect.doctor.finding import Finding, Level, examined
@@ -25,6 +28,7 @@ from harness.inspect.doctor.store import (
     check_cleared,
     check_permissions,
     check_reach,
+    check_rehearsed,
     ground,
     state_bytes,
     try_cut_off,
@@ -41,6 +45,52 @@ OK, WARNING, FAILURE = Level.OK, Level.WARNING, Level.FAILURE
 
 def place(store: Any, keys: RunKeys = KEYS) -> Ground:
     return Ground(store, keys, f"{keys.snapshots}doctor-0123456789abcdef/", FakeClock())
+
+
+# ---- rehearsed ------------------------------------------------------------------------------------------------------
+
+
+def rehearsed(tmp_path: Path, *words: str, record: bytes | None) -> Finding:
+    """What is found for `python train.py WORDS` where this record is kept."""
+    script, store = tmp_path / "train.py", MemoryStore()
+    script.write_text("train()")
+    command = ("python", str(script), *words)
+    if record is not None:
+        store.put_if_absent(KEYS.rehearsal(digest_of(command), "20261126T000000Z"), record, deadline=FOREVER)
+    return check_rehearsed(store, KEYS, command, FakeClock())
+
+
+def encoded(tmp_path: Path, *, identical: bool) -> bytes:
+    """The record of a rehearsal of `python train.py --lr 1`."""
+    (tmp_path / "train.py").write_text("train()")
+    words = words_of(("python3", str(tmp_path / "train.py"), "--lr", "1"))
+    return msgspec.json.encode(Record(identical, ("14", "20"), 40, words))
+
+
+def test_a_program_that_was_rehearsed_is_well(tmp_path: Path) -> None:
+    found = rehearsed(tmp_path, "--lr", "1", record=encoded(tmp_path, identical=True))
+
+    assert (found.level, found.what) == (OK, "identical at step 40 after interruptions at steps 14, 20")
+
+
+def test_a_program_that_was_not_rehearsed_is_a_warning_with_the_command(tmp_path: Path) -> None:
+    found = rehearsed(tmp_path, "--name", "a b", record=None)
+
+    assert found.level is WARNING
+    assert found.remedy == (
+        f"harness rehearse --store memory: --run {KEYS.run} -- python {tmp_path}/train.py --name 'a b'"
+    )
+
+
+def test_other_arguments_a_difference_and_a_damaged_record_are_warnings(tmp_path: Path) -> None:
+    others = rehearsed(tmp_path, "--lr", "2", record=encoded(tmp_path, identical=True))
+    differs = rehearsed(tmp_path, "--lr", "1", record=encoded(tmp_path, identical=False))
+    damaged = rehearsed(tmp_path, record=b"{")
+
+    assert [found.level for found in (others, differs, damaged)] == [WARNING] * 3
+    assert others.what.endswith("but with other arguments")
+    assert "NOT identical" in differs.what
+    assert damaged.what.startswith("not known: ")
 
 
 # ---- reach and permissions ------------------------------------------------------------------------------------------
