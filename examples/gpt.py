@@ -143,7 +143,7 @@ def main() -> None:
     with args.curve.open("a", buffering=1) if args.curve else contextlib.nullcontext() as curve:
         for epoch in ckpt.epochs(args.epochs):  # harness
             loss = 0.0
-            for micro, (x, y) in enumerate(ckpt.batches(loader), start=1):  # harness
+            for micro, (x, y) in ckpt.enumerate(loader, start=1):  # harness
                 part = model(x, y) / ACCUMULATE
                 part.backward()
                 loss += part.item()

@@ -113,6 +113,13 @@ class Boundary:
             place.calls += self._accumulate is not None
             self.step += 1
 
+    def ends_in_iteration(self) -> bool:
+        """End an iteration of `steps` in which the loop is left. Return whether its step was made; then it counts."""
+        made = self.counted or self.optimizer_stepped or not self._sees_optimizers
+        self.step += made and not self.counted
+        self.counted = self.optimizer_stepped = False
+        return made
+
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     def look_soon(self) -> None:
@@ -132,6 +139,11 @@ class Boundary:
         self.overdue = True
         self._waits |= wait
         self.look_soon()
+
+    def take_up(self) -> bool:
+        """Note that the requested snapshot was taken outside of a boundary. Return whether the program waits for it."""
+        waits, self.overdue, self._waits = self._waits, False, False
+        return waits
 
     # ---- the decision -----------------------------------------------------------------------------------------------
 

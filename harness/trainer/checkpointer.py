@@ -253,8 +253,9 @@ class Checkpointer:
     def save(self, *, wait: bool = False) -> None:
         """Request a snapshot at the next boundary, to be made durable. Returns at once.
 
-        With `wait`, that boundary blocks until the snapshot is durable. It gives up if a notice's deadline has passed,
-        or if the agent died and cannot be replaced.
+        If the program leaves `epochs` or `steps` with a `break` or `return` before that, the snapshot is taken there,
+        as at the end of that iteration. With `wait`, the boundary blocks until the snapshot is durable. It gives up if
+        a notice's deadline has passed, or if the agent died and cannot be replaced.
         """
         self._training.request(wait=wait)
 

@@ -131,13 +131,14 @@ class Loops:
             first = replay.place.iteration
         replay.early, asked_from = True, CallStack.now()
         worked = False
-        for epoch in numbers[first:]:
+        for completed, epoch in enumerate(numbers[first:], first + 1):
             with replay.epoch(epoch):
                 try:
                     yield epoch
                 except GeneratorExit:
                     if not self._training.closed:
                         replay.early = asked_from.is_left(CallStack.now())
+                        self._save_as_it_leaves(completed)
                     raise
             if self._training.interrupted:
                 return
@@ -175,6 +176,8 @@ class Loops:
                 except GeneratorExit:
                     if outermost and not training.closed:
                         replay.early = asked_from.is_left(CallStack.now())
+                        made = boundary.ends_in_iteration()
+                        self._save_as_it_leaves(iteration + made)
                     raise
                 if stack[-1] is not loop:
                     _refuse_crossing(loop, stack[-1])
@@ -337,6 +340,12 @@ class Loops:
             self._training.restore()
         elif way is Way.AGAIN:
             self._training.lead_back(loop)
+
+    def _save_as_it_leaves(self, completed: int) -> None:
+        """Take the snapshot that the program asked for before it broke off an outermost loop: no boundary follows."""
+        training, replay = self._training, self._replay
+        if replay.early and replay.restored and self._boundary.overdue and not (training.inert or training.interrupted):
+            training.save_as_it_leaves(completed)
 
     def _end_stage(self, completed: int) -> None:
         """End an outermost loop: take a final snapshot and wait until it is durable."""

@@ -156,6 +156,7 @@ class Replay:
         self.stack: list[Loop] = []
         """The loops that are inside an iteration, outermost first, without `epochs` and hand-written ones."""
         self._keeping: set[tuple[int, ...]] = set()
+        self._is_finalizing = sys.is_finalizing  # kept: an iterator may be closed when this module is gone already
 
     def begin(self) -> None:
         """Begin the program: its Checkpointer is made. The code up to the first loop draws what it drew before."""
@@ -390,6 +391,10 @@ class Replay:
         self.place.iteration = iterations
         self.early = False
 
+    def leave_stage(self, iterations: int) -> None:
+        """Note that the program leaves the outermost loop before its end, after so many iterations."""
+        self.place.kind, self.place.epoch, self.place.iteration = "end", None, iterations
+
     # ---- the snapshot -----------------------------------------------------------------------------------------------
 
     def aim(self, target: Position) -> None:
@@ -452,7 +457,7 @@ class Replay:
 
     def _note_draws(self) -> None:
         """Record with which random states the code after a loop begins."""
-        if not self.restored or sys.is_finalizing():
+        if not self.restored or self._is_finalizing():
             return
         now = self.capture_rng()
         if self._around:

@@ -224,6 +224,23 @@ class Training:
         self.boundary.want(wait=wait)
         self.link.send(messages.SaveWanted())
 
+    def save_as_it_leaves(self, completed: int) -> None:
+        """Take the snapshot that was requested in the iteration in which the program leaves an outermost loop.
+
+        Its place is after that iteration. Nothing is raised: the loop's iterator is being closed.
+
+        Args:
+            completed: iterations of the loop, this one included.
+        """
+        self.page.completed(self.boundary.step)
+        self.replay.leave_stage(completed)
+        try:
+            self.saving.take_waiting()
+            if self.boundary.take_up():
+                self.saving.wait_durable()
+        except StateError as err:
+            say(f"no snapshot was taken as the loop was left: {err}")
+
     # ---- beginning and leaving --------------------------------------------------------------------------------------
 
     def go_on(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.world import World
+from tests.support.world import ROOT, World
 
 SCRIPT = """
 import sys, torch
@@ -63,6 +63,17 @@ def test_a_script_that_resumes_exactly_is_said_to(world: World, script: Path) ->
     run = world.run_harness(command=["python", script, str(world.store)])
     assert run.wait() == 0
     assert "rehearsed: identical at step 15" in run.stderr
+
+
+@pytest.mark.long("seven starts of a program that imports torch")
+def test_the_example_resumes_exactly_at_every_kind_of_place(world: World) -> None:
+    small = ("--epochs", "3", "--steps-per-epoch", "4", "--width", "16", "--layers", "1")
+    code, verdict, said = rehearse(world, "python", ROOT / "examples" / "gpt.py", *small)
+
+    assert code == 0, said
+    assert verdict["identical"] is True
+    assert len(verdict["interrupted_at"]) == 5  # type: ignore[arg-type]
+    assert verdict["not_reached"] == []
 
 
 @pytest.mark.long("eight starts of a program that imports torch")

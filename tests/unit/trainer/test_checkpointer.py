@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from harness import Checkpointer
@@ -293,6 +294,77 @@ def test_a_training_that_leaves_its_outermost_loop_early_is_not(
     program: Program, train: Callable[[Program], None]
 ) -> None:
     assert ends(program, train) == "stopped early"
+
+
+Seen = list[tuple[int, torch.Tensor]]
+"""Each iteration of a loop, and the weights as it began."""
+
+
+def weights(program: Program) -> torch.Tensor:
+    return program.model.weight.detach().clone()
+
+
+def some_steps(program: Program, leave_at: int | None, seen: Seen) -> None:
+    for step in program.ckpt.steps(6):
+        seen.append((step, weights(program)))
+        if step == leave_at:
+            program.ckpt.save()
+        program.train()
+        if step == leave_at:
+            break
+
+
+def some_epochs(program: Program, leave_at: int | None, seen: Seen) -> None:
+    for epoch in program.ckpt.epochs(6):
+        seen.append((epoch, weights(program)))
+        for _ in program.ckpt.batches(BATCHES):
+            program.train()
+        if epoch == leave_at:
+            program.ckpt.save(wait=True)
+            break
+
+
+def steps_left_at_the_top(program: Program, leave_at: int | None, seen: Seen) -> None:
+    for step in program.ckpt.steps(6):
+        if step == leave_at:
+            program.ckpt.save()
+            break
+        seen.append((step, weights(program)))
+        program.train()
+
+
+@pytest.mark.parametrize(
+    ("train", "leave_at", "steps"), [(some_steps, 2, 3), (some_epochs, 1, 8), (steps_left_at_the_top, 3, 3)]
+)
+def test_a_snapshot_that_is_wanted_just_before_a_break_is_taken_there(
+    program: Program, train: Callable[[Program, int | None, Seen], None], leave_at: int, steps: int
+) -> None:
+    seen: Seen = []
+    train(program, leave_at, seen)
+    at_the_break = weights(program)
+    with torch.no_grad():
+        program.model.weight.zero_()  # what comes after the loop is not in it
+
+    assert program.end() == "stopped early"
+    assert program.ckpt._training.stager.sealed_step == program.ckpt.step_count == steps
+    again = Program(PlayedLink(program.link.sealed, generation=2))
+    train(again, None, later := [])
+    assert [number for number, _ in seen + later] == list(range(6)), "--continue goes on with the next iteration"
+    assert torch.equal(later[0][1], at_the_break)
+    assert again.end() == "finished"
+
+
+def test_a_snapshot_that_cannot_be_taken_as_the_loop_is_left_is_said(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in program.ckpt.steps(6):
+        program.train()
+        program.ckpt.extra.setdefault("list", []).append(object())
+        program.ckpt.save()
+        break
+
+    assert program.end() == "stopped early"
+    assert "no snapshot was taken as the loop was left: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("train", [*EARLY, by_hand, broken_off_by_hand])
