@@ -16,17 +16,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt, StateError
+    from harness.errors import ConfigError, HarnessError, NoSpace, RunFinished, SnapshotCorrupt, StateError
     from harness.trainer.checkpointer import Checkpointer
 
     __version__: str
-__all__ = ["Checkpointer", "ConfigError", "HarnessError", "NoSpace", "SnapshotCorrupt", "StateError", "__version__"]
+__all__ = [
+    "Checkpointer",
+    "ConfigError",
+    "HarnessError",
+    "NoSpace",
+    "RunFinished",
+    "SnapshotCorrupt",
+    "StateError",
+    "__version__",
+]
 
 _HOME = {
     "Checkpointer": "harness.trainer.checkpointer",
     "ConfigError": "harness.errors",
     "HarnessError": "harness.errors",
     "NoSpace": "harness.errors",
+    "RunFinished": "harness.errors",
     "SnapshotCorrupt": "harness.errors",
     "StateError": "harness.errors",
 }

@@ -2,6 +2,7 @@
 
     HarnessError
     ├── ConfigError        64  a mistake in usage or configuration
+    │   └── RunFinished    64  the run is over: it has finished, or its own program has stopped it early
     ├── StateError         70  this object cannot be captured or restored, and the remedy
     ├── SnapshotCorrupt    70  bytes are not what was committed
     ├── NoSpace            70  not enough disk or memory, with the numbers
@@ -39,6 +40,10 @@ class ConfigError(HarnessError):
     """A mistake in usage or configuration: nothing was started, nothing was changed."""
 
     exit_code = ExitCode.USAGE
+
+
+class RunFinished(ConfigError):
+    """The run is over: it has finished, or its own program has stopped it early. A sweep goes on with its next run."""
 
 
 class StateError(HarnessError):

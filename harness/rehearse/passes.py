@@ -19,7 +19,6 @@ from harness.core.rehearsal import (
     OUT,
     VARIABLE,
     AnyLine,
-    Finished,
     Instructions,
     Interrupted,
     Interruption,
@@ -156,14 +155,12 @@ def _check(code: int, lines: Sequence[AnyLine], output: Path) -> None:
     """Raise unless the program was interrupted where it was told to be, or has reached its own end."""
     if code == ExitCode.INTERRUPTED and any(isinstance(line, Interrupted) for line in lines):
         return
-    if code == ExitCode.FINISHED and any(isinstance(line, Finished) for line in lines):
+    if code == ExitCode.FINISHED and lines:  # at its own end, or it has left its loop by itself
         return
     text = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]
     shown = "".join(f"\n    {line}" for line in text)
-    if not lines:
-        raise ConfigError(f"the program made no Checkpointer, or no step (exit code {code}):{shown}")
     if code == ExitCode.FINISHED:
-        raise ProgramFailed(f"the program left its loop before its end. Its last lines:{shown}")
+        raise ConfigError(f"the program made no Checkpointer, or no step. Its last lines:{shown}")
     raise ProgramFailed(f"the program failed with exit code {code}. Its last lines:{shown}")
 
 

@@ -110,8 +110,9 @@ class Checkpointer:
         Raises:
             StateError: one of `states` cannot be captured, `loader` cannot be resumed exactly, or the previous
                 Checkpointer is inside one of its loops; names it, and the remedy.
-            ConfigError: the run has no name, is finished, was stopped early or is being trained already; there is more
-                than one process (WORLD_SIZE); or `harness run` started this process and it has a Checkpointer already.
+            RunFinished: the run is finished, or was stopped early.
+            ConfigError: the run has no name or is being trained already; there is more than one process (WORLD_SIZE);
+                or `harness run` started this process and it has a Checkpointer already.
             SnapshotCorrupt: the run has snapshots, and none can be used.
             AgentGone: no agent answers.
             ValueError: `accumulate` is less than 1, or `on_interrupt` is another word.

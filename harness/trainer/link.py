@@ -68,7 +68,7 @@ class Link:
             environ: the environment: it names the agent's socket, and a new agent inherits it.
 
         Raises:
-            ConfigError: the run is being trained already, or it is finished.
+            ConfigError: the run is being trained already, or it is finished (RunFinished).
             AgentGone: no agent answers.
         """
         self._environ = environ

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from harness.core import messages, tree
 from harness.core.words import printable
-from harness.errors import ExitCode, StateError
+from harness.errors import ExitCode, HarnessError, StateError
 from harness.ipc.control_page import Command, TrainerSide
 from harness.trainer.boundary import Boundary
 from harness.trainer.hazards import Hazards
@@ -107,7 +107,18 @@ class Training:
         Args:
             link: the connection to the agent.
             overlap: see `Checkpointer`.
+
+        Raises:
+            HarnessError: the run is over, or cannot be resumed. Nothing is left of this Training then.
         """
+        try:
+            self._connect(link, overlap)
+        except HarnessError:
+            self._unhook()
+            link.close()
+            raise
+
+    def _connect(self, link: Link, overlap: bool | None) -> None:
         self.link, self.page = link, link.page
         self.boundary.every_steps = link.settings.every_steps
         self.stager = Stager(link, self.states, self._capture, self._small_state, Overlap(say))
@@ -327,11 +338,14 @@ class Training:
                 early = True
             else:
                 self.finish(hold=held)
+        self._unhook()
+        self.loaders.persistent.leave()
+        self.link.part(exception=failed, early=early, hopeless=self.process.hopeless, process_lives=process_lives)
+
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self.unlisted.remove()
-        self.loaders.persistent.leave()
-        self.link.part(exception=failed, early=early, hopeless=self.process.hopeless, process_lives=process_lives)
 
     def _told_to_leave(self) -> bool:
         """Whether an interruption notice is in force, as far as this process knows. After a signal, ask the agent."""

@@ -157,7 +157,7 @@ def read_until(fd: int, words: str) -> str:
 
 def test_the_program_has_the_terminal_its_size_and_is_told_when_that_changes(world: World) -> None:
     shows = """
-        import os, signal
+        import os, signal, time
         def resized(*_):
             print("resized", *os.get_terminal_size(0), flush=True)
             os._exit(0)
@@ -165,7 +165,7 @@ def test_the_program_has_the_terminal_its_size_and_is_told_when_that_changes(wor
         print("terminals", *map(os.isatty, range(3)), "size", *os.get_terminal_size(0), flush=True)
         print("foreground", os.tcgetpgrp(0) == os.getpgrp(), "ready", flush=True)
         while True:
-            signal.pause()
+            time.sleep(0.01)  # signal.pause() would not see one that came just before it
     """
     command = script(world, "if True:" + shows)
     with terminal(world, world.harness("run", *world.options(), "--", *command), 40, 132) as (process, master):
@@ -695,7 +695,7 @@ def test_a_script_that_is_started_plainly_is_told_why_its_run_does_not_begin(wor
     assert again.wait() == 1
     last = again.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        f"harness.errors.ConfigError: run '{world.run}' finished at step {STEPS}: --fresh (in Python:"
+        f"harness.errors.RunFinished: run '{world.run}' finished at step {STEPS}: --fresh (in Python:"
     )
     assert "the agent died" not in again.stderr
     world.wait_gone()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from harness.config.program import script_of
 from harness.config.settings import Settings
 from harness.core.manifest import STOPPED_EARLY, Done
-from harness.errors import ConfigError
+from harness.errors import ConfigError, RunFinished
 from harness.snapshots.records import Survey
 
 
@@ -51,17 +51,17 @@ def check_not_over(done: Done | None, settings: Settings) -> None:
     """Refuse a run that has finished, unless `--from` was given, or one stopped early, unless `--continue` was too.
 
     Raises:
-        ConfigError: it is over.
+        RunFinished: it is over.
     """
     if settings.from_ is not None:
         return
     run = settings.run
     others = "--fresh (in Python: fresh=True) starts it again at step 0, another --run (run=) starts another"
     if done is not None and done.outcome == "finished":
-        raise ConfigError(f"run {run!r} finished at step {done.step}: {others}")
+        raise RunFinished(f"run {run!r} finished at step {done.step}: {others}")
     if done is not None and done.outcome == STOPPED_EARLY and not settings.continue_:
         where = "from its beginning" if done.step is None else f"from step {done.step}"
-        raise ConfigError(
+        raise RunFinished(
             f"run {run!r} was stopped early by its own program: "
             f"--continue (continue_=True) resumes it {where}, {others}"
         )
