@@ -60,6 +60,8 @@ class Boundary:
         """Whether the step of the batch that has not ended yet is counted already: a validation began in the batch."""
         self.overdue = False
         """Whether a snapshot has to be taken as soon as there is a slot for it."""
+        self.requested = False
+        """Whether the program itself has asked for that snapshot."""
         self._waits = False
         self.always = False
         """Whether every boundary decides, though the word is unchanged and nothing is due."""
@@ -113,9 +115,13 @@ class Boundary:
             place.calls += self._accumulate is not None
             self.step += 1
 
-    def ends_in_iteration(self) -> bool:
-        """End an iteration of `steps` in which the loop is left. Return whether its step was made; then it counts."""
-        made = self.counted or self.optimizer_stepped or not self._sees_optimizers
+    def ends_in_iteration(self, *, early: bool) -> bool:
+        """End an iteration of `steps` in which the loop is left. Return whether its step was made; then it counts.
+
+        Args:
+            early: whether the program itself leaves it. A `zip` has not begun an iteration that it closes.
+        """
+        made = self.counted or self.optimizer_stepped or (early and not self._sees_optimizers)
         self.step += made and not self.counted
         self.counted = self.optimizer_stepped = False
         return made
@@ -134,15 +140,16 @@ class Boundary:
         """Have no boundary decide any more unless the word changes."""
         self.next_due = _NEVER
 
-    def want(self, *, wait: bool = False) -> None:
+    def want(self, *, wait: bool = False, by_program: bool = False) -> None:
         """Request a snapshot at the next boundary; with `wait`, the loop waits there until it is durable."""
         self.overdue = True
+        self.requested |= by_program
         self._waits |= wait
         self.look_soon()
 
     def take_up(self) -> bool:
         """Note that the requested snapshot was taken outside of a boundary. Return whether the program waits for it."""
-        waits, self.overdue, self._waits = self._waits, False, False
+        waits, self.overdue, self.requested, self._waits = self._waits, False, False, False
         return waits
 
     # ---- the decision -----------------------------------------------------------------------------------------------
@@ -175,7 +182,7 @@ class Boundary:
         if taken:
             # The agent asks again only after a new seal: if this step is sealed already, the next one is taken.
             self.overdue = decision.asked and decision.sealed
-            self._waits = False
+            self.requested = self._waits = False
         elif decision.asked:
             self.overdue = True
         self.seen = news

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from harness.errors import StateError
 from harness.trainer.batches import Batches
 from harness.trainer.loaders.hook import InstrumentedLoader
-from harness.trainer.process import CallStack
+from harness.trainer.process import CallStack, breaks_off
 from harness.trainer.replay import Loop, Way
 from harness.trainer.training import Training, warn
 
@@ -138,7 +138,7 @@ class Loops:
                 except GeneratorExit:
                     if not self._training.closed:
                         replay.early = asked_from.is_left(CallStack.now())
-                        self._save_as_it_leaves(completed)
+                        self._save_as_it_leaves(completed, breaks_off=breaks_off())
                     raise
             if self._training.interrupted:
                 return
@@ -176,8 +176,8 @@ class Loops:
                 except GeneratorExit:
                     if outermost and not training.closed:
                         replay.early = asked_from.is_left(CallStack.now())
-                        made = boundary.ends_in_iteration()
-                        self._save_as_it_leaves(iteration + made)
+                        made = boundary.ends_in_iteration(early=replay.early)
+                        self._save_as_it_leaves(iteration + made, breaks_off=breaks_off())
                     raise
                 if stack[-1] is not loop:
                     _refuse_crossing(loop, stack[-1])
@@ -341,10 +341,14 @@ class Loops:
         elif way is Way.AGAIN:
             self._training.lead_back(loop)
 
-    def _save_as_it_leaves(self, completed: int) -> None:
-        """Take the snapshot that the program asked for before it broke off an outermost loop: no boundary follows."""
+    def _save_as_it_leaves(self, completed: int, *, breaks_off: bool) -> None:
+        """Take the snapshot that the program asked for before it broke off an outermost loop: no boundary follows.
+
+        Not when an exception leaves the loop: then the iteration is not over, and cannot be resumed from there.
+        """
         training, replay = self._training, self._replay
-        if replay.early and replay.restored and self._boundary.overdue and not (training.inert or training.interrupted):
+        wanted = breaks_off and replay.early and replay.restored and self._boundary.requested
+        if wanted and not (training.inert or training.interrupted):
             training.save_as_it_leaves(completed)
 
     def _end_stage(self, completed: int) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import dis
+import inspect
 import os
 import signal
 import sys
@@ -23,6 +25,7 @@ from typing import Any, NoReturn
 from harness.errors import ConfigError, StateError
 
 Handler = Callable[[int, types.FrameType | None], Any] | int | None
+_POPS = ("POP_TOP", "POP_ITER")  # of a loop's iterator: until Python 3.13, and from 3.14 on
 
 
 class Process:
@@ -358,6 +361,21 @@ class CallStack:
         code, line = now.frames[0]
         lines = [asked for asked_from, asked in self.frames if asked_from is code]
         return bool(lines) and line not in lines
+
+
+def breaks_off() -> bool:
+    """Whether a `break` or a `return` of the program closes the generator that calls this, and not an exception.
+
+    Either pops the loop's iterator by an instruction of its own. An exception leaves the function at the instruction
+    that raised. Generators of the program in between (tqdm) are closed by what their own caller does.
+    """
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        code = frame.f_code
+        if frame.f_lasti >= 0 and dis.opname[code.co_code[frame.f_lasti]] in _POPS:
+            return True
+        frame = frame.f_back if code.co_flags & inspect.CO_GENERATOR else None
+    return False
 
 
 def script() -> str | None:

@@ -232,7 +232,7 @@ class Training:
         """Request a snapshot at the next boundary. See `Checkpointer.save`."""
         if self.inert:
             return
-        self.boundary.want(wait=wait)
+        self.boundary.want(wait=wait, by_program=True)
         self.link.send(messages.SaveWanted())
 
     def save_as_it_leaves(self, completed: int) -> None:

@@ -354,6 +354,93 @@ def test_a_snapshot_that_is_wanted_just_before_a_break_is_taken_there(
     assert again.end() == "finished"
 
 
+def raises(program: Program) -> None:
+    with contextlib.suppress(OSError):
+        for _ in program.ckpt.steps(6):
+            program.ckpt.save()
+            program.train()
+            raise OSError
+
+
+def raises_in_an_epoch(program: Program) -> None:
+    with contextlib.suppress(OSError):
+        for _ in program.ckpt.epochs(6):
+            for _ in program.ckpt.batches(BATCHES):
+                program.train()
+            program.ckpt.save()
+            raise OSError
+
+
+def raises_below_a_generator(program: Program) -> None:
+    with contextlib.suppress(OSError):
+        for _ in shown(program.ckpt.steps(6)):
+            program.ckpt.save()
+            program.train()
+            raise OSError
+
+
+def leaves_without_a_word(program: Program) -> None:
+    for _ in program.ckpt.steps(6):
+        program.ckpt._training.boundary.want()  # as when the agent has asked, and there was no slot
+        program.train()
+        break
+
+
+@pytest.mark.parametrize("train", [raises, raises_in_an_epoch, raises_below_a_generator, leaves_without_a_word])
+def test_an_exception_that_leaves_a_loop_saves_nothing_of_the_step_that_it_breaks(
+    program: Program, train: Callable[[Program], None]
+) -> None:
+    train(program)
+
+    assert program.end() == "stopped early"
+    assert program.ckpt._training.stager.sealed_step is None
+
+
+def broken_off_below_a_generator(program: Program) -> None:
+    for _ in shown(program.ckpt.steps(6)):
+        program.ckpt.save()
+        program.train()
+        break
+
+
+def returned_from(program: Program) -> int:
+    for step in program.ckpt.steps(6):
+        try:
+            program.ckpt.save()
+            program.train()
+            return step
+        finally:
+            program.ckpt.extra["a"] = 1
+    return 0
+
+
+def broken_off_after_an_error(program: Program) -> None:
+    for _ in program.ckpt.steps(6):
+        program.ckpt.save()
+        program.train()
+        try:
+            raise OSError
+        except OSError:
+            break
+
+
+@pytest.mark.parametrize("train", [broken_off_below_a_generator, returned_from, broken_off_after_an_error])
+def test_a_break_and_a_return_are_told_from_an_exception(program: Program, train: Callable[[Program], None]) -> None:
+    train(program)
+
+    assert program.end() == "stopped early"
+    assert program.ckpt._training.stager.sealed_step == program.ckpt.step_count == 1
+
+
+def test_an_iteration_that_a_zip_has_not_begun_is_no_step() -> None:
+    program = Program()
+    ckpt = Checkpointer(model=program.model, link=PlayedLink())
+    for _ in zip(ckpt.steps(100), BATCHES, strict=False):
+        pass
+
+    assert ckpt.step_count == len(BATCHES)
+
+
 def test_a_snapshot_that_cannot_be_taken_as_the_loop_is_left_is_said(
     program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
