@@ -66,8 +66,7 @@ class Job:
         """Return the command line of `harness run`.
 
         Args:
-            anew: whether to pass --fresh, --continue or --from, if they were given. For a first start only, since they
-                would take effect at each one.
+            anew: whether this is the first start of the job. Only then are --fresh, --continue and --from passed on.
         """
         given = {name: value for name in _FIRST if anew and (value := getattr(self.settings, name))}
         first = [word for name, value in given.items() for word in _option(name, value)]
