@@ -120,7 +120,7 @@ class Deduplicator:
             if source != key:
                 store.copy(source, key, _receipt(equal), deadline=patience)
             elif not is_there(store, key, equal, patience):  # this snapshot itself, committed by a previous agent
-                raise CopyDiffers(f"{key} is not what was committed")
+                raise CopyDiffers(f"the store does not confirm that {key} is what was committed")
             return msgspec.structs.replace(equal, name=one.name)
 
         def conclude(name: str, result: Callable[[], ShardEntry]) -> None:
