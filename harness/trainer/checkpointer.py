@@ -228,8 +228,10 @@ class Checkpointer:
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Context manager for a validation phase. Inside it, `batches` only yields batches, and nothing is captured.
 
-        Entering is a boundary. Inside a loop that is so after a notice, and for a snapshot that `save` has requested;
-        others are taken at the end of the step. A run that resumes there runs the step's own code again first, up to
+        Entering is a boundary, and a validation that may take long begins with a snapshot, so that a notice in it costs
+        no step: the first one of a process, and each one after one that took 10 s or more. Inside a loop, entering is a
+        boundary after a notice, for a snapshot that `save` has requested, and for a validation after a long one; other
+        snapshots are taken at the end of the step. A run that resumes there runs the step's own code again first, up to
         here, and drops what it has computed: meanwhile, `replaying` is true. In a hand-written loop, enter before
         `step`, not after it.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from harness.trainer.process import CallStack, breaks_off
 from harness.trainer.replay import Loop, Way
 from harness.trainer.training import Training, warn
 
+_LONG_S = 10.0  # a validation that takes this long begins with a snapshot: it may outlast what is left after a notice
 _WATCHED_FETCHES = 2  # of the first batch a sampler draws the order of all
 _LATE_VALIDATION = (
     "ckpt.evaluating() comes after ckpt.step() here: a run that is interrupted between the two continues with the next "
@@ -41,6 +43,8 @@ class Loops:
         self._replay, self._boundary, self._hazards = training.replay, training.boundary, training.hazards
         self._loaders = training.loaders
         self._evaluating = 0
+        self._validated_s: float | None = None
+        """How long the last validation took; `None` before the first one."""
         self._validates_late = False
         self._loader = None
         if loader is not None:
@@ -113,11 +117,13 @@ class Loops:
         self._evaluating += 1
         if self._training.witness is not None and not self._training.replaying:
             self._training.witness.inside(self._boundary.step)
+        began_at = time.monotonic()
         try:
             with self._hazards.exempt():
                 yield
         finally:
             self._evaluating -= 1
+            self._validated_s = time.monotonic() - began_at
 
     # ---- loops begin and end ----------------------------------------------------------------------------------------
 
@@ -396,19 +402,26 @@ class Loops:
             return
         if self._training.witness is not None:
             self._training.witness.entered(boundary.step, boundary=True)
-        due = self._training.page.news != boundary.seen or boundary.overdue
         if loop is None:
+            boundary.overdue |= self._takes_long(unless_known=True) and self._training.has_unsealed_steps
+            due = self._training.page.news != boundary.seen or boundary.overdue
             kind = "evaluating"
         else:
             if boundary.is_complete(replay.place) and not boundary.counted:
                 boundary.count_early()
                 self._training.page.completed(boundary.step)
-            due = boundary.overdue or (due and self._training.page.command.leaves)
+            boundary.overdue |= self._takes_long(unless_known=False) and self._training.has_unsealed_steps
+            news = self._training.page.news != boundary.seen
+            due = boundary.overdue or (news and self._training.page.command.leaves)
             kind = self._kind_inside(loop)
         if due and replay.leads_back(kind, counted=boundary.counted):
             self._training.at_boundary(kind)
         else:
             self._training.leave_if_it_presses()
+
+    def _takes_long(self, *, unless_known: bool) -> bool:
+        """Return whether the validation that begins takes long, by what the last one took; else `unless_known`."""
+        return unless_known if self._validated_s is None else self._validated_s >= _LONG_S
 
     def _kind_inside(self, loop: Loop) -> str:
         """Return the kind of a boundary on the way into a validation in the body of `loop`."""

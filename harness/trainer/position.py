@@ -69,6 +69,7 @@ class Position:
         bodies: the loops around the place, outermost first: their current bodies lead to it.
         program: what the code between the outermost loops draws from.
         in_epoch: what the code of this epoch, outside of its loops, draws from.
+        keeping: the loops in whose bodies there was a loop or a validation: see `Loop.keeps_moments`.
     """
 
     stage: int = 0
@@ -82,6 +83,7 @@ class Position:
     bodies: tuple[Body, ...] = ()
     program: Draws = Draws()
     in_epoch: Draws = Draws()
+    keeping: tuple[tuple[int, ...], ...] = ()
 
     def to_tree(self) -> dict[str, Any]:
         """Return it in the form that a snapshot keeps; `from_tree` is the inverse."""
@@ -90,6 +92,7 @@ class Position:
             "in_epoch": vars(self.in_epoch).copy(),
         }
         tree["bodies"] = [dict(vars(body)) for body in self.bodies]
+        tree["keeping"] = [list(path) for path in self.keeping]
         return tree
 
     @classmethod
@@ -98,6 +101,7 @@ class Position:
         place = cls(**tree)
         place.program, place.in_epoch = (Draws(**tree.get(name, {})) for name in ("program", "in_epoch"))
         place.bodies = tuple(Body(**body) for body in tree.get("bodies", ()))
+        place.keeping = tuple(tuple(path) for path in tree.get("keeping", ()))
         return place
 
     def enter_stage(self) -> None:

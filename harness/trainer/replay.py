@@ -357,6 +357,7 @@ class Replay:
             iteration=self.stack[-1].number if kind in LOOPS and self.stack else self.place.iteration,
             counted=counted,
             bodies=tuple(loop.body for loop in bodies),
+            keeping=tuple(sorted(self._keeping)),
         )
 
     def body_ahead(self, loop: Loop | None) -> Body:
@@ -400,6 +401,7 @@ class Replay:
     def aim(self, target: Position) -> None:
         """Set the place to reach: where the snapshot was taken."""
         self.target = target
+        self._keeping |= {*target.keeping}
 
     def arrive(self, place: Position | None) -> None:
         """Note that the snapshot was restored, and the program is at its place; `None`: it begins without one."""

@@ -169,6 +169,12 @@ class Training:
             # Not before a validation, which may swap weights and takes long: the snapshot is sealed first.
             self.saving.carry_out(decision, news, overlap=self._overlaps and kind != "evaluating")
 
+    @property
+    def has_unsealed_steps(self) -> bool:
+        """Whether a step was made in this process that no snapshot has yet."""
+        begun = 0 if self.resumed_from is None else self.resumed_from.step
+        return self.boundary.step > max(begun, self.stager.sealed_step or 0)
+
     def settle(self, *, updating: bool = False) -> None:
         """Finish the snapshot that a thread still copies. See `Saving.settle`."""
         if not self.inert:

@@ -34,7 +34,8 @@ class Plan:
         has_s: until the instance ends; `None` if unknown.
         replaces: whether the upload in flight is given up for it, because it would not fit behind that upload.
         local_s: until it is at least on the local disk; `None` without a local tier, or before that was measured.
-        step_age_s: how long the step has taken so far at whose end a new snapshot is taken; `None` if unknown.
+        step_age_s: how long the step has taken so far at whose end a new snapshot is taken, if that is long in itself
+            or longer than usual; else `None`.
         meanwhile: whether the newest sealed snapshot is sent while a new one is awaited.
     """
 
@@ -65,7 +66,7 @@ class Plan:
             Choice.NEWEST: "the newest sealed snapshot",
             Choice.FINISH: "the upload in flight" if self.needs_s > MARGIN_S else "nothing is left to save",
         }[self.choice]
-        if self.choice is Choice.NEW and self.step_age_s is not None and self.step_age_s >= _LONG_S:
+        if self.choice is Choice.NEW and self.step_age_s is not None:
             what += f", if the step, {self.step_age_s:.0f} s so far, ends in time"
         if self.meanwhile:
             what += "; meanwhile the newest sealed one"
@@ -116,9 +117,10 @@ def plan_drain(
     new = plan(Choice.NEW, max(reach_s, flight_s) + send_s, reach_s + send_s, reach_s)
     newest = plan(Choice.NEWEST, flight_s + send_s, send_s, 0.0)
     if trainer_alive and (new.fits or (not sealed and in_flight_bytes is None)):
-        idle = sealed and in_flight_bytes is None
-        meanwhile = idle and (wait_s >= send_s or is_overdue(rates.step_s, step_age_s))
-        return replace(new, step_age_s=step_age_s, meanwhile=meanwhile)
+        idle, overdue = sealed and in_flight_bytes is None, is_overdue(rates.step_s, step_age_s)
+        told = step_age_s is not None and (step_age_s >= _LONG_S or overdue)
+        meanwhile = idle and (wait_s >= send_s or overdue)
+        return replace(new, step_age_s=step_age_s if told else None, meanwhile=meanwhile)
     if sealed and (newest.fits or in_flight_bytes is None):
         return newest
     return Plan(Choice.FINISH, flight_s + MARGIN_S, has_s)

@@ -12,6 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from harness.errors import StateError
 from harness.ipc.control_page import Command
+from harness.trainer import loops
 from tests.support.played_agent import BATCHES, PlayedLink, Program, no_checkpointer
 
 pytestmark = pytest.mark.filterwarnings("ignore:a resume in the middle of")
@@ -192,6 +193,83 @@ def left_in(loop: Callable[[Program], Iterator[int]]) -> Program:
     with pytest.raises(SystemExit):
         train()
     return program
+
+
+# ---- validations that take long -------------------------------------------------------------------------------------
+
+
+def sealed_at(program: Program, *, inside: bool, validations: int = 2) -> list[int]:
+    """After each validation: the step that is sealed, 0 before the first."""
+    sealed = []
+
+    def validate() -> None:
+        with program.ckpt.evaluating():
+            pass
+        sealed.append(program.ckpt.durable_step or 0)
+
+    for _ in program.ckpt.epochs(validations):
+        for _ in program.ckpt.batches(BATCHES[:2]):
+            program.train()
+        if not inside:
+            validate()
+        for _ in program.ckpt.batches(BATCHES[:1]):
+            program.train()
+            if inside:
+                validate()
+    return sealed
+
+
+def test_the_first_validation_begins_with_a_snapshot_since_it_may_take_long(program: Program) -> None:
+    assert sealed_at(program, inside=False) == [2, 2]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_validation_after_a_long_one_begins_with_a_snapshot(
+    program: Program, inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "_LONG_S", 0.0)
+
+    assert sealed_at(program, inside=inside) == ([0, 6] if inside else [2, 5])
+
+
+def test_in_a_loop_a_validation_that_is_not_known_to_take_long_waits_for_the_end_of_the_step(program: Program) -> None:
+    assert sealed_at(program, inside=True) == [0, 0]
+
+
+def test_nothing_is_saved_twice_for_a_validation(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "_LONG_S", 0.0)
+    for _ in program.ckpt.epochs(1):
+        for _ in program.ckpt.batches(BATCHES[:2]):
+            program.train()
+        for _ in range(3):
+            with program.ckpt.evaluating():
+                pass
+
+    assert program.link.seals == 1
+
+
+def test_after_a_resume_a_validation_before_a_step_is_a_place_again() -> None:
+    """The random states before the iteration lead there. The life before knew that they are needed."""
+
+    def train(program: Program, notice_at: int) -> None:
+        for step in program.ckpt.steps(8):
+            if step % 2 == 0:
+                if step == notice_at:
+                    program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
+                with program.ckpt.evaluating():
+                    pass
+            program.train()
+            if step == notice_at:
+                program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
+
+    first = Program()
+    with pytest.raises(SystemExit):
+        train(first, notice_at=3)
+    again = Program(PlayedLink(first.link.slot, generation=2))
+    with pytest.raises(SystemExit):
+        train(again, notice_at=4)
+
+    assert (first.ckpt.step_count, again.ckpt.step_count) == (4, 4)
 
 
 # ---- a place that the program does not come back to -----------------------------------------------------------------

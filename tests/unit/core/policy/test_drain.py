@@ -233,3 +233,4 @@ def test_the_sentence_says_what_it_depends_on() -> None:
         "meanwhile the newest sealed one)"
     )
     assert "if the step" not in planned(120.0, FAST, 0.5).words(12034)
+    assert "if the step, 3 s so far, ends in time" in planned(120.0, FAST, 3.0).words(12034), "usually it takes 0.1 s"
