@@ -1,7 +1,8 @@
 """Hazards: what a resume could not repeat, as far as a loop can see it. Looked for in the first iterations, told once.
 
 Owns the signs: random numbers that were drawn before the loop, something that counts or pairs the iterations, a wrapper
-that reads one batch ahead, a loop in another thread than the training. Knows no agent; changes nothing.
+that reads one batch ahead, a scheduler that was not given, a loop in another thread than the training. Knows no agent;
+changes nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import sys
 import threading
+import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from harness.errors import StateError
 
+_FRAMES_OF_A_STEP = 10
 _NAMES = {"python": "Python's", "numpy": "numpy's", "torch": "torch's"}
 _WRAPPERS: dict[type, str] = {
     enumerate: "enumerate() begins at 0 again: use ckpt.enumerate(loader), or the number that ckpt.steps() yields",
@@ -46,9 +52,11 @@ class Hazards:
             warn: shows a warning to the user.
         """
         self._capture_moment, self._warn = capture_moment, warn
+        self._states = states
         self._optimizers = [state for state in states.values() if isinstance(state, Optimizer)]
         self.made_in = threading.get_ident()
         self.stepped_in: int | None = None
+        self._scaler: GradScaler | None = None
         self._before: Mapping[str, Any] | None = None
         self._drawn: set[str] = set()
         self._iterators: dict[str, weakref.ref[Any]] = {}
@@ -117,6 +125,30 @@ class Hazards:
                 "instead. If the loop has just left that batch out, there is nothing to do"
             )
 
+    def look_for_forgotten(self) -> None:
+        """Warn if a scheduler or a gradient scaler was not given to the Checkpointer. Takes some 30 ms, once."""
+        schedulers = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+        optimizers = {id(optimizer) for optimizer in self._optimizers}
+        known = _held_by(self._states.values()) | {id(part) for each in schedulers for part in _parts(each)}
+        users = [each for each in schedulers if id(getattr(each, "optimizer", None)) in optimizers]
+        users += [] if self._scaler is None else [self._scaler]
+        self._scaler = None
+        for each in [each for each in users if id(each) not in known][:1]:
+            self._warn(
+                f"the program has a {type(each).__name__} that was not given to the Checkpointer: a resume begins it "
+                "anew. Pass it by name, like the model"
+            )
+
+    def note_step(self) -> None:
+        """Note the first step of an optimizer, from inside of it: its thread, and the gradient scaler that makes it."""
+        self.stepped_in = threading.get_ident()
+        frame: types.FrameType | None = sys._getframe()
+        for _ in range(_FRAMES_OF_A_STEP):
+            made_by = None if frame is None else frame.f_locals.get("self")
+            if isinstance(made_by, GradScaler) and made_by.is_enabled():
+                self._scaler = made_by
+            frame = None if frame is None else frame.f_back
+
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def check_thread(self) -> None:
@@ -128,6 +160,22 @@ class Hazards:
                 "training in another one: a snapshot would mix two steps. Iterate in the thread that trains; to fetch "
                 "ahead, use the loader's num_workers"
             )
+
+
+def _held_by(states: Iterable[object]) -> set[int]:
+    """Return the identities of states, and of what they hold as attributes."""
+    found, queue = set[int](), list(states)
+    for each in queue:
+        found.add(id(each))
+        for value in getattr(each, "__dict__", {}).values():
+            found |= {id(item) for item in (value if isinstance(value, (list, tuple)) else [value])}
+        queue += _parts(each)
+    return found
+
+
+def _parts(scheduler: object) -> Iterable[object]:
+    """Return the schedulers of which a scheduler consists."""
+    return getattr(scheduler, "_schedulers", ()) if isinstance(scheduler, LRScheduler) else ()
 
 
 def _holders_of(iterator: Any) -> Iterator[type]:

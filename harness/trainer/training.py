@@ -154,6 +154,7 @@ class Training:
         if self.boundary.step and not self._stepped_told:
             self._stepped_told = True
             self.link.stepped(self.boundary.step, self._wanted_at)
+            self.hazards.look_for_forgotten()
         if not self.replay.leads_back(kind, counted=self.boundary.counted):
             self.leave_if_it_presses()  # the next boundary may be a place that the program can come back to
             return
@@ -464,7 +465,7 @@ class Training:
             boundary.optimizer_stepped = True
             gradients.stepped(optimizer)
             if hazards.stepped_in is None:
-                hazards.stepped_in = threading.get_ident()
+                hazards.note_step()
 
         return register_optimizer_step_post_hook(stepped)
 

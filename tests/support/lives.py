@@ -89,7 +89,8 @@ class Lives:
         with self._monkeypatch.context() as patch:
             patch.setattr(checkpointer, "_open_link", lambda _: link)
             patch.setattr(link, "poke", poke)
-            patch.setattr(Hazards, "look_at", lambda *_: None)  # searches the heap: longer than a whole life
+            for search in ("look_at", "look_for_forgotten"):  # of the heap: longer than a whole life
+                patch.setattr(Hazards, search, lambda *_: None)
             self._train(happens)
 
     def close(self) -> None:

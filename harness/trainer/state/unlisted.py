@@ -2,7 +2,8 @@
 
 Owns how it is captured and restored: which parameters require a gradient, gradients that a later step reads, buffers
 that are not persistent, and parameter groups that an optimizer got during the training. Only what has changed since
-the Checkpointer was made is stored: everything else the program makes again.
+the Checkpointer was made is stored: everything else the program makes again. Tensors that a module keeps as plain
+attributes are not stored: that they change is told once.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ class Unlisted:
         noted = self._modules[name]
         params = dict(module.named_parameters(remove_duplicate=False))
         plain = plain_keys(module, params)
+        if (attribute := noted.attribute_changed()) is not None:
+            self._warn(
+                f"{name}.{attribute} is a tensor that changes, and no state_dict has it: a resume begins it anew. "
+                "Make it a buffer of its module (register_buffer); a metric of torchmetrics: call its persistent(True)"
+            )
         node: dict[str, Any] = {"requires_grad": noted.flags_changed(params, plain)}
         if buffers := noted.buffers_changed(module):
             node["buffers"] = {key: walk.tensor(buffer, [name, key]) for key, buffer in buffers.items()}
@@ -193,6 +199,8 @@ class _Module:
         self._changed_flags: set[str] = set()
         self._buffers = {key: (weakref.ref(buffer), _version(buffer)) for key, buffer in _buffers(module).items()}
         self.changed_buffers: set[str] = set()
+        self._attributes = [_Attribute(path, child) for path, child in module.named_modules()]
+        self._attributes = [noted for noted in self._attributes if noted.values]
         self._in_ddp = any(isinstance(child, nn.parallel.DistributedDataParallel) for child in module.modules())
 
     def flags_changed(self, params: Mapping[str, nn.Parameter], plain: Mapping[str, str]) -> dict[str, bool]:
@@ -217,6 +225,13 @@ class _Module:
             if param.requires_grad != wanted:
                 param.requires_grad_(wanted)
 
+    def attribute_changed(self) -> str | None:
+        """Return the name of a tensor that is a plain attribute and has changed, once; `None` if there is none."""
+        changed = next((key for noted in self._attributes if (key := noted.changed()) is not None), None)
+        if changed is not None:
+            self._attributes = []
+        return changed
+
     def buffers_changed(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the buffers that are not in the state_dict, and have ever changed."""
         buffers = _buffers(module)
@@ -226,6 +241,36 @@ class _Module:
             if noted is None or noted[0]() is not buffer or noted[1] != _version(buffer):
                 self.changed_buffers.add(plain[key])
         return {plain[key]: buffer for key, buffer in buffers.items() if plain[key] in self.changed_buffers}
+
+
+class _Attribute:
+    """The tensors that one module keeps as plain attributes, at the beginning."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self._module = path, weakref.ref(module)
+        self.values = {key: _identity(value) for key, value in vars(module).items() if _accumulates(module, key, value)}
+
+    def changed(self) -> str | None:
+        """Return the name of the first one that has changed; `None` if there is none."""
+        module = self._module()
+        for key, before in self.values.items() if module is not None else ():
+            value = getattr(module, key, None)
+            if _accumulates(module, key, value) and _identity(value) != before:
+                return f"{self.path}.{key}" if self.path else key
+        return None
+
+
+def _accumulates(module: nn.Module | None, key: str, value: object) -> bool:
+    """Whether an attribute may be a tensor that is carried from step to step, in no state_dict."""
+    if getattr(module, "_persistent", {}).get(key):  # a metric's, and in its state_dict
+        return False
+    if isinstance(value, list):
+        return key in getattr(module, "_defaults", {})
+    return isinstance(value, Tensor) and value.grad_fn is None
+
+
+def _identity(value: Any) -> tuple[int, int]:
+    return id(value), len(value) if isinstance(value, list) else _version(value)
 
 
 def _restore_gradients(params: Mapping[str, Tensor], stored: Mapping[str, Tensor], zeros: set[str]) -> None:

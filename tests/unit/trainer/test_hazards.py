@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import warnings
@@ -13,8 +14,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from harness import Checkpointer
 from harness.errors import StateError
-from tests.support.played_agent import BATCHES, Program, no_checkpointer
+from tests.support.played_agent import BATCHES, PlayedLink, Program, no_checkpointer
 
 as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 
@@ -198,3 +200,78 @@ def test_a_loop_in_another_thread_than_the_training_is_refused_there_and_here(pr
         train()
     thread.join()
     assert len(refused) == 1
+
+
+# ---- something was not given ----------------------------------------------------------------------------------------
+
+
+def schedule(program: Program) -> Any:
+    return torch.optim.lr_scheduler.StepLR(program.optimizer, 10)
+
+
+def chain(program: Program) -> Any:
+    return torch.optim.lr_scheduler.SequentialLR(program.optimizer, [schedule(program), schedule(program)], [5])
+
+
+def scale(_: Program) -> Any:
+    return torch.amp.GradScaler("cpu")
+
+
+class Trainer:
+    """Holds what it needs, and knows its state."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+def trained_with(make: Callable[[Program], Any], given: Callable[[Any], Any]) -> list[str]:
+    """What is told of a training with what `make` returns, of which `given` is given to the Checkpointer."""
+    gc.collect()  # what other tests have left
+    program = Program()
+    made = make(program)
+    state = given(made)
+    program.ckpt.close()
+    states = {} if state is None else {"given": state}
+    ckpt = Checkpointer(model=program.model, optimizer=program.optimizer, link=PlayedLink(), **states)  # type: ignore[arg-type]
+
+    def train() -> None:
+        for _ in ckpt.steps(3):
+            if isinstance(made, torch.amp.GradScaler):
+                made.scale(program.model(BATCHES[0]).sum()).backward()
+                made.step(program.optimizer)
+                made.update()
+            else:
+                program.train()
+
+    return [text for text in told(train) if "was not given" in text]
+
+
+@pytest.mark.parametrize(("make", "kind"), [(schedule, "StepLR"), (chain, "SequentialLR"), (scale, "GradScaler")])
+def test_a_scheduler_or_scaler_that_was_not_given_is_told(make: Callable[[Program], Any], kind: str) -> None:
+    (text,) = trained_with(make, lambda _: None)
+
+    assert f"a {kind} that was not given" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (schedule, lambda made: made),
+        (chain, lambda made: made),
+        (scale, lambda made: made),
+        (schedule, Trainer),
+        (lambda _: torch.amp.GradScaler("cpu", enabled=False), lambda _: None),
+        (lambda program: schedule(Program()), lambda _: None),
+    ],
+    ids=["given", "chained", "scaler", "in a trainer", "a scaler that is off", "of another optimizer"],
+)
+def test_what_was_given_or_does_not_matter_is_not_told(
+    make: Callable[[Program], Any], given: Callable[[Any], Any]
+) -> None:
+    assert trained_with(make, given) == []

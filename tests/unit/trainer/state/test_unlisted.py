@@ -20,6 +20,33 @@ from harness.trainer.state.restore import restore
 from harness.trainer.state.unlisted import Unlisted
 
 
+class Counting(nn.Module):
+    """A module with tensors that are plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.count = torch.zeros(())
+        self.mean = torch.zeros(())
+        self.last: Tensor | None = None
+        self.constant = torch.ones(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.linear(x * self.constant)
+        return self.last
+
+
+class Metric(nn.Module):
+    """Keeps its state as those of torchmetrics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._defaults: dict[str, Any] = {"total": torch.zeros(()), "seen": []}
+        self._persistent = dict.fromkeys(self._defaults, False)
+        self.total = torch.zeros(())
+        self.seen: list[Tensor] = []
+
+
 class Program:
     """A model and its optimizer, as a script makes them."""
 
@@ -383,3 +410,55 @@ def test_a_snapshot_of_an_older_version_changes_nothing_of_it() -> None:
     after.restore(capture(before.states))
 
     assert flags(after) == [False, False, True, True]
+
+
+# ---- tensors that are plain attributes ------------------------------------------------------------------------------
+
+
+def count_in_place(module: Counting) -> None:
+    module.count += 1
+
+
+def replace_the_mean(module: Counting) -> None:
+    module.mean = module.mean * 0.9 + 1
+
+
+@pytest.mark.parametrize(("change", "name"), [(count_in_place, "count"), (replace_the_mean, "mean")])
+def test_a_tensor_that_is_a_plain_attribute_and_changes_is_told_once(
+    change: Callable[[Counting], None], name: str
+) -> None:
+    module = Counting()
+    program = Program(nn.Sequential(module))
+    for _ in range(3):
+        program.step()
+        change(module)
+        program.capture()
+
+    (told,) = program.warned
+    assert f"model.0.{name} is a tensor that changes" in told
+
+
+def test_what_stays_as_it_is_and_what_each_step_makes_anew_is_not_told() -> None:
+    program = Program(Counting())
+    for _ in range(3):
+        program.step()
+        program.capture()
+
+    assert program.warned == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("update", ["total", "seen"])
+def test_a_metric_is_told_unless_its_state_is_in_its_state_dict(update: str, persistent: bool) -> None:
+    program, metric = Program(), Metric()
+    metric._persistent = dict.fromkeys(metric._defaults, persistent)
+    program.states["metric"] = metric
+    program.watch()
+    metric.total = metric.total + (update == "total")
+    metric.seen += [torch.ones(1)] * (update == "seen")
+    if update == "seen":
+        metric._persistent["total"] = True
+    program.capture()
+
+    assert len(program.warned) == (not persistent)
+    assert all(f"metric.{update}" in told for told in program.warned)
