@@ -72,12 +72,16 @@ class Stepped(Line, frozen=True):
         epoch: see `Handed`.
         random: digests of the random states, by library.
         state: digests of tensors, and small values, by name.
+        variables: texts of the program's own variables, by name and place.
+        objects: digests of objects that have a state, and were not given to the Checkpointer, by name, place and type.
     """
 
     step: int
     epoch: int | None
     random: dict[str, str]
     state: dict[str, str]
+    variables: dict[str, str] = {}
+    objects: dict[str, str] = {}
 
 
 class Entered(Line, frozen=True):

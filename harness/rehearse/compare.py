@@ -1,15 +1,15 @@
 """Compare what two passes of a program wrote down, and name the first difference.
 
 Owns what counts as a difference: the bytes of each batch, the random states, every tensor and small value after each
-step. Pure.
+step; and which of the program's own variables differ, which may or may not matter. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.core.rehearsal import AnyLine, Finished, Handed, Stepped
+from harness.core.rehearsal import AnyLine, Finished, Handed, Interrupted, Stepped
 
 _RANDOM = {"python": "Python's random numbers", "numpy": "numpy's random numbers", "torch": "torch's random numbers"}
 
@@ -29,6 +29,23 @@ class Difference:
     what: str
     name: str
     library: str = ""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of the program that was another one in the interrupted pass.
+
+    Attributes:
+        step: the first step after which it was.
+        name: its name and place.
+        here: its value in the unbroken pass, or a digest.
+        there: in the interrupted pass.
+    """
+
+    step: int
+    name: str
+    here: str
+    there: str
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,37 @@ def first_difference(
         if difference is not None:
             return difference
     return _more_steps(unbroken, other)
+
+
+def other_variables(unbroken: Sequence[AnyLine], interrupted: Sequence[AnyLine]) -> list[Variable]:
+    """Return the program's variables that an interruption has changed, the first ones first.
+
+    What differs before the first interruption already (a clock, a path) is of another kind.
+    """
+    return _others(unbroken, interrupted, lambda line: line.variables)
+
+
+def other_objects(unbroken: Sequence[AnyLine], interrupted: Sequence[AnyLine]) -> list[Variable]:
+    """Return, likewise, the objects with a state of their own that were not given to the Checkpointer."""
+    return _others(unbroken, interrupted, lambda line: line.objects)
+
+
+def _others(
+    unbroken: Sequence[AnyLine], interrupted: Sequence[AnyLine], of: Callable[[Stepped], Mapping[str, str]]
+) -> list[Variable]:
+    here = {line.step: of(line) for line in unbroken if isinstance(line, Stepped)}
+    passed_over, found, resumed = set[str](), dict[str, Variable](), False
+    for line in interrupted:
+        resumed |= isinstance(line, Interrupted)
+        if not isinstance(line, Stepped):
+            continue
+        for name, value in of(line).items():
+            wanted = here.get(line.step, {}).get(name, value)
+            if wanted != value and not resumed:
+                passed_over.add(name)
+            elif wanted != value and name not in passed_over:
+                found.setdefault(name, Variable(line.step, name, wanted, value))
+    return list(found.values())
 
 
 def _more_steps(unbroken: Sequence[AnyLine], other: Sequence[AnyLine]) -> Difference | None:

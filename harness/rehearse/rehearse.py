@@ -21,7 +21,14 @@ from harness.core.rehearsal import AnyLine, EpochEnded, Interruption, Record
 from harness.core.snapshot import RunKeys
 from harness.core.words import duration, without_secrets
 from harness.errors import HarnessError
-from harness.rehearse.compare import first_difference, observed, random_in_words, unused
+from harness.rehearse.compare import (
+    first_difference,
+    observed,
+    other_objects,
+    other_variables,
+    random_in_words,
+    unused,
+)
 from harness.rehearse.passes import Pass, Rehearsal
 from harness.rehearse.points import Plan, choose, in_words
 from harness.rehearse.verdict import Verdict
@@ -88,6 +95,8 @@ def rehearse(
             of_itself,
             (*plan.missing, *_not_reached(plan, interrupted, unbroken.lines)),
             (*_unseen(unbroken), *(f"{random_in_words(name)}: they have no seed" for name in sorted(unseeded))),
+            tuple(other_variables(unbroken.lines, interrupted.lines)),
+            tuple(other_objects(unbroken.lines, interrupted.lines)),
             tuple(sorted(files)),
         )
 

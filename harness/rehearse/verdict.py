@@ -5,11 +5,12 @@ Owns its words and its JSON form. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.rehearse.compare import Difference, Observed
+from harness.rehearse.compare import Difference, Observed, Variable
 
 CAUSES = (
     (
@@ -41,6 +42,8 @@ class Verdict:
         of_itself: the first one between two unbroken passes.
         missing: what was not reached, in words.
         unseen: what the Checkpointer cannot observe, in words.
+        variables: the program's own, as far as an interruption has changed them.
+        objects: those with a state of their own that were not given to the Checkpointer, likewise.
         files: files that the passes wrote in the current directory.
     """
 
@@ -50,12 +53,14 @@ class Verdict:
     of_itself: Difference | None = None
     missing: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    objects: tuple[Variable, ...] = ()
     files: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
         """Whether the interrupted program was bit-identical, and was interrupted at all."""
-        return bool(self.places) and self.difference is None
+        return bool(self.places) and self.difference is None and not self.objects
 
     @property
     def summary(self) -> str:
@@ -63,6 +68,11 @@ class Verdict:
         places = _listed(self.places)
         if not self.places:
             return "nothing is shown: the program was not interrupted at any step. Use more --steps"
+        if self.difference is None and self.objects:
+            first = self.objects[0]
+            return (
+                f"DIFFERENT after interruptions at steps {places}: {first.name} differs first, after step {first.step}"
+            )
         if self.difference is None:
             return f"bit-identical at step {self.seen.step} after interruptions at steps {places}"
         found = _found(self.difference)
@@ -82,10 +92,32 @@ class Verdict:
         lines.append(self.summary)
         if self.of_itself is not None:
             lines += ["usual causes:", *(f"  - {cause}" for cause in OF_ITSELF)]
-        elif self.difference is not None:
+        else:
+            lines += self._beside
+        if self.of_itself is None and self.difference is not None and not self.objects:
             lines += ["usual causes:", *(f"  - {cause}: {remedy}" for cause, remedy in CAUSES)]
         lines += [f"not reached: {what}" for what in self.missing]
         lines += [f"not observed: {what}" for what in self.unseen]
+        return lines
+
+    @property
+    def _beside(self) -> list[str]:
+        """What differs in the program and was not given to the Checkpointer, line by line."""
+        lines = [
+            f"not given to the Checkpointer: {each.name} differs after step {each.step}. Pass it by name"
+            for each in self.objects[:_SHOWN]
+        ]
+        until = self.difference.step if self.difference is not None else self.seen.step
+        earlier = [each for each in self.variables if each.step <= until]
+        if earlier:
+            lines.append(
+                "after an interruption, variables of the program have other values, and so has what they decide:"
+            )
+            lines += [
+                f"  {each.name}: {each.there}, unbroken {each.here}, step {each.step}" for each in earlier[:_SHOWN]
+            ]
+            lines += [f"  and {len(earlier) - _SHOWN} more"] if len(earlier) > _SHOWN else []
+            lines.append("  keep those that matter in ckpt.extra, and read them from there")
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -105,6 +137,8 @@ class Verdict:
             "differs_from_itself": of(self.of_itself),
             "not_reached": list(self.missing),
             "not_observed": list(self.unseen),
+            "variables": [dataclasses.asdict(each) for each in self.variables],
+            "objects_not_given": [dataclasses.asdict(each) for each in self.objects],
             "files": list(self.files),
             "verdict": self.summary,
         }

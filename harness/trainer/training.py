@@ -132,7 +132,7 @@ class Training:
         os.environ["HARNESS_RESTARTS"] = str(link.restarts)
         self.process = Process(self.takes_signal, self._become_inert, self.at_exit, self.boundary.look_soon)
         self.process.attach()
-        self.witness = Witness.of(os.environ, self._announce)
+        self.witness = Witness.of(os.environ, self.states, self._announce)
         self.replay.begin()
         if self.replay.target is None:
             self.hazards.begin()

@@ -6,8 +6,6 @@ nothing and draws nothing. An interruption takes the way of a real one: a signal
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -15,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from torch import Tensor
 
 from harness.core import rehearsal
 from harness.core.rehearsal import AnyLine, Instructions
 from harness.core.tree import TensorRef
+from harness.trainer.digests import digest, of_tensor
 from harness.trainer.state.capture import Captured
-from harness.trainer.state.kinds import is_array, is_tensor
+from harness.trainer.variables import Variables
 
 _SHOWN = 60
 _COMPARED = ("state", "requires_grad")
@@ -32,22 +29,27 @@ _COMPARED = ("state", "requires_grad")
 class Witness:
     """The witness of one start."""
 
-    def __init__(self, instructions: Instructions, announce: Callable[[int], object]) -> None:
+    def __init__(self, instructions: Instructions, variables: Variables, announce: Callable[[int], object]) -> None:
         """Open the file.
 
         Args:
             instructions: of this start.
+            variables: of the program.
             announce: takes the number of a signal, and returns once the agent has answered with its command.
         """
-        self._instructions, self._announce = instructions, announce
+        self._instructions, self._variables, self._announce = instructions, variables, announce
         self._file = os.open(Path(instructions.file), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._resumed = self._interrupted = False
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], announce: Callable[[int], object]) -> Witness | None:
+    def of(
+        cls, environ: Mapping[str, str], states: Mapping[str, object], announce: Callable[[int], object]
+    ) -> Witness | None:
         """Return the witness that the environment asks for; `None` outside of a rehearsal."""
         text = environ.get(rehearsal.VARIABLE)
-        return None if text is None else cls(msgspec.json.decode(text, type=Instructions), announce)
+        if text is None:
+            return None
+        return cls(msgspec.json.decode(text, type=Instructions), Variables(states), announce)
 
     def watch(self, batches: Iterator[Any], epoch: int | None, first: int, again: Callable[[], bool]) -> Iterator[Any]:
         """Yield the batches of a loop, and write down each.
@@ -64,13 +66,15 @@ class Witness:
 
     def stepped(self, step: int, epoch: int | None, random: Mapping[str, Any], captured: Captured) -> None:
         """Write down a complete step; interrupt the program, if it is to be interrupted here."""
-        states = {name: _of_tensor(tensor) for name, tensor in captured.tensors.items()}
+        states = {name: of_tensor(tensor) for name, tensor in captured.tensors.items()}
         listed = {name: {key: node[key] for key in _COMPARED if key in node} for name, node in captured.tree.items()}
         small = dict(_leaves({**listed, "ckpt.extra": captured.extra}, ""))
         drawn = {name: digest(state) for name, state in random.items()}
-        self._write(rehearsal.Stepped(step, epoch, drawn, states | small))
+        last = step >= self._instructions.stop
+        variables, objects = self._variables.look(thorough=last)
+        self._write(rehearsal.Stepped(step, epoch, drawn, states | small, variables, objects))
         wanted = self._instructions.interruption
-        if step >= self._instructions.stop:
+        if last:
             self._interrupt(step, "")
         elif wanted is not None and wanted.where in ("step", "resumed") and step >= wanted.step:
             self._interrupt(step, wanted.where)
@@ -110,51 +114,6 @@ class Witness:
 
     def _write(self, line: AnyLine) -> None:
         os.write(self._file, rehearsal.encode_line(line))
-
-
-def digest(value: Any) -> str:
-    """Return a digest of a batch, or of a random state: of all bytes of the tensors, arrays and plain values in it."""
-    whole = hashlib.blake2b(digest_size=8)
-    _add(whole, value)
-    return whole.hexdigest()
-
-
-def _add(whole: Any, value: Any) -> None:
-    if is_tensor(value) or is_array(value):
-        tensor = value if is_tensor(value) else torch.from_numpy(value.copy()) if value.dtype != object else None
-        if tensor is None:
-            _add(whole, value.tolist())
-        else:
-            whole.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            whole.update(_of_tensor(tensor).encode())
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            whole.update(repr(key).encode())
-            _add(whole, item)
-    elif isinstance(value, (list, tuple)):
-        whole.update(f"{len(value)} ".encode())
-        for item in value:
-            _add(whole, item)
-    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        whole.update(repr(value).encode())
-    else:  # an object of the program's own, of which only its values are known
-        whole.update(type(value).__qualname__.encode())
-        _add(whole, {name: item for name, item in getattr(value, "__dict__", {}).items() if _is_plain(item)})
-
-
-def _is_plain(value: Any) -> bool:
-    plain = (bool, int, float, str, bytes, list, tuple, dict)
-    return value is None or is_tensor(value) or is_array(value) or isinstance(value, plain)
-
-
-def _of_tensor(tensor: Tensor) -> str:
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    whole = hashlib.blake2b(digest_size=8)
-    if dense.nbytes:
-        whole.update((ctypes.c_char * dense.nbytes).from_address(dense.data_ptr()))
-    return whole.hexdigest()
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -84,6 +84,8 @@ def test_a_local_variable_is_found(world: World, script: Path) -> None:
     assert verdict["identical"] is False
     assert verdict["differs_from_itself"] is None
     assert "DIFFERENT" in said
+    assert "  average (train.py): " in said
+    assert [each["name"] for each in verdict["variables"]].count("average (train.py)") == 1  # type: ignore[attr-defined]
     assert "a value in a local variable" in said
 
 

@@ -34,7 +34,7 @@ def generators_in(roots: Mapping[str, Any]) -> dict[str, Any]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if _is_generator(value):
+        if is_generator(value):
             found[path] = value
         elif depth < _MOST_DEPTH:
             queue.extend((path + step, part, depth + 1) for step, part in _parts(value))
@@ -91,7 +91,8 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     return [(f".{key}", part) for key, part in getattr(value, "__dict__", {}).items()]
 
 
-def _is_generator(value: Any) -> bool:
+def is_generator(value: Any) -> bool:
+    """Whether a value is a generator of random numbers, of torch, numpy or Python."""
     if isinstance(value, torch.Generator | random.Random):
         return not isinstance(value, random.SystemRandom)
     return _is_numpy(value, "Generator") or _is_numpy(value, "RandomState")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.rehearsal import Record
-from harness.rehearse.compare import Difference, Observed
+from harness.rehearse.compare import Difference, Observed, Variable
 from harness.rehearse.verdict import Verdict
 
 SEEN = Observed(step=40, batches=40, finished=False)
@@ -31,6 +31,37 @@ def test_a_difference_names_what_and_the_usual_causes() -> None:
 
     assert "optimizer.state.3.exp_avg (and 2 more) differs first, after step 14" in lines[0]
     assert "ckpt.extra" in lines[2]
+
+
+BEST = Variable(14, "best in main() (train.py)", "0.31", "inf")
+EMA = Variable(14, "ema (train.py), an ExponentialMovingAverage,", "aa", "bb")
+
+
+def test_a_variable_of_its_own_is_told_and_leaves_a_program_identical() -> None:
+    verdict = Verdict(("7",), SEEN, variables=(BEST,))
+
+    assert verdict.identical
+    assert verdict.lines[0].startswith("bit-identical")
+    assert verdict.lines[2] == "  best in main() (train.py): inf, unbroken 0.31, step 14"
+    assert "ckpt.extra" in verdict.lines[3]
+
+
+def test_an_object_with_a_state_that_was_not_given_is_a_difference() -> None:
+    verdict = Verdict(("7",), SEEN, objects=(EMA,))
+
+    assert not verdict.identical
+    assert verdict.summary.startswith("DIFFERENT")
+    assert "Pass it by name" in verdict.lines[1]
+
+
+def test_variables_that_differ_by_then_come_before_the_usual_causes() -> None:
+    later = Variable(15, "shown in main() (train.py)", "1", "2")
+
+    lines = Verdict(("7",), SEEN, DIFFERENT, variables=(BEST, later)).lines
+
+    assert lines.index("usual causes:") > 2
+    assert "best in main()" in lines[2]
+    assert not any("shown" in line for line in lines)
 
 
 def test_a_program_that_differs_from_itself_is_not_the_resumes_fault() -> None:

@@ -1,0 +1,59 @@
+"""Digests: of batches, random states, tensors and plain values. Changes nothing and draws nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.trainer.state.kinds import is_array, is_tensor
+
+
+def digest(value: Any) -> str:
+    """Return a digest of a batch, or of a random state: of all bytes of the tensors, arrays and plain values in it."""
+    whole = hashlib.blake2b(digest_size=8)
+    _add(whole, value)
+    return whole.hexdigest()
+
+
+def of_tensor(tensor: Tensor) -> str:
+    """Return a digest of the bytes of a tensor."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    whole = hashlib.blake2b(digest_size=8)
+    if dense.nbytes:
+        whole.update((ctypes.c_char * dense.nbytes).from_address(dense.data_ptr()))
+    return whole.hexdigest()
+
+
+def _add(whole: Any, value: Any) -> None:
+    if is_tensor(value) or is_array(value):
+        tensor = value if is_tensor(value) else torch.from_numpy(value.copy()) if value.dtype != object else None
+        if tensor is None:
+            _add(whole, value.tolist())
+        else:
+            whole.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            whole.update(of_tensor(tensor).encode())
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            whole.update(repr(key).encode())
+            _add(whole, item)
+    elif isinstance(value, (list, tuple)):
+        whole.update(f"{len(value)} ".encode())
+        for item in value:
+            _add(whole, item)
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        whole.update(repr(value).encode())
+    else:  # an object of the program's own, of which only its values are known
+        whole.update(type(value).__qualname__.encode())
+        _add(whole, {name: item for name, item in getattr(value, "__dict__", {}).items() if _is_plain(item)})
+
+
+def _is_plain(value: Any) -> bool:
+    plain = (bool, int, float, str, bytes, list, tuple, dict)
+    return value is None or is_tensor(value) or is_array(value) or isinstance(value, plain)

@@ -1,0 +1,38 @@
+"""Which of the program's own variables count as changed by an interruption."""
+
+from __future__ import annotations
+
+from harness.core.rehearsal import AnyLine, Interrupted, Stepped
+from harness.rehearse.compare import Variable, other_objects, other_variables
+
+
+def stepped(step: int, **variables: str) -> AnyLine:
+    return Stepped(step, None, {}, {}, variables)
+
+
+UNBROKEN = [stepped(1, best="3", clock="10:00"), stepped(2, best="2", clock="10:01"), stepped(3, best="2", late="x")]
+
+
+def test_the_first_step_after_which_a_variable_differs() -> None:
+    interrupted = [stepped(1, best="3"), Interrupted(1, "step"), stepped(2, best="inf"), stepped(3, best="inf")]
+
+    assert other_variables(UNBROKEN, interrupted) == [Variable(2, "best", "2", "inf")]
+
+
+def test_what_differs_without_an_interruption_is_a_clock() -> None:
+    interrupted = [stepped(1, clock="11:00"), Interrupted(1, "step"), stepped(2, clock="11:01")]
+
+    assert other_variables(UNBROKEN, interrupted) == []
+
+
+def test_what_the_program_does_not_have_yet_is_not_compared() -> None:
+    assert other_variables(UNBROKEN, [Interrupted(1, "step"), stepped(2, late="y"), stepped(3)]) == []
+
+
+def test_objects_are_compared_likewise() -> None:
+    def line(digest: str) -> AnyLine:
+        return Stepped(2, None, {}, {}, {}, {"ema, an EMA,": digest})
+
+    assert other_objects([line("aa")], [Interrupted(1, "step"), line("bb")]) == [
+        Variable(2, "ema, an EMA,", "aa", "bb")
+    ]
