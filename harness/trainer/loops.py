@@ -402,22 +402,31 @@ class Loops:
             return
         if self._training.witness is not None:
             self._training.witness.entered(boundary.step, boundary=True)
+        news = self._training.page.news != boundary.seen
         if loop is None:
-            boundary.overdue |= self._takes_long(unless_known=True) and self._training.has_unsealed_steps
-            due = self._training.page.news != boundary.seen or boundary.overdue
+            begins_with_one = self._begins_with_one(unless_known=True)
+            due = news or boundary.overdue
             kind = "evaluating"
         else:
             if boundary.is_complete(replay.place) and not boundary.counted:
                 boundary.count_early()
                 self._training.page.completed(boundary.step)
-            boundary.overdue |= self._takes_long(unless_known=False) and self._training.has_unsealed_steps
-            news = self._training.page.news != boundary.seen
+            begins_with_one = self._begins_with_one(unless_known=False)
             due = boundary.overdue or (news and self._training.page.command.leaves)
             kind = self._kind_inside(loop)
         if due and replay.leads_back(kind, counted=boundary.counted):
             self._training.at_boundary(kind)
         else:
             self._training.leave_if_it_presses()
+        if begins_with_one and not news:
+            boundary.overdue = False  # also if there was no slot: later it would be of no use for the validation
+
+    def _begins_with_one(self, *, unless_known: bool) -> bool:
+        """Request a snapshot if the validation that begins may take long, and none is requested. Return whether."""
+        takes_long = self._takes_long(unless_known=unless_known)
+        begins_with_one = takes_long and self._training.has_unsealed_steps and not self._boundary.overdue
+        self._boundary.overdue |= begins_with_one
+        return begins_with_one
 
     def _takes_long(self, *, unless_known: bool) -> bool:
         """Return whether the validation that begins takes long, by what the last one took; else `unless_known`."""

@@ -248,6 +248,22 @@ def test_nothing_is_saved_twice_for_a_validation(program: Program, monkeypatch: 
     assert program.link.seals == 1
 
 
+def test_a_validation_for_which_there_is_no_slot_begins_without_a_snapshot(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at the next step would come after the validation, and save what needs no saving."""
+    monkeypatch.setattr(program.link, "granted", lambda *_: None)
+    for number, _ in enumerate(program.ckpt.epochs(2)):
+        for _ in program.ckpt.batches(BATCHES[:2]):
+            program.train()
+        if number == 0:
+            with program.ckpt.evaluating():
+                pass
+            monkeypatch.undo()
+        else:
+            assert program.ckpt.durable_step is None
+
+
 def test_after_a_resume_a_validation_before_a_step_is_a_place_again() -> None:
     """The random states before the iteration lead there. The life before knew that they are needed."""
 
