@@ -135,8 +135,8 @@ class Hazards:
         self._scaler = None
         for each in [each for each in users if id(each) not in known][:1]:
             self._warn(
-                f"the program has a {type(each).__name__} that was not given to the Checkpointer: a resume begins it "
-                "anew. Pass it by name, like the model"
+                f"the program has a {type(each).__name__} that was not given to the Checkpointer: a resume resets it. "
+                "Pass it by name, like the model"
             )
 
     def note_step(self) -> None:

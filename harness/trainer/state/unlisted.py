@@ -3,7 +3,7 @@
 Owns how it is captured and restored: which parameters require a gradient, gradients that a later step reads, buffers
 that are not persistent, and parameter groups that an optimizer got during the training. Only what has changed since
 the Checkpointer was made is stored: everything else the program makes again. Tensors that a module keeps as plain
-attributes are not stored: that they change is told once.
+attributes are not stored; one that changes is warned of, once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Unlisted:
         plain = plain_keys(module, params)
         if (attribute := noted.attribute_changed()) is not None:
             self._warn(
-                f"{name}.{attribute} is a tensor that changes, and no state_dict has it: a resume begins it anew. "
+                f"{name}.{attribute} is a tensor that changes, and no state_dict has it: a resume resets it. "
                 "Make it a buffer of its module (register_buffer); a metric of torchmetrics: call its persistent(True)"
             )
         node: dict[str, Any] = {"requires_grad": noted.flags_changed(params, plain)}
