@@ -22,9 +22,7 @@ A position is exact for the same number of workers, or if the sampler draws its 
 from __future__ import annotations
 
 import hashlib
-import operator
 import weakref
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,23 +33,17 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     MapDataPipe,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
 from harness.errors import StateError
-from harness.trainer.loaders.generators import generators_in, set_state, states, word_of
+from harness.trainer.loaders.generators import generators_in, roots_of, set_state, set_states, states, word_of
 from harness.trainer.loaders.hook import OnIter, Tree, call, check_kind, hook, switch, weakly
-from harness.trainer.loaders.workers import SeededBatch, Workers
-from harness.trainer.state.kinds import SAME_PROGRAM
+from harness.trainer.loaders.order import draws_at_once, draws_in_turns, ends_early, fingerprint, other_order, varies
+from harness.trainer.loaders.workers import SeededBatch, SeededDataset, Workers
 
 _KIND = "DataLoader"
-_DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 class TorchLoader:
@@ -81,7 +73,7 @@ class TorchLoader:
         self._repeating = False
         # Workers that were started before do not seed their batches: the next iteration starts new ones.
         loader._iterator = None
-        _tap(loader, self, self._order, Workers(seed_workers))
+        _tap(loader, self, self._order, Workers(SeededDataset if seed_workers else None))
 
     def iterate(self, again: Any = None) -> _Iteration:
         """See `InstrumentedLoader.iterate`."""
@@ -228,7 +220,7 @@ def _check(loader: DataLoader[Any], name: str) -> None:
             f"{name} has batch_size=None, so it is unknown what a batch is: give batch_size, or a batch_sampler"
         )
     if loader.num_workers > 0 and not loader.in_order:
-        raise StateError(f"{name} has in_order=False, so its order of batches varies: remove in_order=False")
+        raise varies(name)
     if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
         raise StateError(
             f"{name} is a {kind.__name__}, which iterates in its own way: give it state_dict and load_state_dict, or"
@@ -290,7 +282,7 @@ class _Epoch:
             "workers_running": self.workers_running,
             "first_draw": self.first_draw and self.first_draw._asdict(),
             "handed": self.handed,
-            "last": _fingerprint(self.recent[self.handed - self.drawn - 1]) if self.handed else None,
+            "last": fingerprint(self.recent[self.handed - self.drawn - 1]) if self.handed else None,
         }
 
     @classmethod
@@ -367,14 +359,8 @@ class _Order:
         self._capture_rng = capture_rng
         self._restore_rng = restore_rng
         self._seeds = seed_workers and loader.num_workers > 0
-        self._roots = {
-            "generator": loader.generator,
-            "sampler": loader.sampler,
-            "batch_sampler": loader.batch_sampler,
-            "dataset": loader.dataset,
-            "collate_fn": loader.collate_fn,
-        }
-        self._draws_at_once = type(self._sampler) in _DRAW_AT_ONCE
+        self._roots = roots_of(loader)
+        self._draws_at_once = draws_at_once(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
         if self.empty:
@@ -400,18 +386,7 @@ class _Order:
         if not states.keys() <= generators.keys():
             self._draw_once()
             generators = generators_in(self._roots)
-        for path, state in states.items():
-            if path not in generators:
-                raise StateError(
-                    f"the snapshot has the state of a generator at {self._name}.{path}, and there is none: create it"
-                    " together with the object that holds it, not later"
-                )
-            try:
-                set_state(generators[path], state)
-            except (RuntimeError, ValueError, TypeError, LookupError) as err:
-                raise StateError(
-                    f"the generator at {self._name}.{path} refused its stored state ({err}): {SAME_PROGRAM}"
-                ) from err
+        set_states(generators, states, self._name)
 
     def _draw_once(self) -> None:
         """Draw a batch of indices for nothing: some samplers create their generator when they are first drawn from."""
@@ -445,20 +420,13 @@ class _Order:
             epoch.recent.append(indices)
             epoch.drawn += 1
         if epoch.drawn < epoch.skip:
-            raise StateError(
-                f"{self._name} had given {epoch.skip} batches when the snapshot was taken, and has {epoch.drawn} now:"
-                " the data, the sampler or the batch size has changed; resume with the old ones, or start a new run"
-            )
+            raise ends_early(self._name, "batches", epoch.skip, epoch.drawn)
         if not epoch.repeats:
             self._check_same(epoch)
 
     def _check_same(self, epoch: _Epoch) -> None:
-        if _fingerprint(epoch.recent[-1]) != epoch.expected:
-            raise StateError(
-                f"{self._name} gives other batches than before the snapshot: the data, the sampler or the batch size"
-                " has changed, or the sampler draws from a source that cannot be restored; resume with the old ones, or"
-                " have the sampler draw from a generator that is an attribute of it"
-            )
+        if fingerprint(epoch.recent[-1]) != epoch.expected:
+            raise other_order(self._name)
 
     def _watch(self, indices: Iterator[Any]) -> Iterator[Any]:
         """Yield `indices`; raise StateError if the sampler draws from the global RNG after its first batch.
@@ -471,11 +439,7 @@ class _Order:
             before = self._capture_rng()
             following = list(islice(indices, 1))
             if self._capture_rng() != before:
-                raise StateError(
-                    f"the sampler of {self._name} ({type(self._sampler).__name__}) draws from the global RNG between"
-                    " batches, in turns with the training loop, so its order cannot be replayed: give the sampler a"
-                    " generator of its own as an attribute, or have it draw its whole order at once"
-                )
+                raise draws_in_turns(self._name, self._sampler)
             if not following:
                 return
             yield from following
@@ -500,18 +464,3 @@ def _tap(loader: DataLoader[Any], instrumented: TorchLoader, order: _Order, work
             return workers.start(self, super()._get_iterator)
 
     switch(loader, Tapped)
-
-
-def _fingerprint(indices: Any) -> int | None:
-    """Return a checksum of a batch of indices, the same in any process; `None` if they are neither numbers nor text.
-
-    Only the last batch that was handed out is compared. A running checksum of all would cost 0.8 µs a batch of 32 (two
-    cores, torch 2.13), and a shuffle that differs anywhere differs there.
-    """
-    if isinstance(indices, torch.Tensor):
-        indices = indices.tolist()
-    try:
-        plain = [index if isinstance(index, str) else operator.index(index) for index in indices]
-    except TypeError:
-        return None
-    return zlib.crc32(repr(plain).encode())

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
+from harness.errors import StateError
+from harness.trainer.state.kinds import SAME_PROGRAM
 from harness.trainer.state.rng import check_positions, tensor_bytes
 
 _MOST_OBJECTS = 2000
 _MOST_DEPTH = 6  # dataset → .dataset (Subset) → .transform → .transforms (Compose) → [0] → .generator
 _MOST_ITEMS = 64  # a list of transforms has fewer, a list of samples has more
+_PARTS = ("generator", "sampler", "batch_sampler", "dataset", "collate_fn")
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Tensor)
 
 
@@ -44,6 +47,31 @@ def generators_in(roots: Mapping[str, Any]) -> dict[str, Any]:
 def states(generators: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states of the generators as plain trees, by path."""
     return {path: _state(generator) for path, generator in generators.items()}
+
+
+def roots_of(loader: Any) -> dict[str, Any]:
+    """Return the parts of a DataLoader that may hold generators, for `generators_in`."""
+    return {part: getattr(loader, part) for part in _PARTS}
+
+
+def set_states(generators: Mapping[str, Any], states: Mapping[str, Any], name: str) -> None:
+    """Set generators to `states`; `name` is that of the object that holds them. Leaves those without a state alone.
+
+    Raises:
+        StateError: a generator is not there, or refused its state.
+    """
+    for path, state in states.items():
+        if path not in generators:
+            raise StateError(
+                f"the snapshot has the state of a generator at {name}.{path}, and there is none: create it together"
+                " with the object that holds it, not later"
+            )
+        try:
+            set_state(generators[path], state)
+        except (RuntimeError, ValueError, TypeError, LookupError) as err:
+            raise StateError(
+                f"the generator at {name}.{path} refused its stored state ({err}): {SAME_PROGRAM}"
+            ) from err
 
 
 def set_state(generator: Any, state: Any) -> None:

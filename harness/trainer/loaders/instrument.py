@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from harness.errors import StateError
 from harness.trainer.loaders.dataloader import TorchLoader
 from harness.trainer.loaders.hook import UNWRAP, InstrumentedLoader, instruments_of
+from harness.trainer.loaders.order import varies
 from harness.trainer.loaders.own_state import OwnStateLoader
 from harness.trainer.loaders.sequence import SequenceLoader
 
@@ -59,3 +60,5 @@ def _check_own_state(loader: Any, name: str) -> None:
     """Raise StateError if the loader only looks as if it knew its position, as Accelerate's prepared loaders do."""
     if getattr(loader, "use_stateful_dataloader", True) is False:
         raise StateError(f"{name} is a {type(loader).__name__}, whose position cannot be asked for: {UNWRAP}")
+    if getattr(loader, "num_workers", 0) and not getattr(loader, "in_order", True):
+        raise varies(name)

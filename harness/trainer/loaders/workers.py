@@ -1,7 +1,7 @@
 """Workers: seeds a loader's data workers for each batch, has them ignore the first signal, ends them with the trainer.
 
-Owns the code that runs in a data worker beside the user's dataset, and how workers are started and ended. Knows neither
-epochs nor positions: the caller that draws a batch passes its seed.
+Owns the code that seeds in a data worker beside the user's dataset, and how workers are started and ended. Knows
+neither epochs nor positions: the caller that draws a batch passes its seed.
 
 Random numbers of workers are lost with the workers, and no snapshot can bring them back. So every batch seeds the
 worker's own RNG from (epoch seed, batch number), in unbroken runs too. With 0 workers the dataset draws from the
@@ -29,11 +29,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Workers:
-    """Starts data workers with a seeding dataset and our own init function; ends them when the trainer exits."""
+    """Starts data workers with a stand-in for the dataset and our own init function; ends them at exit."""
 
-    def __init__(self, seed_workers: bool) -> None:
-        """`seed_workers`: whether batches come as `SeededBatch`."""
-        self._seed_workers = seed_workers
+    def __init__(self, stand_in: Callable[[Any], Any] | None) -> None:
+        """`stand_in`: returns what the workers get in place of the user's dataset; `None`: they get the user's."""
+        self._stand_in = stand_in
         self._iterators: weakref.WeakSet[Any] | None = None
 
     def start(self, loader: DataLoader[Any], make_iterator: Callable[[], Any]) -> Any:
@@ -46,8 +46,8 @@ class Workers:
             # out), so workers can still be told to end; _outlive_first_sigterm says why that is necessary.
             atexit.register(_end_workers, self._iterators, os.getpid())
         dataset, worker_init_fn = loader.dataset, loader.worker_init_fn
-        if self._seed_workers:
-            object.__setattr__(loader, "dataset", _SeededDataset(dataset))  # DataLoader.__setattr__ refuses
+        if self._stand_in is not None:
+            object.__setattr__(loader, "dataset", self._stand_in(dataset))  # DataLoader.__setattr__ refuses
         loader.worker_init_fn = _WorkerStart(worker_init_fn)
         # Workers inherit the mask, and lift it when they are ready for signals: before that, a signal would end them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -72,11 +72,18 @@ class SeededBatch(NamedTuple):
 # -------------------------------------------------------------------------------------------------- in the data workers
 
 
-class _SeededDataset:
-    """The dataset of a worker: seeds, then fetches from the user's dataset."""
+class StandIn:
+    """What a worker gets in place of the user's dataset. Code of the user that asks for the dataset gets the user's."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
+
+
+class SeededDataset(StandIn):
+    """Seeds, then fetches from the user's dataset. Takes each batch as a `SeededBatch`."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
         self._generators: dict[str, Any] | None = None  # found once in each worker
 
     def __getitems__(self, batch: Any) -> Any:
@@ -99,7 +106,7 @@ class _WorkerStart:
     def __call__(self, worker_id: int) -> None:
         _end_without(self.trainer_pid)
         info = get_worker_info()
-        if info is not None and isinstance(info.dataset, _SeededDataset):
+        if info is not None and isinstance(info.dataset, StandIn):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # frozen
         _outlive_first_sigterm()
         if self.worker_init_fn is not None:
