@@ -45,6 +45,8 @@ from harness.trainer.state.unlisted import Unlisted
 from harness.trainer.witness import Witness
 
 EXTRA_WARN_BYTES = 1_000_000
+_unanswered: list[int] = []
+"""A signal that announced an interruption to a training of this process which ended before it was answered."""
 _PACKAGE = "harness."
 
 
@@ -136,6 +138,8 @@ class Training:
         self.replay.begin()
         if self.replay.target is None:
             self.hazards.begin()
+        if _unanswered:
+            self.takes_signal(_unanswered.pop())
 
     # ---- boundaries -------------------------------------------------------------------------------------------------
 
@@ -326,6 +330,8 @@ class Training:
             )
         self._part(process_lives=True)
         self.process.detach()
+        if self.signalled and not self.interrupted:
+            _unanswered[:] = [signal.SIGTERM]
         self.inert = True
         self.page = TrainerSide(None)
 

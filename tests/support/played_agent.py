@@ -16,7 +16,7 @@ from harness.core import messages
 from harness.core.snapshot import SnapshotId
 from harness.ipc.control_page import AgentSide, TrainerSide
 from harness.ipc.slots import Slot, SlotRecord
-from harness.trainer import checkpointer, process
+from harness.trainer import checkpointer, process, training
 from harness.trainer.link import Ready, ResumeHeader
 
 BATCHES = [torch.ones(1, 2)] * 4
@@ -130,5 +130,6 @@ def no_checkpointer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, "")
     yield
     checkpointer._newest.clear()
+    training._unanswered.clear()
     while process._attached:
         process._attached[-1].detach()

@@ -570,6 +570,25 @@ def test_one_that_is_closed_is_out_of_the_way_of_the_next(program: Program) -> N
     assert another.ckpt._training.stager.sealed_step == 2
 
 
+def test_a_notice_at_the_end_of_one_is_told_to_the_next(program: Program) -> None:
+    for _ in program.ckpt.steps(3):
+        program.train()
+    program.ckpt._training.takes_signal(signal.SIGTERM)
+    again, third = Program(), Program()
+
+    assert program.link.signals == again.link.signals == [signal.SIGTERM]
+    assert third.link.signals == [signal.SIGTERM], "the one before it has not answered either"
+
+
+def test_a_notice_that_was_answered_is_not_told_again(program: Program) -> None:
+    program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
+    program.ckpt._training.takes_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        by_hand(program)
+
+    assert Program().link.signals == []
+
+
 def test_the_next_one_closes_the_one_before(program: Program) -> None:
     by_hand(program)
     Program()
