@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from harness.agent.save.pipeline import SavePipeline
 from harness.config.program import digest_of, words_of
 from harness.core import events
 from harness.core.manifest import Claim, Done
+from harness.core.rehearsal import VARIABLE
 from harness.core.snapshot import MAX_GENERATION, SnapshotId
 from harness.core.words import without_secrets
 from harness.errors import ConfigError, HarnessError, SnapshotCorrupt
@@ -160,7 +162,8 @@ class Startup:
             begun()
 
         self._aside("harness-begin", 2 * FIRST_ANSWER_S, ask, begin)
-        self._context.thread("harness-rehearsed", self._say_whether_rehearsed)
+        if VARIABLE not in os.environ:  # this is no rehearsal
+            self._context.thread("harness-rehearsed", self._say_whether_rehearsed)
 
     def _say_whether_rehearsed(self) -> None:
         """Print whether `harness rehearse` has shown that this program resumes exactly. Nothing if that is unknown."""

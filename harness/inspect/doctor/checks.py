@@ -153,7 +153,7 @@ class Examination:
                 yield try_multipart(place, data)
                 yield try_cut_off(place, data)
             if self._command:
-                yield check_rehearsed(store, self._keys, self._command, host.clock)
+                yield check_rehearsed(store, self._keys, self._command, host.clock, settings.s3_endpoint)
             yield self._look_up_size(store)
             if bucket is None:
                 directory, keep = Path(settings.store), settings.keep_last

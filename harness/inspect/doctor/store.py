@@ -55,9 +55,12 @@ def state_bytes(store: ObjectStore, keys: RunKeys, clock: Clock) -> int | None:
     return None
 
 
-def check_rehearsed(store: ObjectStore, keys: RunKeys, command: Sequence[str], clock: Clock) -> Finding:
+def check_rehearsed(
+    store: ObjectStore, keys: RunKeys, command: Sequence[str], clock: Clock, s3_endpoint: str | None = None
+) -> Finding:
     """Check whether `harness rehearse` has shown that the program resumes exactly."""
-    remedy = "harness rehearse " + shlex.join(("--store", store.url, "--run", keys.run, "--", *command))
+    endpoint = () if s3_endpoint is None else ("--s3-endpoint", s3_endpoint)
+    remedy = "harness rehearse " + shlex.join(("--store", store.url, "--run", keys.run, *endpoint, "--", *command))
     try:
         record = records.read_rehearsal(store, keys, digest_of(command), Deadline.after(REACH_S, clock))
     except (CloudError, SnapshotCorrupt) as err:

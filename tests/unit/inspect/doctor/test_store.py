@@ -82,6 +82,12 @@ def test_a_program_that_was_not_rehearsed_is_a_warning_with_the_command(tmp_path
     )
 
 
+def test_the_command_names_the_endpoint_of_the_store() -> None:
+    found = check_rehearsed(MemoryStore(), KEYS, ("python", "train.py"), FakeClock(), "http://127.0.0.1:9000")
+
+    assert f"--run {KEYS.run} --s3-endpoint http://127.0.0.1:9000 -- python train.py" in (found.remedy or "")
+
+
 def test_other_arguments_a_difference_and_a_damaged_record_are_warnings(tmp_path: Path) -> None:
     others = rehearsed(tmp_path, "--lr", "2", record=encoded(tmp_path, identical=True))
     differs = rehearsed(tmp_path, "--lr", "1", record=encoded(tmp_path, identical=False))
