@@ -385,8 +385,13 @@ def _parse(url: str) -> tuple[str, str]:
     """Return bucket and prefix; the prefix is empty or ends with a slash."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     prefix = prefix.strip("/")
-    if not url.startswith("s3://") or not _BUCKET.fullmatch(bucket):
+    if not url.startswith("s3://"):
         raise ValueError(f"not s3://bucket/prefix: {url!r}")
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError(
+            f"{bucket!r} is no bucket's name: it has 3 to 63 lower-case letters, digits, dots and hyphens, and begins"
+            " and ends with a letter or digit"
+        )
     if bucket.endswith("--x-s3"):
         raise ValueError(f"{url}: a directory bucket lists its keys in no order; use a general purpose bucket")
     if prefix and not is_key(prefix):

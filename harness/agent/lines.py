@@ -190,6 +190,10 @@ class Sentences:
                 return Tone.GOOD, f"finished: {durable}"
             case "interrupted", 75:
                 return Tone.GOOD, f"interrupted: {durable}; the same command continues the run, here or elsewhere"
+            case "interrupted", _ if event.local_step is None:
+                if event.durable_step is None:
+                    return Tone.BAD, "interrupted: nothing was saved; the same command starts the run again"
+                return Tone.BAD, f"interrupted: {durable}, later ones are lost; the same command continues the run"
             case "interrupted", _:
                 local = f"step {count(event.local_step)} is on this machine alone, {durable}"
                 return Tone.BAD, f"interrupted: {local}; the same command continues the run, without loss only here"

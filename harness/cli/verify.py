@@ -20,10 +20,11 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every snapshot of a run again and compare each byte with what was committed. Exits 70 if one differs."""
+    from harness.inspect.verify import is_bad
     from harness.inspect.verify import verify as verify_run
 
     with patience(flags["store"]):
         rows = verify_run(settings_of(flags), lift=lift)
     print_json(rows) if as_json else print_table(rows)
-    if any(row["verdict"] != "ok" for row in rows):
+    if any(is_bad(row["verdict"]) for row in rows):
         raise typer.Exit(ExitCode.BUG)

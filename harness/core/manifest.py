@@ -30,6 +30,8 @@ _CRC = re.compile(r"[0-9a-f]{16}")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 STOPPED_EARLY = "stopped early"
 """The outcome of a run whose program left its outermost loop before its end, of its own accord."""
+SET_ASIDE = "set aside: "
+"""How the reason of a quarantine begins that the user asked for, by going back to an older snapshot."""
 _OUTCOMES = frozenset({"finished", STOPPED_EARLY, "interrupted", "superseded", "failed", "stopped"})
 
 
@@ -190,7 +192,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of why a snapshot is not used any more, after two independent failed reads."""
+    """The record of why a snapshot is not used any more: two independent reads have failed, or it was set aside."""
 
     format: int
     generation: int

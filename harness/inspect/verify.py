@@ -7,6 +7,7 @@ from typing import Any
 from cloud.errors import CloudError
 from cloud.notice import Deadline
 from harness.config.settings import Settings
+from harness.core.manifest import SET_ASIDE
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, SnapshotCorrupt
 from harness.inspect.tiers import CALL_S, all_snapshots, is_committed, tiers
@@ -15,8 +16,13 @@ from harness.snapshots import fetch, records
 _VERIFY_S = 24 * 3600.0
 
 
+def is_bad(verdict: str) -> bool:
+    """Whether the verdict on a snapshot is one of damage."""
+    return verdict != "ok" and not verdict.startswith(SET_ASIDE)
+
+
 def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
-    """Return one row for each snapshot of each tier: "ok", or what differs. Reads every byte.
+    """Return one row for each snapshot of each tier: "ok", what differs, or why it was set aside. Reads every byte.
 
     Args:
         settings: the run, its store and its local tier.
@@ -27,7 +33,9 @@ def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
         keys = RunKeys(settings.run)
         for snapshot, reason in all_snapshots(store, keys):
             quarantined = reason is not None
-            verdict = f"quarantined: {reason}" if quarantined else "ok"
+            verdict = "ok"
+            if reason is not None:
+                verdict = reason if reason.startswith(SET_ASIDE) else f"quarantined: {reason}"
             if lift or not quarantined:
                 try:
                     manifest = records.read_manifest(store, keys, snapshot, Deadline.after(CALL_S))
@@ -35,7 +43,7 @@ def verify(settings: Settings, *, lift: bool = False) -> list[dict[str, Any]]:
                 except (SnapshotCorrupt, CloudError) as err:
                     if not is_committed(store, keys, snapshot):
                         continue  # retired while it was read, by an agent that trains
-                    verdict = f"{verdict}; and now: {err}" if quarantined else str(err)
+                    verdict = f"quarantined: {reason}; and now: {err}" if quarantined else str(err)
                 else:
                     if quarantined:
                         store.delete(keys.quarantined(snapshot), deadline=Deadline.after(CALL_S))

@@ -29,7 +29,7 @@ from harness.agent.resume.identity import check_identity, check_not_over
 from harness.agent.resume_point import MemoryCopy, ResumePoint
 from harness.agent.save.pipeline import SavePipeline
 from harness.core import events
-from harness.core.manifest import Done
+from harness.core.manifest import SET_ASIDE, Done
 from harness.core.snapshot import SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
 from harness.ipc.slots import SlotRecord
@@ -437,7 +437,7 @@ class ResumeSearch:
         local = self._pipeline.local
         for store in [self._remote, *([] if local is None else [local.store])]:
             for other in sorted(newer):  # in both: a copy in memory, or on the local disk, may be stored later
-                reason = f"set aside: the run went back to {snapshot}"
+                reason = f"{SET_ASIDE}the run went back to {snapshot}"
                 commit.quarantine(store, self._keys, other, reason, self._context.host, Deadline.after(CALL_S))
         if newer:
             self._context.say(

@@ -91,6 +91,14 @@ def test_snapshots_that_no_tier_stored_are_not_remembered_for_ever() -> None:
             "the run, without loss only here",
         ),
         (
+            events.Ended(outcome="interrupted", exit_code=74, local_step=None, durable_step=900),
+            "interrupted: step 900 is durable in S3, later ones are lost; the same command continues the run",
+        ),
+        (
+            events.Ended(outcome="interrupted", exit_code=74, local_step=None, durable_step=None),
+            "interrupted: nothing was saved; the same command starts the run again",
+        ),
+        (
             events.Ended(outcome="failed", exit_code=1, local_step=None, durable_step=None),
             "failed with exit code 1; nothing is durable",
         ),

@@ -7,9 +7,10 @@ import pytest
 
 from cloud.store import ObjectStore
 from harness.config.settings import Settings
+from harness.core.manifest import SET_ASIDE
 from harness.errors import ConfigError
 from harness.inspect.ls import snapshots
-from harness.inspect.verify import verify
+from harness.inspect.verify import is_bad, verify
 from harness.snapshots import commit, fetch, retire
 from harness.snapshots.open import open_store
 from tests.support.protocol import FOREVER, KEYS
@@ -45,6 +46,20 @@ def test_lifting_ends_the_quarantine_of_what_is_right_and_of_nothing_else(settin
     assert lifted[0].startswith("quarantined: differs; and now: ")
     assert lifted[1] == "ok"
     assert [row["unusable"] for row in snapshots(settings) if row["tier"] == "remote"] == ["differs", None]
+
+
+def test_what_was_set_aside_on_purpose_is_no_damage_unless_it_differs(settings: Settings, store: Path) -> None:
+    reason = f"{SET_ASIDE}the run went back to {FIRST}"
+    commit.quarantine(open_store(settings.store), KEYS, SECOND, reason, "host", FOREVER)
+
+    found = [row["verdict"] for row in verify(settings) if row["tier"] == "remote"]
+    flip(store, SECOND)
+    lifted = [row["verdict"] for row in verify(settings, lift=True) if row["tier"] == "remote"]
+
+    assert found == ["ok", reason]
+    assert not any(map(is_bad, found))
+    assert lifted[1].startswith(f"quarantined: {reason}; and now: ")
+    assert is_bad(lifted[1])
 
 
 def test_verify_of_nothing_is_an_error(settings: Settings) -> None:

@@ -58,7 +58,7 @@ def test_a_url_names_bucket_and_prefix(url: str, named: str) -> None:
     "url", ["", "bucket", "s3:/bucket", "s3://", "s3://B", "s3://bucket/../x", "s3://bucket/a b", "https://bucket/x"]
 )
 def test_what_names_no_bucket_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="not "):
+    with pytest.raises(ValueError, match=r"not |is no bucket.s name"):
         S3Store(url)
 
 
