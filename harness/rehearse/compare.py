@@ -80,6 +80,18 @@ def unused(lines: Sequence[AnyLine]) -> frozenset[str]:
     return frozenset(library for library, seen in states.items() if len(seen) == 1)
 
 
+def without_seed(unbroken: Sequence[AnyLine], again: Sequence[AnyLine]) -> frozenset[str]:
+    """Return the libraries whose random states are other ones in two unbroken passes from the first step on.
+
+    A library from which no step draws is left out, except torch: a program draws its weights before its first step.
+    """
+    here, there = (next((line for line in lines if isinstance(line, Stepped)), None) for lines in (unbroken, again))
+    if here is None or there is None:
+        return frozenset()
+    passed_over = unused(unbroken) - {"torch"}
+    return frozenset(name for name, state in here.random.items() if there.random.get(name) != state) - passed_over
+
+
 def first_difference(
     unbroken: Sequence[AnyLine], other: Sequence[AnyLine], passed_over: Collection[str] = ()
 ) -> Difference | None:

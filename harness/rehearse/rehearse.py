@@ -28,6 +28,7 @@ from harness.rehearse.compare import (
     other_variables,
     random_in_words,
     unused,
+    without_seed,
 )
 from harness.rehearse.passes import Pass, Rehearsal
 from harness.rehearse.points import Plan, choose, in_words
@@ -87,6 +88,8 @@ def rehearse(
             while of_itself is not None and of_itself.library:  # drawn without a seed, which may not matter
                 unseeded.add(of_itself.library)
                 of_itself = first_difference(unbroken.lines, again.lines, passed_over | unseeded)
+            if of_itself is not None:
+                unseeded |= without_seed(unbroken.lines, again.lines)
             difference = first_difference(unbroken.lines, interrupted.lines, passed_over | unseeded)
         return Verdict(
             _in_words(interrupted.reached, unbroken.lines),
@@ -94,7 +97,8 @@ def rehearse(
             difference,
             of_itself,
             (*plan.missing, *_not_reached(plan, interrupted, unbroken.lines)),
-            (*_unseen(unbroken), *(f"{random_in_words(name)}: they have no seed" for name in sorted(unseeded))),
+            _unseen(unbroken),
+            tuple(random_in_words(name) for name in sorted(unseeded)),
             tuple(other_variables(unbroken.lines, interrupted.lines)),
             tuple(other_objects(unbroken.lines, interrupted.lines)),
             tuple(sorted(files)),

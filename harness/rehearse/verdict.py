@@ -42,6 +42,7 @@ class Verdict:
         of_itself: the first one between two unbroken passes.
         missing: what was not reached, in words.
         unseen: what the Checkpointer cannot observe, in words.
+        unseeded: random numbers without a seed, in words.
         variables: the program's own, as far as an interruption has changed them.
         objects: those with a state of their own that were not given to the Checkpointer, likewise.
         files: files that the passes wrote in the current directory.
@@ -53,6 +54,7 @@ class Verdict:
     of_itself: Difference | None = None
     missing: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    unseeded: tuple[str, ...] = ()
     variables: tuple[Variable, ...] = ()
     objects: tuple[Variable, ...] = ()
     files: tuple[str, ...] = ()
@@ -91,13 +93,16 @@ class Verdict:
             lines += [f"  and {len(self.files) - _SHOWN} more"] if len(self.files) > _SHOWN else []
         lines.append(self.summary)
         if self.of_itself is not None:
-            lines += ["usual causes:", *(f"  - {cause}" for cause in OF_ITSELF)]
+            seed = [f"  - {numbers} have no seed: set one as the program begins" for numbers in self.unseeded]
+            lines += ["usual causes:", *seed, *(f"  - {cause}" for cause in OF_ITSELF)]
         else:
             lines += self._beside
         if self.of_itself is None and self.difference is not None and not self.objects:
             lines += ["usual causes:", *(f"  - {cause}: {remedy}" for cause, remedy in CAUSES)]
         lines += [f"not reached: {what}" for what in self.missing]
         lines += [f"not observed: {what}" for what in self.unseen]
+        if self.of_itself is None:
+            lines += [f"not observed: {numbers}: they have no seed" for numbers in self.unseeded]
         return lines
 
     @property
@@ -137,6 +142,7 @@ class Verdict:
             "differs_from_itself": of(self.of_itself),
             "not_reached": list(self.missing),
             "not_observed": list(self.unseen),
+            "without_a_seed": list(self.unseeded),
             "variables": [dataclasses.asdict(each) for each in self.variables],
             "objects_not_given": [dataclasses.asdict(each) for each in self.objects],
             "files": list(self.files),

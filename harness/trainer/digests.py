@@ -21,14 +21,34 @@ def digest(value: Any) -> str:
 
 
 def of_tensor(tensor: Tensor) -> str:
-    """Return a digest of the bytes of a tensor."""
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    """Return a digest of the bytes of a tensor; of a sparse or nested one, of those that it stores."""
     whole = hashlib.blake2b(digest_size=8)
-    if dense.nbytes:
-        whole.update((ctypes.c_char * dense.nbytes).from_address(dense.data_ptr()))
+    for part in _stored(tensor.detach()):
+        dense = part.resolve_conj().resolve_neg().cpu().contiguous()
+        if dense.nbytes:
+            whole.update((ctypes.c_char * dense.nbytes).from_address(dense.data_ptr()))
     return whole.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Return how many bytes a tensor stores."""
+    return sum(part.numel() * part.element_size() for part in _stored(tensor.detach()))
+
+
+def _stored(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the dense tensors in which a tensor is stored. A meta tensor stores nothing."""
+    if tensor.is_meta:
+        return ()
+    layout = tensor.layout
+    if layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    if tensor.is_nested:
+        return tensor.unbind()
+    return (tensor,) if layout is torch.strided else (tensor.to_dense(),)
 
 
 def _add(whole: Any, value: Any) -> None:

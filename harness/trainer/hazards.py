@@ -22,7 +22,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.errors import StateError
+from harness.trainer.loaders.hook import UNWRAP
 
+_WATCHED_STEPS = 3
 _FRAMES_OF_A_STEP = 10
 _NAMES = {"python": "Python's", "numpy": "numpy's", "torch": "torch's"}
 _WRAPPERS: dict[type, str] = {
@@ -60,12 +62,15 @@ class Hazards:
         self._before: Mapping[str, Any] | None = None
         self._drawn: set[str] = set()
         self._iterators: dict[str, weakref.ref[Any]] = {}
+        self._fetches: list[int] | None = None
+        """Batches that were fetched in each of the first steps; the last number is that of the step under way."""
 
     # ---- before the loop --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Note the random states at the end of the constructor: a run that has no snapshot yet begins."""
         self._before = self._capture_moment()
+        self._fetches = [0]
 
     @contextlib.contextmanager
     def exempt(self) -> Iterator[None]:
@@ -123,6 +128,32 @@ class Hazards:
                 "the second batch is fetched before anything was computed from the first one. If a wrapper around "
                 "ckpt.batches(loader) reads ahead, the batch that it holds is lost at a resume: wrap the loader "
                 "instead. If the loop has just left that batch out, there is nothing to do"
+            )
+
+    def count_fetches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return the iterator over a loader that the program iterates over itself, with a count in the first steps."""
+        return batches if self._fetches is None else self._counted(batches)
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if self._fetches is not None:
+                self._fetches[-1] += 1
+            yield batch
+
+    def look_at_fetches(self) -> None:
+        """A step is over. Warn if the first one has fetched one batch more than each after it."""
+        if self._fetches is None:
+            return
+        if len(self._fetches) < _WATCHED_STEPS:
+            self._fetches.append(0)
+            return
+        first, *others = self._fetches
+        self._fetches = None
+        if set(others) == {first - 1} and first > 1:
+            self._warn(
+                "the first step has fetched one batch more than those after it. If a wrapper around the loader reads "
+                f"ahead, the batch that it holds is lost at a resume: {UNWRAP}. If the first step needs one more, "
+                "there is nothing to do"
             )
 
     def look_for_forgotten(self) -> None:

@@ -106,6 +106,8 @@ class Loops:
         elif not replay.restored:
             self._training.restore()
         self._after_batch("step")
+        if self._loader is not None:
+            self._hazards.look_at_fetches()
         replay.next_by_hand()
 
     @contextlib.contextmanager
@@ -162,6 +164,7 @@ class Loops:
 
     def _steps(self, count: int | None) -> Iterator[int]:
         training, replay, boundary, stack = self._training, self._replay, self._boundary, self._replay.stack
+        hazards, given = self._hazards, self._loader is not None
         outermost = not (replay.in_epochs or replay.innermost)
         way = self._enter_stage() if outermost else Way.RUN
         if way is Way.SKIP:
@@ -198,6 +201,8 @@ class Loops:
                     return
                 if iteration == first:
                     self._look_at_first("steps")
+                if given:
+                    hazards.look_at_fetches()
                 if loop.keeps_moments:
                     loop.keep(replay.capture_rng)
         if outermost and count is not None:
@@ -282,13 +287,14 @@ class Loops:
         """Return the iterator of a plain `for batch in loader` over the loader that the constructor got."""
         replay = self._replay
         if self._training.inert or self._evaluating or any(loop.kind != "step" for loop in replay.stack):
-            return instrumented.iterate()  # in a loop of ours, the loader's own position is all that there is to know
+            return self._without_boundaries(self._hazards.count_fetches(instrumented.iterate()))
         if self._training.interrupted:
             return iter(())
         if not replay.restored:
             self._training.confirm()
             if replay.target is not None and replay.target.outermost[0] in ("steps", "batches"):
-                return instrumented.iterate()  # it is set to where it was as soon as that loop restores the snapshot
+                # It is set to where it was as soon as that loop restores the snapshot.
+                return self._without_boundaries(instrumented.iterate())
         replay.by_hand = not replay.in_epochs
         way = self._enter_loop("step")
         loop = replay.begun
@@ -297,13 +303,22 @@ class Loops:
         loop.repeats = instrumented.repeats
         self._come_to(way, loop)
         batches = instrumented.iterate(replay.moment_again(loop) if way is Way.AGAIN else None)
-        return self._handed_out(instrumented, batches, loop)
+        return self._handed_out(instrumented, self._hazards.count_fetches(batches), loop)
+
+    def _without_boundaries(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return the iterator for the body of a loop of ours: the loader's position is all that there is to know."""
+        training, replay = self._training, self._replay
+        if training.inert or self._evaluating:
+            return batches
+        if training.witness is not None:
+            return training.witness.watch(batches, replay.place.epoch, 0, lambda: training.replaying)
+        return batches
 
     def _handed_out(self, instrumented: InstrumentedLoader, batches: Iterator[Any], loop: Loop) -> Iterator[Any]:
         """Yield batches until the loop is left. Meanwhile the program is inside a loop, as `Replay.hands_out` tells."""
         replay = self._replay
         if any(around.kind != "step" for around in replay.stack):  # begun before a loop of ours, and used in it
-            yield from batches
+            yield from self._without_boundaries(batches)
             return
         watched = loop.number + _WATCHED_FETCHES
         with replay.handing_out(loop):

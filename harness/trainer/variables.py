@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from harness.trainer.digests import digest, of_tensor
+from harness.trainer.digests import bytes_of, digest, of_tensor
 from harness.trainer.loaders.generators import is_generator, states
 from harness.trainer.state.kinds import is_array, is_tensor
 
@@ -90,7 +90,9 @@ class _Found:
                 self._look_at(name, value, place, 0)
 
     def _look_at(self, name: str, value: Any, place: str, depth: int) -> None:
-        text = None if is_generator(value) else self._text(value)
+        text = None
+        with contextlib.suppress(Exception):  # an object of the program may refuse anything: then it is unknown
+            text = None if is_generator(value) else self._text(value)
         if text is not None:
             self.values[f"{name}{place}"] = text
         elif isinstance(value, _OPAQUE) or type(value).__module__.startswith("harness.") or self._was_seen(value):
@@ -131,7 +133,7 @@ class _Found:
         return None
 
     def _of_tensor(self, value: Any) -> str | None:
-        if value.nbytes > self._most_bytes:
+        if _bytes_in(value) > self._most_bytes:
             return None
         if is_tensor(value) and value.numel() == 1:
             return repr(value.item())
@@ -189,7 +191,9 @@ def _state_of(value: Any) -> Any:
 
 
 def _bytes_in(value: Any) -> int:
-    if is_tensor(value) or is_array(value):
+    if is_tensor(value):
+        return bytes_of(value)
+    if is_array(value):
         return int(value.nbytes)
     if isinstance(value, Mapping):
         return sum(map(_bytes_in, value.values()))

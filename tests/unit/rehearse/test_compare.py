@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.rehearsal import AnyLine, Interrupted, Stepped
-from harness.rehearse.compare import Variable, other_objects, other_variables
+from harness.rehearse.compare import Variable, other_objects, other_variables, without_seed
 
 
 def stepped(step: int, **variables: str) -> AnyLine:
@@ -36,3 +36,15 @@ def test_objects_are_compared_likewise() -> None:
     assert other_objects([line("aa")], [Interrupted(1, "step"), line("bb")]) == [
         Variable(2, "ema, an EMA,", "aa", "bb")
     ]
+
+
+def test_libraries_without_a_seed_are_those_that_the_steps_draw_from_and_torch() -> None:
+    def steps(python: str, numpy: str, torch: str) -> list[AnyLine]:
+        return [
+            Stepped(1, None, {"python": python, "numpy": numpy, "torch": torch}, {}),
+            Stepped(2, None, {"python": "later" + python, "numpy": numpy, "torch": torch}, {}),
+        ]
+
+    assert without_seed(steps("a", "a", "a"), steps("b", "b", "b")) == {"python", "torch"}
+    assert without_seed(steps("a", "a", "a"), steps("a", "b", "a")) == set()
+    assert without_seed(steps("a", "a", "a"), []) == set()

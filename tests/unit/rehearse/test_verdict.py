@@ -71,6 +71,20 @@ def test_a_program_that_differs_from_itself_is_not_the_resumes_fault() -> None:
     assert not any("ckpt.extra" in line for line in lines)
 
 
+def test_a_missing_seed_is_the_first_cause_of_a_program_that_differs_from_itself() -> None:
+    verdict = Verdict(("7",), SEEN, DIFFERENT, DIFFERENT, unseeded=("Python's random numbers",))
+
+    causes = verdict.lines[verdict.lines.index("usual causes:") + 1 :]
+    assert causes[0] == "  - Python's random numbers have no seed: set one as the program begins"
+    assert not any(line.startswith("not observed") for line in verdict.lines)
+
+
+def test_numbers_without_a_seed_that_change_nothing_were_not_observed() -> None:
+    verdict = Verdict(("7",), SEEN, unseeded=("Python's random numbers",))
+
+    assert verdict.lines[-1] == "not observed: Python's random numbers: they have no seed"
+
+
 def test_what_was_not_shown_and_what_was_written_is_said() -> None:
     verdict = Verdict(("7",), SEEN, missing=("a validation",), unseen=("batches",), files=("final.pt",))
 

@@ -124,6 +124,40 @@ def test_a_wrapper_that_reads_ahead_is_told(program: Program) -> None:
     assert "reads ahead, the batch that it holds is lost" in said
 
 
+def in_steps(program: Program, wrapper: Callable[[Any], Any], loader: Any) -> None:
+    batches = None
+    for _ in program.ckpt.steps(5):
+        batches = batches or wrapper(iter(loader))
+        next(batches)
+        program.train()
+
+
+def begun_before(program: Program, wrapper: Callable[[Any], Any], loader: Any) -> None:
+    batches = wrapper(iter(loader))
+    for _ in program.ckpt.steps(5):
+        next(batches), next(batches)
+        program.train()
+
+
+def plainly(program: Program, wrapper: Callable[[Any], Any], loader: Any) -> None:
+    for _ in wrapper(iter(loader)):
+        program.train()
+        program.ckpt.step()
+
+
+@pytest.mark.parametrize("loop", [in_steps, begun_before, plainly])
+@pytest.mark.parametrize("wrapper", [ahead, iter])
+def test_a_wrapper_of_a_given_loader_that_reads_ahead_is_told(wrapper: Any, loop: Any) -> None:
+    """As Accelerate's prepared loaders do, around the loader that the Checkpointer knows."""
+    loader = DataLoader(TensorDataset(torch.ones(16, 2)), batch_size=1)
+    program = Program(loader=loader)
+
+    said = told(lambda: loop(program, wrapper, loader))
+
+    assert len(said) == (wrapper is ahead)
+    assert all("reads ahead, the batch that it holds is lost" in each for each in said)
+
+
 def test_accumulating_is_not_reading_ahead(program: Program) -> None:
     def train() -> None:
         for number, batch in program.ckpt.enumerate(BATCHES):

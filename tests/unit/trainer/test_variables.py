@@ -29,6 +29,16 @@ class Meter:
         self._hidden = 0
 
 
+class Refusing(dict[str, int]):
+    """A value of the program that lets no one look at it."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+    def items(self) -> Any:
+        raise RuntimeError("not now")
+
+
 class Average:
     def __init__(self, value: float) -> None:
         self.shadow = torch.full((3,), value)
@@ -64,6 +74,10 @@ def looked_at(value: Any, given: dict[str, object] | None = None, *, thorough: b
     )
 
 
+def jagged(values: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
+
+
 def of_python(seed: int) -> random.Random:
     return random.Random(seed)
 
@@ -81,6 +95,9 @@ def of_torch(seed: int) -> torch.Generator:
         (True, None),
         (torch.ones(3), torch.tensor([1.0, 1.0, 1.0 + 2**-23])),
         (torch.tensor(1.0), torch.tensor(2.0)),
+        (torch.eye(3).to_sparse(), 2 * torch.eye(3).to_sparse()),
+        (jagged(torch.ones(3, 3)), jagged(torch.zeros(3, 3))),
+        (torch.empty(3, device="meta"), torch.empty(4, device="meta")),
         (numpy.ones(3), numpy.zeros(3)),
         (numpy.float32(1), numpy.float32(2)),
         ([1, [2, torch.ones(2)]], [1, [2, torch.zeros(2)]]),
@@ -143,6 +160,6 @@ def test_what_is_large_is_looked_at_only_thoroughly(monkeypatch: pytest.MonkeyPa
         assert looked_at(large, thorough=True)[0].keys() == {"value"}
 
 
-@pytest.mark.parametrize("unknown", [object(), print, torch, Meter, lambda: 1, iter([1]), sys.stderr])
+@pytest.mark.parametrize("unknown", [object(), print, torch, Meter, lambda: 1, iter([1]), sys.stderr, Refusing()])
 def test_what_is_unknown_is_left_out(unknown: Any) -> None:
     assert looked_at(unknown) == ({}, {})
