@@ -126,15 +126,24 @@ class Terraform:
             _RUNNING.append(process)
             try:
                 output, errors = process.communicate()
+            except BaseException as err:
+                os.killpg(process.pid, signal.SIGKILL)  # its providers too
+                said, log = process.communicate()[0], self._log.read_text(errors="replace")
+                err.add_note(f"terraform {command} had said:\n{said[-3000:]}\nthe end of its log:\n{log[-6000:]}")
+                raise
             finally:
                 _RUNNING.remove(process)
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)  # its providers too
         if process.returncode not in codes:
             raise TerraformFailed(f"terraform {command} ended with {process.returncode}:\n{output}\n{errors}")
         return Said(process.returncode, output, errors)
 
+    @property
+    def _log(self) -> Path:
+        """What terraform and its provider do, call by call: all that is known of one that waits for ever."""
+        return self._folder / "terraform.log"
+
     def _environment(self) -> dict[str, str]:
         theirs = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TF_VAR_"))}
-        ours = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "TF_CLI_ARGS": "-no-color", "CHECKPOINT_DISABLE": "1"}
+        log = {"TF_LOG": "DEBUG", "TF_LOG_PATH": str(self._log)}
+        ours = {**log, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "TF_CLI_ARGS": "-no-color", "CHECKPOINT_DISABLE": "1"}
         return {**theirs, **ours, **self.account.environment(REGION)}
