@@ -19,8 +19,8 @@ OnIter: TypeAlias = "Callable[[InstrumentedLoader], Iterator[Any]]"
 
 _HOOK = "_harness_hook"
 UNWRAP = (
-    "use the DataLoader that is inside of it (of Accelerate's: loader.base_dataloader), or one that was not prepared by "
-    "a framework, here and in the loop, and move its batches to the device in the loop"
+    "use the DataLoader that is inside of it (of Accelerate's: loader.base_dataloader), or one that was not prepared "
+    "by a framework, here and in the loop, and move its batches to the device in the loop"
 )
 """The remedy for a loader that wraps another one."""
 
