@@ -175,9 +175,12 @@ class Hazards:
         self.stepped_in = threading.get_ident()
         frame: types.FrameType | None = sys._getframe()
         for _ in range(_FRAMES_OF_A_STEP):
-            made_by = None if frame is None else frame.f_locals.get("self")
-            if isinstance(made_by, GradScaler) and made_by.is_enabled():
-                self._scaler = made_by
+            # Of torch's own frames alone: before Python 3.13, asking for f_locals keeps all variables of a frame alive
+            # until its function returns, and with the user's the outputs and the graph of the first step.
+            if frame is not None and frame.f_globals.get("__name__") == GradScaler.__module__:
+                made_by = frame.f_locals.get("self")
+                if isinstance(made_by, GradScaler) and made_by.is_enabled():
+                    self._scaler = made_by
             frame = None if frame is None else frame.f_back
 
     # ---- threads ----------------------------------------------------------------------------------------------------

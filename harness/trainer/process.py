@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from harness.errors import ConfigError, StateError
+from harness.trainer.collection import is_collecting
 
 Handler = Callable[[int, types.FrameType | None], Any] | int | None
 _POPS = ("POP_TOP", "POP_ITER")  # of a loop's iterator: until Python 3.13, and from 3.14 on
@@ -369,6 +370,8 @@ def breaks_off() -> bool:
     Either pops the loop's iterator by an instruction of its own. An exception leaves the function at the instruction
     that raised. Generators of the program in between (tqdm) are closed by what their own caller does.
     """
+    if is_collecting():
+        return False  # it was left long ago
     frame = sys._getframe(1).f_back
     while frame is not None:
         code = frame.f_code

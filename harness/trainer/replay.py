@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.errors import StateError
+from harness.trainer.collection import is_collecting
 from harness.trainer.position import LOOPS, Body, Draws, Position
 
 _OTHER_LOOPS = "the script's loops differ from those that made the snapshot. Use the unchanged script, or --fresh"
@@ -459,8 +460,8 @@ class Replay:
 
     def _note_draws(self) -> None:
         """Record with which random states the code after a loop begins."""
-        if not self.restored or self._is_finalizing():
-            return
+        if not self.restored or self._is_finalizing() or is_collecting():
+            return  # in the last two cases the program has long left the loop
         now = self.capture_rng()
         if self._around:
             self._around[-1].note_draws(now)

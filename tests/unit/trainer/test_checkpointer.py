@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -568,6 +570,37 @@ def test_one_that_is_closed_is_out_of_the_way_of_the_next(program: Program) -> N
     assert messages.Finished in program.link.told
     assert (program.ckpt.step_count, another.ckpt.step_count) == (3, 2), "optimizers are told to one alone"
     assert another.ckpt._training.stager.sealed_step == 2
+
+
+def test_a_variable_of_the_program_does_not_outlive_its_step(program: Program) -> None:
+    """The outputs of the first step had stayed in memory until the function that trains returned."""
+    kept = None
+    for _ in program.ckpt.steps(2):
+        assert kept is None or kept() is None
+        outputs = torch.ones(3)
+        kept = weakref.ref(outputs)
+        program.train()
+        del outputs
+
+
+@pytest.mark.parametrize("kind", ["steps", "batches", "epochs"])
+def test_a_loop_that_the_garbage_collector_ends_asks_for_no_random_state(
+    program: Program, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collection may have begun in torch.get_rng_state, which holds a lock: a training stood still for ever."""
+    loop = iter(getattr(program.ckpt, kind)(BATCHES if kind == "batches" else 3))
+    next(loop)
+    program.train()
+    cycle: list[Any] = [loop]
+    cycle.append(cycle)
+    del loop, cycle
+    asked: list[str] = []
+    monkeypatch.setattr(program.ckpt._training.replay, "capture_rng", lambda: asked.append("asked"))
+
+    gc.collect()
+
+    assert not asked
+    assert not program.ckpt._training.replay.stack
 
 
 def test_a_notice_at_the_end_of_one_is_told_to_the_next(program: Program) -> None:
