@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from harness.errors import StateError
 from harness.trainer.loaders.generators import roots_of
 from harness.trainer.loaders.hook import OnIter, Tree, call, check_kind, hook, is_hooked, switch, weakly
 from harness.trainer.loaders.sampler_state import Moments, replayable
@@ -90,6 +91,11 @@ class OwnStateLoader:
     def restore(self, position: Tree, rng: Any) -> None:
         """See `InstrumentedLoader.restore`."""
         check_kind(position, _KIND, self.name)
+        if "generators" not in position:
+            raise StateError(
+                f"the position of {self.name} was recorded by an older version of the harness, which left out random "
+                "states: resume this run with that version, or start a new run"
+            )
         self._pending = None
         if position["under_way"]:
             self._pending = position, rng

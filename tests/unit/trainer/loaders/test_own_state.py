@@ -82,22 +82,6 @@ class Known(Stream):
         self.at = state["at"]
 
 
-class Itself(Known):
-    """Is its own iterator."""
-
-    def __iter__(self) -> Iterator[Drawn]:
-        self.at = 0
-        return self
-
-    def __next__(self) -> Drawn:
-        worker = get_worker_info()
-        first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        if (number := first + every * self.at) >= LENGTH:
-            raise StopIteration
-        self.at += 1
-        return drawn(number + self.own.integers(1000))
-
-
 class Position:
     """An iterator that knows its position, over a dataset that does not."""
 
@@ -113,6 +97,9 @@ class Position:
         if (number := first + every * self.at) >= LENGTH:
             raise StopIteration
         self.at += 1
+        return self.item(number)
+
+    def item(self, number: int) -> Drawn:
         return drawn(number)
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,6 +107,20 @@ class Position:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at = state["at"]
+
+
+class Itself(Position, Known):
+    """Is its own iterator."""
+
+    def __init__(self) -> None:
+        Known.__init__(self)
+
+    def __iter__(self) -> Iterator[Drawn]:
+        self.at = 0
+        return self
+
+    def item(self, number: int) -> Drawn:
+        return drawn(number + self.own.integers(1000))
 
 
 class KnownByItsIterator(IterableDataset[Drawn]):
@@ -278,6 +279,17 @@ def test_a_sampler_that_gives_another_order_is_refused() -> None:
         instrumented.restore(position, rng)
         with pytest.raises(StateError, match=message):
             instrumented.iterate()
+
+
+def test_a_position_without_random_states_is_refused() -> None:
+    """An older version recorded it. The sampler would begin again, and nothing would say so."""
+    instrumented = instrument(StatefulDataLoader(Augmented(SIZE)), "loader", capture_rng, restore_rng)
+    iteration = instrumented.iterate()
+    next(iteration)
+    position = {key: part for key, part in instrumented.position().items() if key not in ("start", "generators")}
+
+    with pytest.raises(StateError, match="an older version of the harness"):
+        instrumented.restore(position, capture_rng())
 
 
 def test_an_order_that_varies_is_refused() -> None:
