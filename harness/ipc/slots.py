@@ -127,6 +127,7 @@ class Slot:
         keep_from_children(self._map)
         self.buffer = memoryview(self._map)[start : start + self.size]
         self._at_close: list[Callable[[], object]] = []
+        self._pid = os.getpid()
 
     @classmethod
     def create(cls, size: int, directory: Path | None = None) -> Slot:
@@ -261,13 +262,22 @@ class Slot:
         """Close the descriptor, and unmap the memory unless something (such as a tensor) still uses it. Idempotent."""
         if self.fd < 0:
             return
-        while self._at_close:
-            self._at_close.pop()()
+        self._call_at_close()
         os.close(self.fd)
         self.fd = -1
         with contextlib.suppress(BufferError):  # views are alive: the mapping ends with the last of them
             self.buffer.release()
             self._map.close()
+
+    def __del__(self) -> None:
+        # A slot that was dropped without being closed. Its memory goes now, and may not stay registered with CUDA: what
+        # is mapped here next would be taken for it, and a copy from a GPU would go to the old memory, without an error.
+        if getattr(self, "_pid", None) == os.getpid():
+            self._call_at_close()
+
+    def _call_at_close(self) -> None:
+        while self._at_close:
+            self._at_close.pop()()
 
     def _write_header(
         self, state: int, sequence: int, step: int, payload: int, offset: int, length: int, crc: int

@@ -32,7 +32,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    return float(loss)
+    return loss.item()
 
 
 def test_a_training_on_a_gpu_goes_on_bit_for_bit() -> None:

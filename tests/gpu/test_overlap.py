@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -48,18 +47,35 @@ def test_a_slot_for_tensors_on_a_gpu_is_pinned_until_it_is_closed(training: Trai
     again.close()
 
 
-def test_memory_that_cannot_be_pinned_is_used_as_it_is_and_told_once(training: Training) -> None:
-    slot = training.link.slot
-    assert slot is not None
-    device = torch.device("cuda:0")
-
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            training.stager._pin(device, slot)  # registered already: the driver refuses
-
-    assert len([one for one in told if "not pinned" in str(one.message)]) == 1
+def test_a_snapshot_is_right_where_a_slot_was_dropped_without_being_closed(training: Training) -> None:
     assert training.stager.stage(training.step)
+    assert same(training.stored(), {name: tensor.cpu() for name, tensor in training.live().items()})
+    for _ in range(20):  # one of them is likely to lie where the one before did
+        with trained_with(adamw, device="cuda") as other:
+            assert other.stager.stage(other.step)
+            assert other.link.slot is not None
+            assert is_pinned(other.link.slot)
+            assert same(other.stored(), {name: tensor.cpu() for name, tensor in other.live().items()})
+
+
+def test_memory_that_was_unmapped_while_it_was_registered_is_registered_anew() -> None:
+    device, size = torch.device("cuda:0"), 1 << 20
+    stale = Slot.create(size)
+    to_slot.pin(stale.buffer, device)
+    address = torch.frombuffer(stale.buffer, dtype=torch.uint8).data_ptr()
+    stale.close()
+    slots = [Slot.create(size) for _ in range(8)]
+    again = next(one for one in slots if torch.frombuffer(one.buffer, dtype=torch.uint8).data_ptr() == address)
+
+    again.at_close(to_slot.pin(again.buffer, device))
+    there = torch.frombuffer(again.buffer, dtype=torch.uint8)
+    there.copy_(torch.full((size,), 7, dtype=torch.uint8, device=device), non_blocking=True)
+    torch.cuda.synchronize()
+
+    assert int(there.min()) == 7
+    del there
+    for one in slots:
+        one.close()
 
 
 def test_a_late_copy_holds_what_was_true_at_its_boundary(training: Training) -> None:

@@ -22,6 +22,7 @@ from harness.core.shard import Placed, ShardLayout
 from harness.errors import StateError
 from harness.ipc.pages import PAGE
 from harness.ipc.window import Window
+from harness.trainer.copy import cuda_runtime
 
 Pair = tuple[Tensor, Tensor]
 """A target and its source, of one shape and dtype."""
@@ -57,6 +58,7 @@ _BLOCK_BYTES: Final = 128 * 1024  # a smaller tensor is left to torch, which cop
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 _MOST_THREADS: Final = 8  # more threads do not copy faster
 _REGISTER_PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every context
+_ALREADY_REGISTERED: Final = 712  # cudaErrorHostMemoryAlreadyRegistered
 
 DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 """safetensors' name for each dtype of torch. Other dtypes cannot be stored."""
@@ -236,10 +238,15 @@ def is_block(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
+class MemoryTaken(RuntimeError):
+    """Other memory is registered with CUDA at an address that is ours now: a copy to it would go astray."""
+
+
 def pin(buffer: Any, device: torch.device) -> Callable[[], None]:
     """Register `buffer` as pinned memory: a copy from a CUDA device into it runs at full speed, without waiting.
 
     Takes some tenths of a second per GB, without the GIL. The memory is pinned for every CUDA device of the process.
+    Does not spoil a CUDA graph that another thread records meanwhile.
 
     Args:
         buffer: a writable buffer that begins and ends at a page.
@@ -249,18 +256,34 @@ def pin(buffer: Any, device: torch.device) -> Callable[[], None]:
         A function that unpins the memory; call it before the memory is unmapped.
 
     Raises:
-        RuntimeError: the driver refuses.
+        MemoryTaken: memory that was unmapped while it was registered had (a part of) this address. `buffer` cannot be
+            the target of a copy from a CUDA device, pinned or not.
+        RuntimeError: the driver refuses for another reason; copies are slower then.
     """
     data = torch.frombuffer(buffer, dtype=torch.uint8)
     address, runtime = data.data_ptr(), torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):
+
+    def register() -> int:
         code = int(runtime.cudaHostRegister(address, data.numel(), _REGISTER_PORTABLE))
+        if code != 0:
+            cuda_runtime.forget_error()
+        return code
+
+    with cuda_runtime.relaxed(), torch.cuda.device(device):
+        code = register()
+        if code == _ALREADY_REGISTERED:  # what was there before is unmapped: its registration is worth nothing
+            if int(runtime.cudaHostUnregister(address)) != 0:
+                cuda_runtime.forget_error()
+            code = register()
+    if code == _ALREADY_REGISTERED:
+        raise MemoryTaken(f"cudaHostRegister of {data.numel()} bytes: error {code}")
     if code != 0:
         raise RuntimeError(f"cudaHostRegister of {data.numel()} bytes: error {code}")
 
     def unpin() -> None:
-        with torch.cuda.device(device):
-            runtime.cudaHostUnregister(address)
+        with cuda_runtime.relaxed(), torch.cuda.device(device):
+            if int(runtime.cudaHostUnregister(address)) != 0:  # not ours to say: the memory goes away
+                cuda_runtime.forget_error()
 
     return unpin
 

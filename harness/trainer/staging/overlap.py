@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from harness.trainer.copy import cuda_runtime
 from harness.trainer.copy.to_slot import is_block
 
 VALIDATIONS: Final = 2
@@ -199,6 +200,7 @@ class Overlap:
                 if device.type == "cpu":
                     found = found or work(there)
                     continue
+                ending.enter_context(cuda_runtime.relaxed())
                 if device not in self._streams:
                     self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                 stream = self._streams[device]
@@ -214,7 +216,7 @@ def before_updates(call: Callable[[], object]) -> RemovableHandle:
 
     def about_to_step(*_: object) -> None:
         # Nothing is updated while a CUDA graph is recorded, and waiting would spoil the recording.
-        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):  # type: ignore[no-untyped-call]
+        if not cuda_runtime.is_recording():
             call()
 
     # Not to be traced: an optimizer compiled as one graph would be refused in the middle of a run, by the first wait.

@@ -104,6 +104,7 @@ class Stager:
         self._asked = False
         self._prepare: Callable[[Slot], None] | None = None
         self._told_unpinned = False
+        self._unusable: StateError | None = None
         self._sequence = 0
         self._used_grant = 0
         self.sealed_step: int | None = None
@@ -147,7 +148,7 @@ class Stager:
         self.settle(step)
         if self.sealed_step == step:
             return True
-        if (error := self._link.slot_error) is not None:
+        if (error := self._unusable or self._link.slot_error) is not None:
             raise error
         granted = self._link.granted(self._used_grant, self._sequence)
         if granted is None:
@@ -291,6 +292,12 @@ class Stager:
             return
         try:
             slot.at_close(to_slot.pin(slot.buffer, device))
+        except to_slot.MemoryTaken as err:
+            self._unusable = StateError(
+                "no snapshot can be taken: memory that this program had registered with CUDA (cudaHostRegister) was "
+                "unmapped without being unregistered, and a slot lies there now, so that copies into it would go "
+                f"astray ({err}). Unregister memory before it is unmapped"
+            )
         except RuntimeError as err:
             if not self._told_unpinned:
                 self._told_unpinned = True

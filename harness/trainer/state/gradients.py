@@ -15,6 +15,8 @@ from typing import Any, Final
 from torch import Tensor
 from torch.optim import Optimizer
 
+from harness.trainer.copy import cuda_runtime
+
 _SAMPLES: Final = 2
 
 
@@ -75,7 +77,8 @@ class Watched:
 
     def _accumulates(self, _added: Tensor) -> None:
         """Note that a backward is about to add to a sampled gradient. May be called in a thread of autograd."""
-        if self.habit is Habit.UNKNOWN and not self.pending:
+        # A CUDA graph is spoiled by waiting for the device. Its replays call no hook: the habit stays unknown then.
+        if self.habit is Habit.UNKNOWN and not self.pending and not cuda_runtime.is_recording():
             grads = [param.grad for param in self._samples]
             if any(grad is None for grad in grads):
                 self.habit = Habit.DROPPED

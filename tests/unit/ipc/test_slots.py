@@ -262,3 +262,32 @@ def test_a_slot_that_cannot_be_allocated_leaks_nothing(monkeypatch: pytest.Monke
         Slot.create(PAGE * 4)
 
     assert open_files() <= before
+
+
+def test_memory_is_unregistered_where_a_slot_is_dropped_without_being_closed() -> None:
+    called: list[str] = []
+    slot = Slot.create(PAGE)
+    fd = slot.fd
+    slot.at_close(lambda: called.append("unpin"))
+
+    del slot
+
+    assert called == ["unpin"]
+    os.close(fd)
+
+
+def test_a_forked_child_unregisters_nothing() -> None:
+    read, write = os.pipe()
+    slot = Slot.create(PAGE)
+    slot.at_close(lambda: os.write(write, b"unpin"))
+    child = os.fork()
+    if child == 0:
+        del slot
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+
+    assert os.read(read, 10) == b""
+    os.close(read)
+    slot._at_close.clear()
+    slot.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import types
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from harness.core.shard import DTYPE_BYTES, TensorSpec, plan_shards
 from harness.errors import StateError
+from harness.ipc.pages import address_of
 from harness.ipc.slots import Slot, place_shards, slot_bytes
 from harness.ipc.window import Window
 from harness.trainer.copy import to_slot
@@ -249,3 +251,64 @@ def test_what_passed_through_a_window_is_on_the_disk_before_anybody_seals_it(
     pass_through({"a": torch.ones(3)}, tmp_path, 4096, 2**30)
 
     assert len(closed) == 1
+
+
+# Pinned memory. What a driver does with it: tests/gpu -----------------------------------------------------------------
+
+
+class PlayedRuntime:
+    """CUDA's functions for host memory, with what is registered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.registered: dict[int, int] = {}
+        self.forgotten = 0
+        monkeypatch.setattr("torch.cuda.cudart", lambda: self)
+        monkeypatch.setattr("torch.cuda.device", contextlib.nullcontext)
+        monkeypatch.setattr("harness.trainer.copy.cuda_runtime.forget_error", self.forget)
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+    def cudaHostRegister(self, address: int, size: int, _flags: int) -> int:
+        if any(at < address + size and address < at + length for at, length in self.registered.items()):
+            return 712
+        self.registered[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return 0 if self.registered.pop(address, None) is not None else 713
+
+
+def test_what_is_pinned_is_unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = PlayedRuntime(monkeypatch)
+    with mmap.mmap(-1, 8192) as memory:
+        unpin = to_slot.pin(memory, torch.device("cuda:0"))
+        assert list(runtime.registered.values()) == [8192]
+        unpin()
+        unpin()
+
+    assert runtime.registered == {}
+    assert runtime.forgotten == 1  # the error of the second one
+
+
+def test_a_registration_that_has_outlived_its_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = PlayedRuntime(monkeypatch)
+    with mmap.mmap(-1, 8192) as memory:
+        address = address_of(memory)
+        runtime.registered[address] = 4096
+
+        to_slot.pin(memory, torch.device("cuda:0"))
+
+        assert runtime.registered == {address: 8192}
+        assert runtime.forgotten == 1
+
+
+def test_a_registration_in_the_middle_makes_memory_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = PlayedRuntime(monkeypatch)
+    with mmap.mmap(-1, 8192) as memory:
+        runtime.registered[address_of(memory) + 4096] = 4096
+
+        with pytest.raises(to_slot.MemoryTaken):
+            to_slot.pin(memory, torch.device("cuda:0"))
+
+        assert runtime.forgotten == 3

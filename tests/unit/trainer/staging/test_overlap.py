@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from harness.core import tree
 from harness.core.messages import GenerationInfo, Sealed
+from harness.errors import StateError
 from harness.ipc.slots import Slot, SlotState
 from harness.trainer.boundary import Boundary
+from harness.trainer.copy import to_slot
 from harness.trainer.saving import Saving
 from harness.trainer.staging.overlap import VALIDATIONS, Overlap, before_updates
 from harness.trainer.staging.stager import Stager, read_tensors
@@ -550,6 +552,33 @@ def test_a_slot_that_cannot_be_pinned_ends_no_thread_where_warnings_are_errors(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         training.stager._pin(torch.device("cuda:0"), training.link.slot)
+
+
+def test_no_snapshot_is_taken_where_a_copy_would_go_astray(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise to_slot.MemoryTaken("cudaHostRegister of 4096 bytes: error 712")
+
+    monkeypatch.setattr("harness.trainer.copy.to_slot.pin", refuse)
+    assert training.link.slot is not None
+    training.stager._pin(torch.device("cuda:0"), training.link.slot)
+
+    with pytest.raises(StateError, match="without being unregistered"):
+        training.stager.stage(training.step)
+
+
+def test_a_slot_that_cannot_be_pinned_is_told_once(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cudaHostRegister of 4096 bytes: error 1")
+
+    monkeypatch.setattr("harness.trainer.copy.to_slot.pin", refuse)
+    assert training.link.slot is not None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            training.stager._pin(torch.device("cuda:0"), training.link.slot)
+
+    assert ["not pinned" in str(one.message) for one in told] == [True]
+    assert training.stager.stage(training.step)
 
 
 # What may be late ----------------------------------------------------------------------------------------------------
