@@ -39,6 +39,7 @@ from harness.trainer.saving import Saving
 from harness.trainer.staging.overlap import Overlap, before_updates
 from harness.trainer.staging.stager import Stager
 from harness.trainer.state.capture import Captured, capture
+from harness.trainer.state.environment import settle_threads
 from harness.trainer.state.extra import Extra
 from harness.trainer.state.rng import capture_moment, capture_rng, restore_rng
 from harness.trainer.state.unlisted import Unlisted
@@ -83,6 +84,8 @@ class Training:
             seed_workers: see `Checkpointer`.
             inert: do nothing, ever.
         """
+        if not inert:
+            settle_threads()
         self.states = states
         self.inert = inert
         self._on_interrupt = on_interrupt

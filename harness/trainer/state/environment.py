@@ -45,6 +45,16 @@ def environment() -> dict[str, str]:
     return facts
 
 
+def settle_threads() -> None:
+    """Make torch choose the number of threads for the calling thread now. Call it where the training begins.
+
+    torch chooses when a thread first computes on the CPU, and takes what any thread has set last. A DataLoader with
+    `pin_memory` sets 1, in a thread of its own: in a training on a GPU, where the main thread hardly computes, the
+    number, and with it the order of sums, would be 1 or that of the cores by chance.
+    """
+    torch.get_num_threads()
+
+
 def _cpu_model() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
