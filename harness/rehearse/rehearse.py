@@ -58,7 +58,8 @@ def rehearse(
         ConfigError: the program made no Checkpointer.
         HarnessError: it failed by itself.
     """
-    with tempfile.TemporaryDirectory(prefix="harness-rehearsal-") as name:
+    # At a second signal, a trainer may outlive its agent for a moment, and write: no reason for a traceback.
+    with tempfile.TemporaryDirectory(prefix="harness-rehearsal-", ignore_cleanup_errors=True) as name:
         rehearsal = Rehearsal(command, environ, Path(name), _Progress(say, steps))
         say(
             f"rehearsing up to step {steps}, twice, in about 7 starts of the program. Everything that the harness "
