@@ -2,7 +2,7 @@
 # Prepares an instance for its run: disks, source, environment, units. User data starts it at the first boot,
 # harness-node.service at every boot: it keeps what is in order, and completes what was interrupted.
 # It owns what it writes, and never a disk, an archive or an interpreter that others made. resume.sh starts, repeats and
-# ends the run.
+# ends the run, stop-fleet.sh stops a fleet that cannot train.
 set -euo pipefail
 shopt -s inherit_errexit nullglob
 
@@ -33,12 +33,12 @@ usage: bootstrap-node.sh [boot] [disks] [source] [environment] [units]
                   environment/bin/python of the archive comes before the AMI's
     units         harness.service (resume.sh), which is started
 
-Each can be repeated. Without arguments it makes all, in up to three attempts and 90 minutes; if that fails, it notifies
-the owner and sets the group to zero, since an idle instance costs as much as one that trains. /etc/harness/node.env
-describes the run. Exit codes: 64, the user has to change what the message names; 70, anything else.
+Each can be repeated. Without arguments it makes all, in up to three attempts and 90 minutes; if that fails, it stops the
+fleet (stop-fleet.sh), since an idle instance costs as much as one that trains. /etc/harness/node.env describes the run. Exit codes: 64, the user has to change what the message names; 70, anything else.
 
     HARNESS_ROOT         prefix of every path that is written; systemd is then not used
     HARNESS_DISK_LINKS   folder of the links that name disks (default: /dev/disk/by-id)
+    HARNESS_GPU          the file that is there where there are GPUs (default: /dev/nvidia0)
 HELP
 }
 
@@ -82,12 +82,10 @@ prepare_all() {
         ((code != USAGE && attempt < 3 && SECONDS + 60 < LIMIT_S)) || break # the sleep, and more
         sleep 30
     done
-    (read_settings; stop_the_fleet "$(end_of_log)") || warn "the group could not be set to zero"
+    # A newer template, of an apply since this boot began, may have the remedy: then only this instance goes.
+    "$root/opt/harness/bin/stop-fleet.sh" --outdated "no instance can be prepared" "$logs/bootstrap.log" 9>&-
     exit "$code"
 }
-
-# The limits of SNS and of a command line: a progress bar can be a line of megabytes.
-end_of_log() { tail -n 15 "$logs/bootstrap.log" | tail -c 4000 | tr -cd '\11\12\40-\176'; }
 
 # Accepts what bash and systemd read alike, and nothing that bash would run.
 read_settings() {
@@ -505,10 +503,20 @@ prepare_image() {
     fi
     docker pull --quiet "$image" || docker image inspect "$image" >/dev/null ||
         fail "container_image: cannot pull $image"
+    local gpus
+    find_gpus
     # bash: resume.sh is run in there
-    python="$(docker run --rm --entrypoint bash --volume "$sources:$sources" --workdir "$current" "$image" \
-        -c "$probe" "${HARNESS_PYTHON:-python}")" ||
-        refuse "container_image: no python in $image imports the harness, or there is no bash: install them there"
+    # With the GPUs that the run will use: "could not select device driver" ends the container before any program runs.
+    python="$(docker run --rm "${gpus[@]}" --entrypoint bash --volume "$sources:$sources" --workdir "$current" "$image" \
+        -c "$probe" "${HARNESS_PYTHON:-python}" 2>"$work/error")" ||
+        refuse "container_image: $image does not start here, no python in it imports the harness, or there is no bash:" \
+            "$(tail -n 1 "$work/error")"
+}
+
+# Sets `gpus`: docker's flags for the GPUs of this machine, if it has any.
+find_gpus() {
+    gpus=()
+    [[ ! -e "${HARNESS_GPU:-/dev/nvidia0}" ]] || gpus=(--gpus all)
 }
 
 # --------------------------------------------------------------------------------------------------------------- units
@@ -549,11 +557,17 @@ Requires=harness-node.service
 After=harness-node.service network-online.target docker.service mnt-harness.mount
 StartLimitIntervalSec=1h
 StartLimitBurst=5
+OnFailure=harness-ended.service
+OnSuccess=harness-ended.service
 [Service]
+Environment=HARNESS_DECISION=/run/harness/decision
+RuntimeDirectory=harness
+RuntimeDirectoryPreserve=yes
 EnvironmentFile=/etc/harness/node.env
 EnvironmentFile=/etc/harness/local.env
 WorkingDirectory=/opt/harness/source/current
 ExecStartPre=$cleanup
+ExecStartPre=-rm -f /run/harness/decision
 ExecStart=$start
 ExecStopPost=$cleanup
 KillMode=mixed
@@ -568,6 +582,17 @@ StandardOutput=append:/var/log/harness/harness.log
 StandardError=inherit
 [Install]
 WantedBy=multi-user.target
+UNIT
+    # A supervisor that was killed five times, a container that never started, a stop that did not reach AWS: whatever has
+    # ended without a decision of `harness resume` leaves an instance that costs money and does nothing.
+    write_unit harness-ended.service <<'UNIT'
+[Unit]
+Description=Stops the fleet, unless the harness's run has ended by a decision
+[Service]
+Type=oneshot
+ExecStart=/opt/harness/bin/stop-fleet.sh --unless-decided
+StandardOutput=append:/var/log/harness/harness.log
+StandardError=inherit
 UNIT
     keep_logs
     if systemd_runs; then
@@ -586,13 +611,14 @@ write_unit() {
 
 # Values pass by name: docker takes them from the environment that systemd has made.
 container_command() {
-    local names flags=(--rm --init --name harness --entrypoint "$1" --workdir /opt/harness/source/current --network host
+    local gpus names flags=(--rm --init --name harness --entrypoint "$1" --workdir /opt/harness/source/current --network host
         --ipc host --stop-timeout 180 --ulimit memlock=-1 --ulimit nofile=1048576 --volume /etc/harness:/etc/harness:ro
-        --volume /opt/harness:/opt/harness)
+        --volume /opt/harness:/opt/harness --volume /run/harness:/run/harness --env HARNESS_DECISION)
     # shellcheck source=/dev/null
     source "$local_env"
     flags+=(--volume "$HARNESS_LOCAL:$HARNESS_LOCAL")
-    [[ ! -e /dev/nvidia0 ]] || flags+=(--gpus all)
+    find_gpus
+    flags+=("${gpus[@]}")
     mapfile -t names < <(grep -hoE '^[A-Za-z0-9_]+' "$settings" "$local_env" | sort -u)
     echo "$(type -P docker) run ${flags[*]} ${names[*]/#/--env } $HARNESS_IMAGE"
 }
@@ -615,30 +641,5 @@ keep_logs() {
     "$agent/bin/amazon-cloudwatch-agent-ctl" -a append-config -m ec2 -s -c "file:$file" 9>&- ||
         warn "the CloudWatch agent refuses $file: logs stay in $logs"
 }
-
-# stop_the_fleet TEXT — notifies the owner first, since the rest ends this instance; and ends it even if that fails.
-stop_the_fleet() {
-    local python subject="$HARNESS_RUN: no instance can be prepared"
-    [[ -n "${HARNESS_GROUP:-}" ]] || return 0
-    if python="$(python_that "$HAS_BOTO3")"; then
-        "$python" -c "$STOP_THE_FLEET" "${subject::99}" "$1"
-        return
-    fi
-    [[ -z "${HARNESS_TOPIC:-}" ]] || aws sns publish --topic-arn "$HARNESS_TOPIC" --subject "${subject::99}" \
-        --message "${1:-there is no log}" >&2 || warn "cannot notify the owner"
-    aws autoscaling update-auto-scaling-group --auto-scaling-group-name "$HARNESS_GROUP" --min-size 0 --desired-capacity 0
-}
-
-read -r -d '' STOP_THE_FLEET <<'PYTHON' || true
-import os, sys, boto3
-subject, text = sys.argv[1:]
-if topic := os.environ.get("HARNESS_TOPIC"):
-    try:
-        boto3.client("sns").publish(TopicArn=topic, Subject=subject, Message=text or "there is no log")
-    except Exception as error:
-        print("bootstrap-node: WARNING: cannot notify the owner:", error, file=sys.stderr)
-group = os.environ["HARNESS_GROUP"]
-boto3.client("autoscaling").update_auto_scaling_group(AutoScalingGroupName=group, MinSize=0, DesiredCapacity=0)
-PYTHON
 
 main "$@"

@@ -81,6 +81,15 @@ locals {
         detail      = { state = ["stopping", "stopped", "shutting-down", "terminated"] }
       }
     }
+    launch = {
+      description = "an instance of the run ${var.run} was launched; the alarm never-ready counts them"
+      notify      = false
+      pattern = {
+        source      = ["aws.autoscaling"]
+        detail-type = ["EC2 Instance-launch Lifecycle Action"]
+        detail      = { AutoScalingGroupName = [local.name] }
+      }
+    }
     group = {
       description = "the group of the run ${var.run} has started or ended an instance, or could not"
       notify      = true

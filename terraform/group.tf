@@ -3,7 +3,7 @@
 resource "aws_autoscaling_group" "this" {
   #checkov:skip=CKV_AWS_315: it has a launch template, in its mixed instances policy
   name                = local.name
-  min_size            = var.min_size
+  min_size            = 0 # below it, neither a node nor an alarm could stop the fleet
   desired_capacity    = var.desired_capacity
   max_size            = var.max_size
   vpc_zone_identifier = local.subnet_ids
@@ -14,7 +14,7 @@ resource "aws_autoscaling_group" "this" {
   health_check_grace_period = 60
 
   suspended_processes = ["AZRebalance"] # a training is not ended to make zones even
-  enabled_metrics     = ["GroupDesiredCapacity", "GroupInServiceInstances"]
+  enabled_metrics     = ["GroupDesiredCapacity", "GroupTotalInstances"]
 
   wait_for_capacity_timeout = "0" # spot capacity comes when it comes
 
@@ -23,6 +23,7 @@ resource "aws_autoscaling_group" "this" {
       on_demand_base_capacity                  = 0
       on_demand_percentage_above_base_capacity = var.on_demand_percentage
       spot_allocation_strategy                 = var.allocation_strategy
+      spot_max_price                           = var.max_usd_per_hour == null ? null : tostring(var.max_usd_per_hour)
     }
 
     launch_template {
@@ -67,6 +68,14 @@ resource "aws_autoscaling_group" "this" {
     }
   }
 
+  # An instance counts as in service once it has taken the run over: until then, what it is to replace trains on.
+  initial_lifecycle_hook {
+    name                 = local.launch_hook
+    lifecycle_transition = "autoscaling:EC2_INSTANCE_LAUNCHING"
+    default_result       = "ABANDON" # ended, and another is started: `never_ready` counts them
+    heartbeat_timeout    = var.launch_timeout_s
+  }
+
   # Part of the group, so that it is still there when a destroy ends the nodes: they drain first.
   initial_lifecycle_hook {
     name                 = local.hook
@@ -103,7 +112,7 @@ resource "aws_autoscaling_group" "this" {
 }
 
 resource "terraform_data" "hook_timeout" {
-  input = var.hook_timeout_s
+  input = [var.hook_timeout_s, var.launch_timeout_s]
 }
 
 resource "aws_placement_group" "this" {

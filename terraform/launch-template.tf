@@ -84,9 +84,9 @@ resource "aws_launch_template" "node" {
       error_message = "kms_key_arn: a key of another region than ${local.region}, where the fleet and its bucket are. S3 cannot use it."
     }
     precondition {
-      # EC2 counts the bytes before they are base64.
-      condition     = length(local.user_data_gzip) / 4 * 3 <= 16384
-      error_message = "command, settings, setup_command: together with the node's scripts they are more than the 16 KB that EC2 takes as user data. Move setup_command into a script in the archive."
+      # EC2 counts the bytes before they are base64. Terraform shows the values that a condition names: so it names a number.
+      condition     = local.user_data_bytes <= 16384
+      error_message = "command, settings, setup_command: compressed, the user data has ${local.user_data_bytes} bytes, and EC2 takes 16384. Move setup_command into a script in the archive."
     }
   }
 }

@@ -12,6 +12,7 @@ locals {
   name        = "harness-${var.run}"
   store       = "s3://${local.bucket}/${var.bucket_prefix}"
   hook        = "${local.name}-drain"
+  launch_hook = "${local.name}-ready"
   metrics     = "Harness" # CloudWatch's namespace; the dimension is the run
   group_arn   = "arn:${local.partition}:autoscaling:${local.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${local.name}"
   bucket_arn  = "arn:${local.partition}:s3:::${local.bucket}"

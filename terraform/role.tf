@@ -67,7 +67,7 @@ locals {
   ]
 
   readable = concat(
-    local.source_is_local ? ["${local.bucket_arn}/sources/${var.run}/*"] : [],
+    ["${local.bucket_arn}/sources/${var.run}/*"],
     [for address in local.s3_addresses : "arn:${local.partition}:s3:::${address[0]}/${address[1]}"],
     [for arn in var.data_bucket_arns : "${arn}/*"],
   )
@@ -107,24 +107,6 @@ locals {
         "autoscaling:TerminateInstanceInAutoScalingGroup",
       ]
       Resource = local.group_arn
-    },
-    {
-      # To end the run the minimum has to go down. A node that is no longer ours cannot make the group larger by it, and
-      # cannot have it start something else.
-      Sid      = "ShrinkOwnGroup"
-      Effect   = "Allow"
-      Action   = "autoscaling:UpdateAutoScalingGroup"
-      Resource = local.group_arn
-      Condition = {
-        NumericLessThanEqualsIfExists = {
-          "autoscaling:MinSize" = tostring(var.min_size)
-          "autoscaling:MaxSize" = tostring(var.max_size)
-        }
-        Null = {
-          "autoscaling:LaunchConfigurationName" = "true"
-          "autoscaling:VPCZoneIdentifiers"      = "true"
-        }
-      }
     },
     {
       Sid      = "SeeGroups" # AWS knows no narrower resource for this action

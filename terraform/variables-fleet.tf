@@ -67,20 +67,9 @@ variable "allocation_strategy" {
 }
 
 variable "capacity_rebalance" {
-  description = "Whether AWS starts a replacement when it recommends to leave a pool. Two instances then have the run for a while, and hand over; it can also replace instances that would have lived."
+  description = "Whether AWS starts a replacement when it recommends to leave a pool. The old instance trains until the new one is ready to take the run over, which costs a handover and not a boot; it can also replace instances that would have lived."
   type        = bool
   default     = false
-}
-
-variable "min_size" {
-  description = "Fewest instances. Above 0, the end of the run lowers it."
-  type        = number
-  default     = 0
-
-  validation {
-    condition     = var.min_size >= 0 && var.min_size <= var.desired_capacity
-    error_message = "min_size: from 0 to desired_capacity."
-  }
 }
 
 variable "desired_capacity" {
@@ -146,6 +135,17 @@ variable "hook_timeout_s" {
   validation {
     condition     = var.hook_timeout_s >= 120 && var.hook_timeout_s <= 7200
     error_message = "hook_timeout_s: from 120, two heartbeats, to 7200."
+  }
+}
+
+variable "launch_timeout_s" {
+  description = "How long an instance may take from its launch until it has taken over the run: boot, packages, container image. One that takes longer is ended, and another is started; after three such launches in a row the fleet is stopped. A new value replaces the group."
+  type        = number
+  default     = 1800
+
+  validation {
+    condition     = var.launch_timeout_s >= 300 && var.launch_timeout_s <= 7200
+    error_message = "launch_timeout_s: from 300 to 7200."
   }
 }
 

@@ -32,6 +32,11 @@ variable "source_archive" {
   }
 
   validation {
+    condition     = var.source_archive != "" || var.container_image != "" || var.harness_package != "" || var.ami_id != null
+    error_message = "source_archive: a program without code: the instance would boot, find nothing to run, and end. Give source_archive (scripts/pack makes one), container_image, harness_package, or an ami_id that has everything."
+  }
+
+  validation {
     condition     = var.source_archive == "" || can(regex("^(s3|git\\+https)://", var.source_archive)) || try(fileexists(pathexpand(var.source_archive)), false) # a folder is an error, not a no
     error_message = "source_archive: there is no file ${var.source_archive} on this machine (a relative path starts where terraform runs). To make one: git archive --format=tar.gz -o source.tar.gz HEAD"
   }

@@ -1,13 +1,62 @@
 # Who is told what, and when.
 
 variable "notify_email" {
-  description = "An address that the notices go to. AWS asks it to confirm first. Null: subscribe to the topic yourself."
+  description = "An address that the notices go to. AWS asks it to confirm first, and sends nothing before."
   type        = string
   default     = null
 
   validation {
+    condition     = var.notify_email != null || var.without_notices
+    error_message = "notify_email: an address that is told when the fleet stops, or costs money for nothing. To be told nothing, or to subscribe to the topic yourself: without_notices = true."
+  }
+
+  validation {
     condition     = var.notify_email == null || can(regex("^[^@[:space:]]+@[^@[:space:]]+$", var.notify_email))
     error_message = "notify_email: an e-mail address."
+  }
+}
+
+variable "without_notices" {
+  description = "Whether there may be no notify_email: nobody is told anything, unless you subscribe to the topic yourself."
+  type        = bool
+  default     = false
+}
+
+variable "stop_after_s" {
+  description = "Stop the fleet when there were instances for so long, and not one new step has become durable. Well above a boot, the time that a first start fetches data, and the longest step. A multiple of 900 s up to a day, of an hour up to a week."
+  type        = number
+  default     = 7200
+
+  validation {
+    condition     = var.stop_after_s >= 1800 && var.stop_after_s <= 604800 && var.stop_after_s % (var.stop_after_s <= 86400 ? 900 : 3600) == 0
+    error_message = "stop_after_s: a multiple of 900 from 1800 to 86400, or of 3600 up to 604800. CloudWatch's alarms know no other periods."
+  }
+}
+
+variable "max_hours" {
+  description = "Set the fleet to zero so many hours after its first apply; later applies do not move that. Null: no limit."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.max_hours == null ? true : var.max_hours >= 1 && floor(var.max_hours) == var.max_hours
+    error_message = "max_hours: a whole number, 1 or more."
+  }
+}
+
+variable "max_usd_per_hour" {
+  description = "Most dollars for a spot instance and hour: at a higher price it is not bought, and one that runs is interrupted. With capacity_rebalance there are two for a while. Null: the on-demand price, which is AWS's own limit."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.max_usd_per_hour == null ? true : var.max_usd_per_hour > 0
+    error_message = "max_usd_per_hour: more than 0."
+  }
+
+  validation {
+    condition     = var.max_usd_per_hour == null || var.on_demand_percentage == 0
+    error_message = "max_usd_per_hour: it limits the price of spot instances; with on_demand_percentage above 0 others are bought at their own price."
   }
 }
 

@@ -62,6 +62,7 @@ def find_fleet(
     namespace: str | None,
     run: str,
     deadline: Deadline,
+    launch_hook: str | None = None,
 ) -> tuple[Fleet | None, str]:
     """Return this instance's group and a warning, or `None` and the reason why there is none. Raises no CloudError.
 
@@ -76,6 +77,7 @@ def find_fleet(
         namespace: see `Fleet`.
         run: see `Fleet`.
         deadline: for the whole.
+        launch_hook: see `Fleet`.
     """
     try:
         instance = identify(metadata, deadline)
@@ -87,7 +89,7 @@ def find_fleet(
         return None, "no Auto Scaling group"
     if member_of and member_of != name:
         return None, f"{instance.id} is in Auto Scaling group {member_of}, not in {name}"
-    fleet = Fleet(instance, name, hook=hook, topic=topic, namespace=namespace, run=run)
+    fleet = Fleet(instance, name, hook=hook, launch_hook=launch_hook, topic=topic, namespace=namespace, run=run)
     why, warning = "", ""
     try:
         if instance.id not in fleet.describe(deadline).instances:
@@ -117,6 +119,7 @@ class Fleet:
         instance: this instance.
         group: the Auto Scaling group's name.
         hook: name of the group's TERMINATING lifecycle hook; `None` or empty for none.
+        launch_hook: name of its LAUNCHING lifecycle hook; `None` or empty for none.
         topic: ARN of an SNS topic; `None` or empty for none.
         namespace: namespace of the CloudWatch metrics; `None` or empty for none.
         run: value of the metrics' dimension Run.
@@ -129,6 +132,7 @@ class Fleet:
         group: str,
         *,
         hook: str | None = None,
+        launch_hook: str | None = None,
         topic: str | None = None,
         namespace: str | None = None,
         run: str = "",
@@ -136,7 +140,7 @@ class Fleet:
     ) -> None:
         self.instance = instance
         self.group = group
-        self._hook = hook
+        self._hook, self._launch_hook = hook, launch_hook
         self._topic = topic
         self._namespace = namespace
         self._run = run
@@ -185,14 +189,25 @@ class Fleet:
 
     def heartbeat(self, deadline: Deadline) -> bool:
         """Ask the group to wait longer before it ends this instance. Return whether it is waiting."""
-        return self._act("RecordLifecycleActionHeartbeat", deadline)
+        return self._act("RecordLifecycleActionHeartbeat", self._hook, deadline)
 
     def complete(self, deadline: Deadline) -> bool:
         """Tell the group that it need not wait to end this instance. Return whether it was waiting.
 
         Just after `finish` or `leave` it may not be waiting yet: ask again some seconds later.
         """
-        return self._act("CompleteLifecycleAction", deadline, LifecycleActionResult="CONTINUE")
+        return self._act("CompleteLifecycleAction", self._hook, deadline, LifecycleActionResult="CONTINUE")
+
+    def ready(self, deadline: Deadline) -> bool:
+        """Tell the group that this instance, which it has started, is in service. Return whether it was waiting."""
+        return self._act("CompleteLifecycleAction", self._launch_hook, deadline, LifecycleActionResult="CONTINUE")
+
+    def abandon(self, deadline: Deadline) -> bool:
+        """Tell the group that this instance, which it has started, is of no use. Return whether it was waiting.
+
+        It then ends the instance, and starts another if it wants as many.
+        """
+        return self._act("CompleteLifecycleAction", self._launch_hook, deadline, LifecycleActionResult="ABANDON")
 
     def protect(self, on: bool, deadline: Deadline) -> None:
         """Keep the group from choosing this instance when it shrinks, or allow that again."""
@@ -318,11 +333,11 @@ class Fleet:
     def _change(self, operation: str, deadline: Deadline, **parameters: Any) -> None:
         self._calls.call(operation, self._where, deadline, AutoScalingGroupName=self.group, **parameters)
 
-    def _act(self, operation: str, deadline: Deadline, **parameters: Any) -> bool:
-        """Make a call about this instance's lifecycle action. Return whether there was one."""
-        if not self._hook:
+    def _act(self, operation: str, hook: str | None, deadline: Deadline, **parameters: Any) -> bool:
+        """Make a call about a lifecycle action of this instance. Return whether there was one."""
+        if not hook:
             return False
-        parameters |= {"LifecycleHookName": self._hook, "InstanceId": self.instance.id}
+        parameters |= {"LifecycleHookName": hook, "InstanceId": self.instance.id}
 
         def attempt() -> bool:
             try:

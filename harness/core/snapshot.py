@@ -16,6 +16,7 @@ _GENERATION = r"[0-9]{8}|[1-9][0-9]{8,14}"  # eight digits, and more only for a 
 _ID = re.compile(rf"({_GENERATION})-([0-9]{{12}})")
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,99}")
 _SEGMENT = re.compile(r"/([0-9]{6,})\.jsonl\Z")
+_UNFIT = re.compile(r"[0-9]{8,}-([A-Za-z0-9_.=+-]+)\.unfit\.json")
 _NONCE = re.compile(r"[0-9a-f]{8,32}")
 _REHEARSAL = re.compile(r"([0-9a-f]{32})\.\d{8}T\d{6}Z\.json")
 
@@ -149,6 +150,15 @@ class RunKeys:
         """Return the prefix of one generation's segments, of all hosts."""
         return f"{self.events}{generation:08d}-"
 
+    def unfit(self, generation: int, instance: str) -> str:
+        """Return the key of the record that an instance could not train, after `generation` starts of the run."""
+        return f"{self.journal_of(generation)}{instance}.unfit.json"
+
+    def parse_unfit(self, key: str) -> str | None:
+        """Return the instance that such a record names, or `None` for a foreign object."""
+        match = _UNFIT.fullmatch(key[len(self.events) :]) if key.startswith(self.events) else None
+        return None if match is None else match[1]
+
     def is_ours(self, key: str) -> bool:
         """Return whether the harness makes keys of this form. Other keys below the run's name are foreign."""
         parsers = (
@@ -157,6 +167,7 @@ class RunKeys:
             self.parse_done,
             self.parse_quarantined,
             self.parse_segment,
+            self.parse_unfit,
             self.parse_directory,
             self.parse_rehearsal,
         )

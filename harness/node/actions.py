@@ -33,33 +33,52 @@ class Actions:
         self._run, self._signals, self._say, self._clock = context.run, context.signals, context.say, context.clock
         self._platform, self._let_go_s = platform, let_go_s
 
-    def do(self, actions: Sequence[Act], cause: str) -> None:
-        """Do all actions, in turn. `cause` is the reason, as text for people."""
+    def do(self, actions: Sequence[Act], cause: str) -> bool:
+        """Do all actions, in turn. Return whether all took effect.
+
+        Args:
+            actions: what to do.
+            cause: the reason, as text for people.
+        """
+        done = True
         for act in actions:
             if act is not Act.COMPLETE:
                 self._say(f"{act.value}: {cause}")
             if act is Act.REQUEUE:
                 if (failure := self._platform.requeue()) is not None:
                     self._say(f"the job could not be requeued: {failure}")
+                    done = False
             elif (fleet := self._platform.fleet) is not None:
-                self._do(act, fleet, cause)
+                done &= self._do(act, fleet, cause)
+        return done
 
-    def replace(self, cause: str) -> None:
-        """Have the group replace this machine, which must not train."""
-        if (fleet := self._platform.fleet) is not None:
-            if self._try(fleet.mark_unhealthy, "mark this instance as unhealthy", cause):
-                self._notify(fleet, "this instance is replaced", cause)
-            self._complete(fleet)
+    def replace(self, cause: str) -> bool:
+        """Have the group replace this machine, which must not train. Return whether it will."""
+        if (fleet := self._platform.fleet) is None:
+            return False
+        done = self._try(lambda deadline: self._give_up(fleet, deadline), "have this instance replaced", cause)
+        if done:
+            self._notify(fleet, "this instance is replaced", cause)
+        self._complete(fleet)
+        return done
 
-    def _do(self, act: Act, fleet: Fleet, cause: str) -> None:
+    @staticmethod
+    def _give_up(fleet: Fleet, deadline: Deadline) -> None:
+        if not fleet.abandon(deadline):  # the health of an instance that is not in service yet cannot be set
+            fleet.mark_unhealthy(deadline)
+
+    def _do(self, act: Act, fleet: Fleet, cause: str) -> bool:
         if act is Act.COMPLETE:
             self._complete(fleet)
-        elif act is Act.FINISH:
-            self._try(fleet.finish, act.value, cause)
-        elif act is Act.LEAVE:
-            self._try(fleet.leave, act.value, cause)
-        elif self._try(fleet.stop, act.value, cause):
-            self._notify(fleet, "the fleet is stopped", f"{cause}. Its desired capacity is 0 now")
+            return True
+        if act is Act.FINISH:
+            return self._try(fleet.finish, act.value, cause)
+        if act is Act.LEAVE:
+            return self._try(fleet.leave, act.value, cause)
+        if not self._try(fleet.stop, act.value, cause):
+            return False
+        self._notify(fleet, "the fleet is stopped", f"{cause}. Its desired capacity is 0 now")
+        return True
 
     def _try(self, call: Callable[[Deadline], object], what: str, cause: str) -> bool:
         try:
@@ -82,10 +101,11 @@ class Actions:
 
     def _complete(self, fleet: Fleet) -> None:
         """Tell the group to stop waiting for us, as soon as it waits: some seconds after it was asked to end us."""
-        if not self._platform.hooked:
-            return
         give_up_at = self._clock() + self._let_go_s
         try:
+            fleet.abandon(Deadline.after(NOTIFY_S, self._clock))  # it has ended before it was in service
+            if not self._platform.hooked:
+                return
             while not fleet.complete(Deadline.after(NOTIFY_S, self._clock)):
                 if self._clock() >= give_up_at or self._signals.asked is not None:
                     return

@@ -41,7 +41,8 @@ class FleetReporter:
         self._failing: set[str] = set()
         self._counts: collections.Counter[str] = collections.Counter()
         self._durable_at = self._clock()  # from the start, while there is none
-        self._saving = self._protected = False
+        self._saving = self._protected = self._launched = self._was_ready = False
+        self._durable_step: int | None = None
         self.generation: int | None = None
         """Generation of the agent that answered last, since `started`."""
         self.claimed = False
@@ -75,14 +76,27 @@ class FleetReporter:
             self._protect(CALL_S)
         elif self._is_due("measure", MEASURE_S):
             self._measure()
+        elif self.claimed and not self._launched and self._is_due("launched", LOOK_S):
+            self._launched = self._try("lifecycle hook of the launch", self._fleet.ready, CALL_S)
 
     def _look_at_agent(self, status: Status) -> None:
         self.generation = status.generation
+        if status.claimed and not self._was_ready:
+            self._was_ready = True
+            self._counts["Ready"] += 1
         self.claimed |= status.claimed
+        if status.step is not None:  # before the loop it is not known yet which snapshot is resumed
+            self._count_durable_steps(status.durable_step or 0)
         if (age_s := status.durable_age_s) is not None:
             self._durable_at = max(self._durable_at, self._clock() - age_s)
         finishing = status.finished_step is not None and not status.everything_durable
         self._saving = status.state is RunState.DRAINING or finishing
+
+    def _count_durable_steps(self, newest: int) -> None:
+        """Count the steps that have become durable since the loop of this supervisor's first start began."""
+        if self._durable_step is not None and newest > self._durable_step:
+            self._counts["DurableSteps"] += newest - self._durable_step
+        self._durable_step = newest if self._durable_step is None else max(newest, self._durable_step)
 
     def _wants_protection(self) -> bool:
         return self._saving and not self._announcements.last.by_group
@@ -99,7 +113,7 @@ class FleetReporter:
         if self._fleet is None:
             return
         fleet, age_s = self._fleet, self._clock() - self._durable_at
-        values = {"DurableAgeSeconds": age_s, **self._counts}
+        values = {"DurableAgeSeconds": age_s, "DurableSteps": 0, **self._counts}
         if self._try("metrics", lambda deadline: fleet.measure(values, deadline), CALL_S):
             self._counts.clear()
 

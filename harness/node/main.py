@@ -25,9 +25,11 @@ from harness.inspect import preview
 from harness.node.actions import Actions
 from harness.node.attempts import adopt_orphans
 from harness.node.context import Context
-from harness.node.exit_policy import Where, consequence, ending_of
+from harness.node.decision import note_decision
+from harness.node.exit_policy import Act, Where, consequence, ending_of
 from harness.node.fitness import choose_test, run_test
 from harness.node.fleet_reporter import FleetReporter
+from harness.node.guards import MOST_UNFIT, Guards
 from harness.node.job import Job, Request, metadata_url, resolve_job
 from harness.node.notices import Notices
 from harness.node.platform import GROUP_VARIABLE, PATIENT_S, Platform, find_instance, find_platform, open_metadata
@@ -69,7 +71,8 @@ def _resume(request: Request, self_test: str | None, limits: Limits, say: Callab
         with _opened(_patiently(metadata, instance, request.environ, run, signals, say)) as platform:
             context = Context(run, signals, say)
             reporter = FleetReporter(context, platform.fleet, Notices(()), lambda: None)
-            _cannot_start(err, platform.where, reporter, Actions(context, platform, limits.let_go_s))
+            if _cannot_start(err, platform, reporter, Actions(context, platform, limits.let_go_s)):
+                note_decision(request.environ, "stopped the fleet: it cannot be started", say)
         raise
     run = job.settings.run
     with _opened(_patiently(metadata, instance, job.environ, run, signals, say)) as platform:
@@ -82,16 +85,21 @@ def _resume(request: Request, self_test: str | None, limits: Limits, say: Callab
         signals.heard = runs.leaves
         # A terminal's Ctrl-C ends the test as well, and says nothing about the machine.
         if test and (why := run_test(test, signals)) is not None and signals.asked is None:
-            say(f"the self-test failed: {why}")
             reporter.ended(failed=True)
-            actions.replace(f"the self-test failed: {why}")
+            if _unfit(f"the self-test failed: {why}", platform, actions, Guards(job.settings), say):
+                note_decision(request.environ, "the self-test failed", say)
             return int(ExitCode.BUG)
         adopt_orphans()
         terms = Terms(platform.where, job.settings.max_crashes, job.anew, limits)
+        supervisor = Supervisor(context, terms, actions, runs, announcements, reporter)
         try:
-            return Supervisor(context, terms, actions, runs, announcements, reporter).run()
+            code = supervisor.run()
+            if supervisor.decided and not _is_lost(platform, job.environ):
+                note_decision(request.environ, f"nothing is left to do, exit code {code}", say)
+            return code
         except ConfigError as err:
-            _cannot_start(err, platform.where, reporter, actions)
+            if _cannot_start(err, platform, reporter, actions):
+                note_decision(request.environ, "stopped the fleet: it cannot be started", say)
             raise
         finally:
             announcements.close()
@@ -149,9 +157,26 @@ def dry_run(request: Request) -> DryRun:
     return DryRun(settings.run, settings.store, where, job.command, preview.preview(settings))
 
 
-def _cannot_start(err: ConfigError, where: Where, reporter: FleetReporter, actions: Actions) -> None:
+def _cannot_start(err: ConfigError, platform: Platform, reporter: FleetReporter, actions: Actions) -> bool:
+    """Do what follows. Return whether a fleet was stopped."""
     reporter.ended(failed=True)
-    actions.do(consequence(ending_of(err.exit_code), where).actions, str(err))
+    done = actions.do(consequence(ending_of(err.exit_code), platform.where).actions, str(err))
+    return done and platform.where is Where.FLEET
+
+
+def _unfit(why: str, platform: Platform, actions: Actions, guards: Guards, say: Callable[[str], None]) -> bool:
+    """Have this instance replaced; or the fleet stopped, if too many in a row cannot train. Return whether it is."""
+    say(why)
+    if platform.fleet is None:
+        return False
+    if (count := guards.unfit(platform.fleet.instance.id, why)) >= MOST_UNFIT:
+        return actions.do((Act.STOP, Act.COMPLETE), f"{why}. This is the {count}th instance in a row that cannot train")
+    return actions.replace(why)
+
+
+def _is_lost(platform: Platform, environ: Mapping[str, str]) -> bool:
+    """Whether this should be an instance of a fleet, which was not found: then no decision has ended it."""
+    return bool(environ.get(GROUP_VARIABLE)) and platform.where is Where.ELSEWHERE
 
 
 def _job(request: Request, metadata: MetadataSession | None) -> Job:

@@ -72,7 +72,7 @@ def find_platform(
     Args:
         metadata: of the instance; `None` where it is turned off.
         instance: what `find_instance` found.
-        environ: HARNESS_GROUP, HARNESS_HOOK, HARNESS_TOPIC, HARNESS_METRICS, and Slurm's own.
+        environ: HARNESS_GROUP, HARNESS_HOOK, HARNESS_LAUNCH_HOOK, HARNESS_TOPIC, HARNESS_METRICS, and Slurm's own.
         run: the run's name; empty if it is not known.
     """
     if job := environ.get("SLURM_JOB_ID"):
@@ -129,6 +129,7 @@ def _find(metadata: Metadata | None, environ: Mapping[str, str], run: str) -> tu
         metadata,
         group=environ.get(GROUP_VARIABLE),
         hook=environ.get("HARNESS_HOOK"),
+        launch_hook=environ.get("HARNESS_LAUNCH_HOOK"),
         topic=environ.get("HARNESS_TOPIC"),
         namespace=environ.get("HARNESS_METRICS"),
         run=run,

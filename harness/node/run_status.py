@@ -19,6 +19,7 @@ from harness.ipc.client import AgentSilent, ask_status
 from harness.ipc.runtime_dir import RuntimeDir
 from harness.node.attempts import FoundAttempt, RunAttempt, StartedAttempt, left_behind
 from harness.node.exit_policy import code_of
+from harness.node.guards import Guards
 from harness.node.job import Job
 from harness.snapshots import records
 from harness.snapshots.open import open_existing_store
@@ -68,6 +69,10 @@ class RunStatus:
         """See `Runs`."""
         known = self._survey()
         return known is not None and (known.finished_at is not None or known.stopped_early is not None)
+
+    def superseded(self) -> int:
+        """See `Runs`."""
+        return Guards(self._job.settings).superseded()
 
     def _said(self, pid: int) -> str | None:
         """Return the outcome that the agent with this pid recorded here. It can be read while the store is down."""

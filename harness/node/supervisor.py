@@ -23,6 +23,7 @@ from harness.node.attempts import Ended, RunAttempt
 from harness.node.context import Context
 from harness.node.exit_policy import Act, Ending, Then, Where, consequence, counts_as_failed, ending_of
 from harness.node.fleet_reporter import FleetReporter
+from harness.node.guards import MOST_SUPERSEDED
 from harness.node.notices import Notices
 
 
@@ -43,6 +44,10 @@ class Runs(Protocol):
 
     def over(self) -> bool:
         """Return whether the store says that the run has finished, or was stopped early by its program."""
+        ...
+
+    def superseded(self) -> int:
+        """See `Guards`."""
         ...
 
 
@@ -110,6 +115,8 @@ class Supervisor:
         self._crashes = 0
         self._furthest: int | None = None
         self._code: int | None = None
+        self.decided = False
+        """Whether it has ended with nothing left to do: all that follows from the end of the run has taken effect."""
 
     def run(self) -> int:
         """Run until there is nothing more to do here; return the exit code of the last `harness run`."""
@@ -117,7 +124,7 @@ class Supervisor:
             if not self._goes_on(self._live(attempt)):
                 return self._exit_code
         # A signal asked us to exit while nothing was being trained: nothing is lost.
-        self._actions.do(
+        self.decided = self._actions.do(
             consequence(ending_of(self._told_to_leave), self._where, asked=True).actions, "stopped by a signal"
         )
         return self._exit_code
@@ -184,8 +191,15 @@ class Supervisor:
             return True
         by_group = self._where is Where.FLEET and self._announcements.look().by_group
         asked = self._signals.asked is not None
+        why = f"harness run ended with {cause(ended)}"
+        if ending is Ending.SUPERSEDED and self._where is Where.FLEET and not (by_group or asked):
+            count = self._runs.superseded()
+            if count >= MOST_SUPERSEDED:
+                ending = Ending.FAILED
+                why += f", the {count}th start within an hour: two machines take the run from each other"
         following = consequence(ending, self._where, asked=asked, group_ends=by_group)
-        self._actions.do(following.actions, f"harness run ended with {cause(ended)}")
+        done = self._actions.do(following.actions, why)
+        self.decided = done and following.then is Then.EXIT
         if following.then is Then.WAIT:
             return self._wait_for_the_end()
         if following.then is Then.AGAIN:
@@ -251,6 +265,7 @@ class Supervisor:
             outlook = self._announcements.look()
             if outlook.by_group:
                 self._actions.do((Act.COMPLETE,), "the group ends this instance")
+                self.decided = True
                 return False
             if outlook.ends_at is not None:
                 until = outlook.ends_at + margin_s
@@ -262,6 +277,7 @@ class Supervisor:
                 return True
             self._tick()
             self._signals.pause(self._limits.tick_s)
+        self.decided = True
         return False
 
     def _wait(self, seconds: float) -> None:

@@ -5,8 +5,10 @@ mock_provider "aws" {
 }
 
 variables {
-  run     = "gpt"
-  command = "python train.py"
+  run            = "gpt"
+  command        = "python train.py"
+  source_archive = "tests/source.tar.gz"
+  notify_email   = "team@example.com"
 }
 
 run "named_types_in_their_order_close_together" {
@@ -92,7 +94,7 @@ run "a_given_bucket_is_used_as_it_is_and_rights_come_with_what_needs_them" {
     error_message = "the key"
   }
   assert {
-    condition     = one([for may in jsondecode(aws_iam_role_policy.node.policy).Statement : may if may.Sid == "ReadCodeAndData"]).Resource == ["arn:aws:s3:::wheels/harness_spot-1-py3-none-any.whl", "arn:aws:s3:::corpus/*"]
+    condition     = one([for may in jsondecode(aws_iam_role_policy.node.policy).Statement : may if may.Sid == "ReadCodeAndData"]).Resource == ["arn:aws:s3:::given-bucket/sources/gpt/*", "arn:aws:s3:::wheels/harness_spot-1-py3-none-any.whl", "arn:aws:s3:::corpus/*"]
     error_message = "the wheel and the data"
   }
   assert {
@@ -112,8 +114,8 @@ run "what_a_node_is_told_ends_no_quote_and_begins_no_command" {
     error_message = "the run, its store, and settings by their names"
   }
   assert {
-    condition     = local.node_env.HARNESS_GROUP == aws_autoscaling_group.this.name && local.node_env.HARNESS_HOOK == one(aws_autoscaling_group.this.initial_lifecycle_hook).name
-    error_message = "the group and the hook are those that are made"
+    condition     = local.node_env.HARNESS_GROUP == aws_autoscaling_group.this.name && toset([local.node_env.HARNESS_HOOK, local.node_env.HARNESS_LAUNCH_HOOK]) == toset(aws_autoscaling_group.this.initial_lifecycle_hook[*].name)
+    error_message = "the group and the hooks are those that are made"
   }
   assert {
     condition     = strcontains(local.node_env_file, "HARNESS_COMMAND=\"echo \\\"\\$HOME\\\" \\`id\\` \\\\ 'x'\"\n")
@@ -154,8 +156,10 @@ run "a_long_command_is_no_tag_and_an_archive_in_s3_is_looked_at" {
 
 run "mail_budget_drill_and_thresholds" {
   variables {
-    notify_email        = "team@example.com"
     budget_usd          = 250
+    max_hours           = 48
+    max_usd_per_hour    = 1.25
+    stop_after_s        = 172800
     enable_drill        = true
     durable_age_alarm_s = 900
     crash_loop_starts   = 3
@@ -163,6 +167,18 @@ run "mail_budget_drill_and_thresholds" {
   assert {
     condition     = aws_sns_topic_subscription.email[0].endpoint == "team@example.com" && aws_budgets_budget.this[0].limit_amount == "250"
     error_message = "the address and the amount"
+  }
+  assert {
+    condition     = aws_autoscaling_group.this.mixed_instances_policy[0].instances_distribution[0].spot_max_price == "1.25"
+    error_message = "the price"
+  }
+  assert {
+    condition     = aws_autoscaling_schedule.end[0].desired_capacity == 0 && aws_autoscaling_schedule.end[0].start_time == timeadd(terraform_data.began.output, "48h")
+    error_message = "two days after the first apply"
+  }
+  assert {
+    condition     = aws_cloudwatch_metric_alarm.no_progress.evaluation_periods == 48
+    error_message = "two days are periods of an hour"
   }
   assert {
     condition     = one(one(aws_fis_experiment_template.drill[0].target).resource_tag).value == "gpt" && one(aws_fis_experiment_template.drill[0].target).selection_mode == "COUNT(1)"

@@ -1,12 +1,14 @@
-# What a first user gets: no variable but the run and its command.
+# What a first user gets: no variable but the run, its command and code, and an address.
 
 mock_provider "aws" {
   source = "./tests/account"
 }
 
 variables {
-  run     = "gpt"
-  command = "python train.py"
+  run            = "gpt"
+  command        = "python train.py"
+  source_archive = "tests/source.tar.gz"
+  notify_email   = "team@example.com"
 }
 
 run "all_spot_in_any_pool_behind_a_closed_door" {
@@ -27,8 +29,8 @@ run "all_spot_in_any_pool_behind_a_closed_door" {
     error_message = "nothing that ends an instance which could live"
   }
   assert {
-    condition     = one(aws_autoscaling_group.this.initial_lifecycle_hook).default_result == "CONTINUE"
-    error_message = "an instance that does not answer must not be held"
+    condition     = { for hook in aws_autoscaling_group.this.initial_lifecycle_hook : hook.lifecycle_transition => hook.default_result } == { "autoscaling:EC2_INSTANCE_TERMINATING" = "CONTINUE", "autoscaling:EC2_INSTANCE_LAUNCHING" = "ABANDON" }
+    error_message = "an instance that ends and does not answer must not be held; one that does not come up must not be kept"
   }
   assert {
     condition     = aws_autoscaling_group.this.min_size == 0 && aws_autoscaling_group.this.desired_capacity == 1 && aws_autoscaling_group.this.max_size == 2
@@ -88,11 +90,11 @@ run "all_spot_in_any_pool_behind_a_closed_door" {
     error_message = "no action is a pattern"
   }
   assert {
-    condition     = !strcontains(aws_iam_role_policy.node.policy, "kms:") && !strcontains(aws_iam_role_policy.node.policy, "ecr:") && !strcontains(aws_iam_role_policy.node.policy, "ReadCodeAndData")
+    condition     = !strcontains(aws_iam_role_policy.node.policy, "kms:") && !strcontains(aws_iam_role_policy.node.policy, "ecr:") && !strcontains(aws_iam_role_policy.node.policy, "UpdateAutoScalingGroup")
     error_message = "no right without a use"
   }
   assert {
-    condition     = toset(keys(aws_cloudwatch_event_target.log)) == toset(["interruption", "rebalance", "state", "group"])
+    condition     = toset(keys(aws_cloudwatch_event_target.log)) == toset(["interruption", "rebalance", "state", "launch", "group"])
     error_message = "the log has everything"
   }
   assert {
@@ -108,8 +110,27 @@ run "all_spot_in_any_pool_behind_a_closed_door" {
     error_message = "the age counts while instances are wanted, and its absence counts as a day"
   }
   assert {
-    condition     = length(aws_sns_topic_subscription.email) + length(aws_budgets_budget.this) + length(aws_fis_experiment_template.drill) + length(aws_iam_role.drill) == 0
+    condition     = length(aws_autoscaling_schedule.end) + length(aws_budgets_budget.this) + length(aws_fis_experiment_template.drill) + length(aws_iam_role.drill) == 0
     error_message = "nothing that nobody asked for"
+  }
+  assert {
+    condition     = aws_autoscaling_policy.stop.adjustment_type == "ExactCapacity" && one(aws_autoscaling_policy.stop.step_adjustment).scaling_adjustment == 0 && aws_autoscaling_policy.stop.policy_type == "StepScaling"
+    error_message = "the switch sets the group to zero, also while an instance is being started"
+  }
+  assert {
+    condition = alltrue([
+      for alarm in [aws_cloudwatch_metric_alarm.no_progress, aws_cloudwatch_metric_alarm.never_ready] :
+      contains(alarm.alarm_actions, aws_autoscaling_policy.stop.arn) && contains(alarm.alarm_actions, aws_sns_topic.this.arn) && alarm.datapoints_to_alarm == alarm.evaluation_periods
+    ])
+    error_message = "both alarms stop the fleet and tell people, once all of their periods are bad"
+  }
+  assert {
+    condition     = aws_cloudwatch_metric_alarm.no_progress.evaluation_periods * one([for query in aws_cloudwatch_metric_alarm.no_progress.metric_query : query.metric[0].period if query.id == "steps"]) == 7200
+    error_message = "two hours"
+  }
+  assert {
+    condition     = !strcontains(jsonencode(aws_autoscaling_group.this.mixed_instances_policy), "\"spot_max_price\":\"")
+    error_message = "AWS's own limit is the on-demand price"
   }
   assert {
     condition     = { for tag in aws_autoscaling_group.this.tag : tag.key => tag.value } == { Name = "harness-gpt", harness-run = "gpt", harness-store = "s3://new-bucket/checkpoints", harness-command = "python train.py" }

@@ -5,8 +5,10 @@ mock_provider "aws" {
 }
 
 variables {
-  run     = "gpt"
-  command = "python train.py"
+  run            = "gpt"
+  command        = "python train.py"
+  source_archive = "tests/source.tar.gz"
+  notify_email   = "team@example.com"
 }
 
 run "names_and_numbers_that_cannot_be" {
@@ -14,7 +16,6 @@ run "names_and_numbers_that_cannot_be" {
   variables {
     run                  = "gpt 1.3b"
     command              = " "
-    source_archive       = "tests/nowhere.tar.gz"
     harness_package      = "s3://wheels/harness.tar.gz"
     setup_command        = "make\nHARNESS_RUN=other"
     python               = "python3"
@@ -27,12 +28,14 @@ run "names_and_numbers_that_cannot_be" {
     instance_types       = [] # zero types
     on_demand_percentage = 101
     allocation_strategy  = "lowest-price"
-    min_size             = 2 # above what is desired
     max_size             = 0 # below what is desired
     ami_id               = "ubuntu"
     ami_ssm_parameter    = "dlami"
     root_volume_gb       = 1
     hook_timeout_s       = 60
+    launch_timeout_s     = 60
+    stop_after_s         = 5000 # no multiple of 900
+    max_hours            = 0
     placement_group      = true # without a subnet
     notify_email         = "team"
     budget_usd           = 0
@@ -41,10 +44,10 @@ run "names_and_numbers_that_cannot_be" {
     tags                 = { harness-run = "other" }
   }
   expect_failures = [
-    var.run, var.command, var.source_archive, var.harness_package, var.setup_command, var.python, var.container_image, var.settings,
+    var.run, var.command, var.harness_package, var.setup_command, var.python, var.container_image, var.settings,
     var.bucket, var.bucket_prefix, var.kms_key_arn, var.data_bucket_arns,
-    var.instance_types, var.on_demand_percentage, var.allocation_strategy, var.min_size, var.max_size, var.ami_id, var.ami_ssm_parameter,
-    var.root_volume_gb, var.hook_timeout_s, var.placement_group,
+    var.instance_types, var.on_demand_percentage, var.allocation_strategy, var.max_size, var.ami_id, var.ami_ssm_parameter,
+    var.root_volume_gb, var.hook_timeout_s, var.launch_timeout_s, var.stop_after_s, var.max_hours, var.placement_group,
     var.notify_email, var.budget_usd, var.durable_age_alarm_s, var.crash_loop_starts, var.tags,
   ]
 }
@@ -55,6 +58,34 @@ run "two_instances_for_one_run" {
     desired_capacity = 2
   }
   expect_failures = [var.desired_capacity]
+}
+
+run "a_program_without_code_and_a_fleet_that_tells_nobody" {
+  command = plan
+  variables {
+    source_archive = ""
+    notify_email   = null
+  }
+  expect_failures = [var.source_archive, var.notify_email]
+}
+
+run "an_archive_that_is_not_there_and_a_price_of_nothing" {
+  command = plan
+  variables {
+    source_archive   = "tests/nowhere.tar.gz"
+    max_usd_per_hour = 0
+  }
+  expect_failures = [var.source_archive, var.max_usd_per_hour]
+}
+
+run "a_limit_for_a_price_that_it_does_not_limit" {
+  command = plan
+  variables {
+    max_usd_per_hour     = 1.5
+    on_demand_percentage = 50
+    stop_after_s         = 90900 # more than a day, and no whole hours
+  }
+  expect_failures = [var.max_usd_per_hour, var.stop_after_s]
 }
 
 run "two_answers_to_one_question" {

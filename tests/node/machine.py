@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "bootstrap-node.sh"
+STOP = ROOT / "scripts" / "stop-fleet.sh"
 DISK_BYTES = 320 * 1024 * 1024  # sparse; xfs wants 300 MB
 INSTANCE_STORE = "nvme-Amazon_EC2_NVMe_Instance_Storage_AWS"
 
@@ -38,19 +39,28 @@ class Machine:
         self.mount_point = self.root / "mnt/harness"
         self.current = self.root / "opt/harness/source/current"
         self.settings = {"HARNESS_RUN": "gpt", "HARNESS_PYTHON": sys.executable}
-        self.environment = {"HARNESS_ROOT": str(self.root), "HARNESS_DISK_LINKS": str(self.links)}
+        self.environment = {
+            "HARNESS_ROOT": str(self.root), "HARNESS_DISK_LINKS": str(self.links), "HARNESS_STOP_S": "0",
+            "HARNESS_STOP_PAUSE_S": "0", "HARNESS_LET_GO_S": "0", "HARNESS_GPU": str(directory / "nvidia0"),
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
+        }  # fmt: skip
         self._directory = directory
         self._disks: list[Path] = []
         scripts = self.root / "opt/harness/bin"
         scripts.mkdir(parents=True)
         self.links.mkdir()
         shutil.copy(SCRIPT, scripts)
+        shutil.copy(STOP, scripts)
         (scripts / "resume.sh").write_text("#!/bin/sh\n")
         (scripts / "resume.sh").chmod(0o755)
 
     def prepare(self, *parts: str, killed: bool = False) -> subprocess.CompletedProcess[str]:
         """Run the script for these parts; `killed`: it is expected to be."""
         return self._run([self._script, *parts], killed=killed)
+
+    def stop(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run stop-fleet.sh."""
+        return self._run([str(self.root / "opt/harness/bin/stop-fleet.sh"), *arguments], killed=False)
 
     def boot(self, shell: str = "bootstrap disks", *, killed: bool = False) -> subprocess.CompletedProcess[str]:
         """Run shell lines as one boot: `bootstrap` is the script, `$mnt` the mount point. Nothing stays mounted."""

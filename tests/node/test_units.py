@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ExitCode
+from harness.node import decision
 from tests.node.machine import SCRIPT, Machine
 from tests.support.needs import lacking
 
@@ -31,7 +32,7 @@ def test_systemd_finds_no_fault_with_the_units(prepared: Machine, tmp_path: Path
     prepared.replace_program("docker", "")
     assert prepared.prepare("boot", "units").returncode == 0
     copies = []
-    for name in ("harness-node.service", "harness.service"):  # whose paths exist here
+    for name in ("harness-node.service", "harness.service", "harness-ended.service"):  # whose paths exist here
         copies.append(tmp_path / name)
         copies[-1].write_text(prepared.unit(name).replace("=/opt/harness/bin", f"={prepared.root}/opt/harness/bin"))
 
@@ -51,11 +52,16 @@ def test_what_resume_ends_with_is_not_repeated_and_it_has_the_time_to_end(prepar
     assert int(unit["TimeoutStopSec"]) > 120
     assert unit["ExecStart"] == "/opt/harness/bin/resume.sh"
     assert unit["WorkingDirectory"] == "/opt/harness/source/current"
+    assert unit["OnFailure"] == unit["OnSuccess"] == "harness-ended.service"
+    assert unit["Environment"] == f"{decision.VARIABLE}=/run/harness/decision"
+    assert "ExecStart=/opt/harness/bin/stop-fleet.sh --unless-decided\n" in prepared.unit("harness-ended.service")
 
 
 def test_a_second_start_leaves_the_same_units(prepared: Machine) -> None:
     prepared.prepare("boot", "units")
-    before = {name: prepared.unit(name) for name in ("harness-node.service", "harness.service")}
+    before = {
+        name: prepared.unit(name) for name in ("harness-node.service", "harness.service", "harness-ended.service")
+    }
     prepared.prepare("boot", "units")
 
     assert {name: prepared.unit(name) for name in before} == before
@@ -71,6 +77,7 @@ def test_with_an_image_resume_runs_in_it_with_every_setting_by_name(prepared: Ma
     (start,) = (line for line in unit.splitlines() if line.startswith("ExecStart="))
     assert "docker run --rm --init --name harness --entrypoint /opt/harness/bin/resume.sh" in start
     assert "--volume /mnt/harness/local:/mnt/harness/local" in start
+    assert "--volume /run/harness:/run/harness --env HARNESS_DECISION" in start
     assert {"--env HARNESS_COMMAND", "--env HARNESS_LOCAL", "--env HARNESS_PYTHON", "--network host"} <= {
         f"--{part.strip()}" for part in start.split("--")
     }
@@ -114,3 +121,31 @@ def test_a_part_that_does_not_exist_is_refused(machine: Machine) -> None:
 
     assert done.returncode == 64
     assert "usage" in done.stdout
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_an_image_is_tried_with_the_gpus_that_the_run_will_use(machine: Machine, gpus: bool) -> None:
+    machine.settings["HARNESS_IMAGE"] = "repo/image:1"
+    calls = machine.root / "calls"
+    machine.replace_program("docker", f'echo "$@" >>"{calls}"; test "$1" != run || echo python')
+    if gpus:
+        Path(machine.environment["HARNESS_GPU"]).touch()
+
+    done = machine.prepare("source", "environment", "units")
+
+    assert done.returncode == 0, done.stdout
+    (tried,) = (line for line in calls.read_text().splitlines() if line.startswith("run"))
+    assert ("--gpus all" in tried) is gpus
+    assert ("--gpus all" in machine.unit("harness.service")) is gpus
+
+
+def test_an_image_that_docker_cannot_start_with_its_gpus_is_refused_before_the_run(machine: Machine) -> None:
+    machine.settings["HARNESS_IMAGE"] = "repo/image:1"
+    Path(machine.environment["HARNESS_GPU"]).touch()
+    why = 'could not select device driver "" with capabilities: [[gpu]]'
+    machine.replace_program("docker", f"test \"$1\" != run || {{ echo '{why}' >&2; exit 125; }}")
+
+    done = machine.prepare("source", "environment")
+
+    assert done.returncode == 64
+    assert why in done.stdout

@@ -11,6 +11,8 @@ Owns each difference, and why it matters. Imported by a server's own process: it
 4. moto loads AWS's own policies only where it is told to.
 5. moto knows no CompleteLifecycleAction, and answers what nobody can read: whoever calls it tries for half a minute.
    Here it is taken, as of an instance that waits for it.
+6. moto describes a scaling policy without saying that it is enabled, and with an empty prediction: every second plan
+   would change it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import os
 from typing import Any
 
 from flask import request
-from moto.autoscaling.models import FakeAutoScalingGroup
+from moto.autoscaling.models import FakeAutoScalingGroup, FakeScalingPolicy
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import EmptyResult
 from moto.ec2.models.launch_templates import LaunchTemplateVersion
@@ -47,6 +49,7 @@ def mend() -> None:
     FakeBucket.get_permission = _permission
     FakeAutoScalingGroup.update = _keeping_its_policy(FakeAutoScalingGroup.update)
     AutoScalingResponse.complete_lifecycle_action = _taken
+    FakeScalingPolicy.__init__ = _enabled(FakeScalingPolicy.__init__)
     LaunchTemplateVersion.__init__ = _without_its_own_tags(LaunchTemplateVersion.__init__)
 
 
@@ -77,6 +80,15 @@ def _keeping_its_policy(update: Any) -> Any:
 
 def _taken(_: AutoScalingResponse) -> EmptyResult:
     return EmptyResult()
+
+
+def _enabled(make: Any) -> Any:
+    def made(self: Any, *values: Any, **named: Any) -> None:
+        make(self, *values, **named)
+        self.enabled = True
+        self.predictive_scaling_configuration = self.predictive_scaling_configuration or None
+
+    return made
 
 
 def _without_its_own_tags(make: Any) -> Any:

@@ -20,6 +20,7 @@ NEEDS: Mapping[str, str] = MappingProxyType({
     "cgroup": "a cgroup of its own, to limit memory",
     "cuda": "a CUDA device",
     "disk": "a temporary directory on a disk",
+    "init": "systemd as the first process of a namespace",
     "huge-pages": "huge pages",
     "loop-devices": "root and loop devices",
     "mdadm": "mdadm and RAID 0 in the kernel",

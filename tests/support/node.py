@@ -54,6 +54,8 @@ class FakeFleet:
         self.calls: list[tuple[Any, ...]] = []
         self.failing: dict[str, CloudError] = {}
         self.completes_at_try = 1
+        self.launching = False
+        """Whether the group waits until this instance is in service."""
 
     def names(self) -> list[str]:
         return [call[0] for call in self.calls]
@@ -64,6 +66,19 @@ class FakeFleet:
     def complete(self, deadline: Deadline) -> bool:
         self._called("complete")
         return self.names().count("complete") >= self.completes_at_try
+
+    def ready(self, deadline: Deadline) -> bool:
+        return self._launched("ready")
+
+    def abandon(self, deadline: Deadline) -> bool:
+        return self._launched("abandon")
+
+    def _launched(self, call: str) -> bool:
+        was = self.launching
+        if was:
+            self._called(call)
+        self.launching = False
+        return was
 
     def protect(self, on: bool, deadline: Deadline) -> None:
         self._called("protect", on)
@@ -142,6 +157,7 @@ class FakeRuns:
         self.found: list[FakeLife | None] = []
         self.durable: list[int | None] = []
         self.is_over = False
+        self.superseded_times = 1
         self.starts: list[bool] = []
         self.looks = 2
 
@@ -157,3 +173,6 @@ class FakeRuns:
 
     def over(self) -> bool:
         return self.is_over
+
+    def superseded(self) -> int:
+        return self.superseded_times

@@ -92,6 +92,11 @@ class Process:
         """Signal everybody in its process group, as a terminal, a shell or a container does."""
         os.killpg(self.pid, signum)
 
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def wait_exit(self) -> int:
         """Its own exit code."""
         return self._process.wait()

@@ -7,10 +7,11 @@ mistake, a second apply and a destroy come to. `tests/support/applied.py` says w
 from __future__ import annotations
 
 import base64
-import gzip
+import hashlib
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.support.aws_account import NUMBER, REGION
 
 pytestmark = pytest.mark.long("terraform and its provider wait for what they have changed")
 
+SCRIPTS = ("bootstrap-node.sh", "resume.sh", "stop-fleet.sh")
 NAME = f"harness-{RUN}"
 KNOWN = "-refresh=false"  # nobody else has changed anything: saves seconds
 CHECKPOINT = f"checkpoints/{RUN}/snapshots/1"
@@ -60,13 +62,17 @@ def test_the_group_keeps_one_instance_alive_in_any_zone_and_does_not_move_it(app
     assert found["HealthCheckGracePeriod"] <= 60, "who fails its self-test is replaced"
 
 
-def test_an_instance_that_the_group_ends_has_time_to_drain_and_goes_whatever_it_answers(applied: Applied) -> None:
+def test_an_instance_has_time_to_come_up_and_to_drain_and_goes_whatever_it_answers(applied: Applied) -> None:
     hooks = applied.client("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=NAME)["LifecycleHooks"]
 
-    (hook,) = hooks
-    assert hook["LifecycleHookName"] == f"{NAME}-drain"
-    assert hook["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
-    assert (hook["DefaultResult"], hook["HeartbeatTimeout"]) == ("CONTINUE", 300)
+    found = {hook["LifecycleTransition"].partition(":")[2]: hook for hook in hooks}
+    assert {
+        name: (hook["LifecycleHookName"], hook["DefaultResult"], hook["HeartbeatTimeout"])
+        for name, hook in found.items()
+    } == {
+        "EC2_INSTANCE_TERMINATING": (f"{NAME}-drain", "CONTINUE", 300),
+        "EC2_INSTANCE_LAUNCHING": (f"{NAME}-ready", "ABANDON", 1800),
+    }
 
 
 def test_an_instance_carries_what_resume_looks_for(applied: Applied) -> None:
@@ -116,30 +122,34 @@ def test_the_instances_role_can_be_taken_by_ec2_alone(applied: Applied) -> None:
     assert trust == {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "ec2.amazonaws.com"}}
 
 
-def test_user_data_is_small_enough_and_holds_both_scripts_as_they_are(applied: Applied) -> None:
+def test_user_data_is_small_and_names_the_scripts_by_their_digests(applied: Applied) -> None:
     packed = base64.b64decode(applied.launch_template()["UserData"])
-    assert len(packed) <= 16 * 1024
+    assert len(packed) <= 3 * 1024, "EC2 takes 16 KB, the user's own words included"
     assert applied.user_data.startswith("#!/usr/bin/env bash\n")
 
-    for name in ("bootstrap-node.sh", "resume.sh"):
-        (script,) = re.findall(rf'/{re.escape(name)}" gunzip <<<"([A-Za-z0-9+/=]+)"', applied.user_data)
-        assert gzip.decompress(base64.b64decode(script)) == scripts(applied)[name]
+    named = re.findall(r'^script ([0-9a-f]{64}) "([^"]+)" (\S+)$', applied.user_data, re.MULTILINE)
+    assert {name for _, _, name in named} == set(SCRIPTS)
+    for digest, key, name in named:
+        body = applied.client("s3").get_object(Bucket=applied.bucket, Key=key)["Body"].read()
+        assert body == scripts(applied)[name]
+        assert hashlib.sha256(body).hexdigest() == digest
 
 
 def test_user_data_leaves_the_settings_and_the_scripts_where_a_node_has_them(applied: Applied, tmp_path: Path) -> None:
     script = tmp_path / "user-data"
     script.write_text(applied.user_data)
     root = tmp_path / "root"
-    environment = {"PATH": "/usr/bin:/bin", "HARNESS_ROOT": str(root)}
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {**applied.account.environment(), "PATH": path, "HARNESS_ROOT": str(root)}
     started = subprocess.run(["bash", script, "--help"], env=environment, capture_output=True, text=True, check=True)
     assert started.stdout.startswith("usage: bootstrap-node.sh"), "its arguments are passed on"
 
-    for name in ("bootstrap-node.sh", "resume.sh"):
+    for name in SCRIPTS:
         written = root / "opt" / "harness" / "bin" / name
         assert written.read_bytes() == scripts(applied)[name]
         assert written.stat().st_mode & 0o777 == 0o755
     settings = sourced(root / "etc" / "harness" / "node.env")
-    (archive,) = keys(applied, "sources/")
+    (archive,) = archives(applied)
     assert settings | {"HARNESS_PYTHON": "", "HARNESS_PACKAGE": "", "HARNESS_SETUP": ""} == {
         "HARNESS_RUN": RUN,
         "HARNESS_STORE": f"s3://{applied.bucket}/checkpoints",
@@ -151,6 +161,7 @@ def test_user_data_leaves_the_settings_and_the_scripts_where_a_node_has_them(app
         "HARNESS_IMAGE": "",
         "HARNESS_GROUP": NAME,
         "HARNESS_HOOK": f"{NAME}-drain",
+        "HARNESS_LAUNCH_HOOK": f"{NAME}-ready",
         "HARNESS_TOPIC": applied.topic_arn,
         "HARNESS_METRICS": "Harness",
         "HARNESS_LOG_GROUP": f"/harness/{RUN}",
@@ -253,11 +264,13 @@ def test_what_happens_to_instances_is_told_by_rules_that_ec2_and_the_group_match
         "interruption": ["EC2 Spot Instance Interruption Warning"],
         "rebalance": ["EC2 Instance Rebalance Recommendation"],
         "state": ["EC2 Instance State-change Notification"],
+        "launch": ["EC2 Instance-launch Lifecycle Action"],
     }
     assert {name: pattern["source"] for name, pattern in found.items()} == {
         "interruption": ["aws.ec2"], "rebalance": ["aws.ec2"], "state": ["aws.ec2"], "group": ["aws.autoscaling"],
+        "launch": ["aws.autoscaling"],
     }  # fmt: skip
-    assert found["group"]["detail"] == {"AutoScalingGroupName": [NAME]}
+    assert found["group"]["detail"] == found["launch"]["detail"] == {"AutoScalingGroupName": [NAME]}
 
 
 def test_rules_write_to_the_log_and_those_that_people_care_for_to_the_topic(applied: Applied) -> None:
@@ -271,7 +284,7 @@ def test_rules_write_to_the_log_and_those_that_people_care_for_to_the_topic(appl
     assert (log["logGroupName"], log["retentionInDays"]) == (f"/harness/{RUN}", 30)
     log_arn = f"arn:aws:logs:{REGION}:{NUMBER}:log-group:/harness/{RUN}"
     assert {name: applied.topic_arn in arns for name, arns in targets.items()} == {
-        "interruption": True, "rebalance": True, "group": True, "state": False,
+        "interruption": True, "rebalance": True, "group": True, "state": False, "launch": False,
     }  # fmt: skip
     assert all(log_arn in arns for arns in targets.values())
 
@@ -289,8 +302,8 @@ def test_alarms_hear_what_nodes_measure_and_ring_at_the_topic(applied: Applied) 
         for alarm in applied.client("cloudwatch").describe_alarms()["MetricAlarms"]
     }
 
-    assert set(found) == {"durable-age", "crash-loop", "failed-starts"}
-    assert all(alarm["AlarmActions"] == [applied.topic_arn] for alarm in found.values())
+    assert set(found) == {"durable-age", "crash-loop", "failed-starts", "no-progress", "never-ready"}
+    assert all(applied.topic_arn in alarm["AlarmActions"] for alarm in found.values())
     age = {query["Id"]: query["MetricStat"] for query in found["durable-age"]["Metrics"] if "MetricStat" in query}
     measured = [age["age"]["Metric"], *(found[name] for name in ("crash-loop", "failed-starts"))]
     run = [{"Name": "Run", "Value": RUN}]
@@ -301,6 +314,22 @@ def test_alarms_hear_what_nodes_measure_and_ring_at_the_topic(applied: Applied) 
     ]
     assert (found["durable-age"]["Threshold"], found["durable-age"]["TreatMissingData"]) == (1800.0, "breaching")
     assert found["crash-loop"]["TreatMissingData"] == "notBreaching", "a run that has ended does not start"
+
+
+def test_two_alarms_set_the_group_to_zero(applied: Applied) -> None:
+    (policy,) = applied.client("autoscaling").describe_policies(AutoScalingGroupName=NAME)["ScalingPolicies"]
+    alarms = applied.client("cloudwatch").describe_alarms()["MetricAlarms"]
+
+    assert (policy["AdjustmentType"], policy["StepAdjustments"][0]["ScalingAdjustment"]) == ("ExactCapacity", 0)
+    assert {alarm["AlarmName"] for alarm in alarms if policy["PolicyARN"] in alarm["AlarmActions"]} == {
+        f"{NAME}-no-progress", f"{NAME}-never-ready",
+    }  # fmt: skip
+    for alarm in alarms:
+        if policy["PolicyARN"] in alarm["AlarmActions"]:
+            (period,) = {query["MetricStat"]["Period"] for query in alarm["Metrics"] if "MetricStat" in query}
+            assert period % 60 == 0
+            assert period * alarm["EvaluationPeriods"] <= (86_400 if period < 3600 else 604_800), "CloudWatch's limits"
+            assert alarm["DatapointsToAlarm"] == alarm["EvaluationPeriods"]
 
 
 # ---- again, and mistakes --------------------------------------------------------------------------------------------
@@ -314,18 +343,23 @@ def test_a_second_apply_changes_nothing(copied: Applied) -> None:
 def test_new_code_is_a_new_object_that_nodes_to_come_start_from(copied: Applied, tmp_path: Path) -> None:
     archive = tmp_path / "other.tar.gz"
     archive.write_bytes(b"other code")
-    (before,) = keys(copied, "sources/")
+    (before,) = archives(copied)
     copied.terraform.set(source_archive=str(archive))
     copied.terraform.apply(KNOWN)
 
-    (after,) = keys(copied, "sources/")
+    (after,) = archives(copied)
     assert before != after
     assert f"{copied.bucket}/{after}" in node_env(copied.user_data)
     assert len(group(copied)["Instances"]) == 1, "the one that trains goes on"
 
 
+def archives(applied: Applied) -> list[str]:
+    """Keys of the run's code, without the node's scripts."""
+    return [key for key in keys(applied, "sources/") if "/scripts/" not in key]
+
+
 def node_env(user_data: str) -> str:
-    (encoded,) = re.findall(r'/node\.env" <<<"([A-Za-z0-9+/=]+)"', user_data)
+    (encoded,) = re.findall(r'/node\.env\.new" <<<"([A-Za-z0-9+/=]+)"', user_data)
     return base64.b64decode(encoded).decode()
 
 

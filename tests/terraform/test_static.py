@@ -9,13 +9,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import boto3
 import pytest
 
 from tests.support.needs import lacking
 from tests.support.once import once
+from tests.support.s3_server import S3Server
 from tests.support.terraform import NO_PROVIDER, PLUGINS, Unavailable
 
 pytestmark = pytest.mark.long("terraform runs the 22 tests of the module")
@@ -23,7 +27,10 @@ pytestmark = pytest.mark.long("terraform runs the 22 tests of the module")
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_BEHIND = shutil.ignore_patterns(".terraform", ".terraform.lock.hcl", "*.tfstate*", "*.tfplan", "*.tfvars")
 USER_DATA_BYTES = 16384  # EC2's limit, before base64
-ROOM_FOR_A_USER_BYTES = 1500  # of command, settings and setup_command, compressed
+ROOM_FOR_A_USER_BYTES = 13_000  # of command, settings and setup_command, compressed
+BUCKET = "new-bucket"  # of tests/account
+KEYS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "secret"}
+SCRIPTS = ("bootstrap-node.sh", "resume.sh", "stop-fleet.sh")
 HOSTILE = "what_a_node_is_told_ends_no_quote_and_begins_no_command"  # of tests/choices.tftest.hcl
 COMMAND = "echo \"$HOME\" `id` \\ 'x'"  # what it gives
 
@@ -106,19 +113,48 @@ def examined(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Examin
     return Examined(**json.loads((folder / "examined.json").read_text()))
 
 
+class Fresh:
+    """An instance that has only its user data, and a bucket with the scripts."""
+
+    def __init__(self, examined: Examined, folder: Path, bucket: S3Server) -> None:
+        self.root, self.bucket = folder / "root", bucket
+        self._script = folder / "user-data.sh"
+        self._script.write_text(examined.user_data)
+        self.keys = dict(re.findall(r'^script [0-9a-f]{64} "([^"]+)" (\S+)$', examined.user_data, re.MULTILINE))
+        self.client = boto3.client("s3", endpoint_url=bucket.url, region_name="us-east-1", **KEYS)
+        for key, name in self.keys.items():
+            self.client.put_object(Bucket=BUCKET, Key=key, Body=(ROOT / "scripts" / name).read_bytes())
+
+    def boot(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run the user data, with an argument that makes bootstrap-node.sh do nothing."""
+        found = {
+            "HARNESS_ROOT": str(self.root), "AWS_ENDPOINT_URL": self.bucket.url, "AWS_MAX_ATTEMPTS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HARNESS_FETCH_PAUSE_S": "0.05",
+            **{name.upper(): value for name, value in KEYS.items()},
+        }  # fmt: skip
+        return subprocess.run(
+            ["bash", str(self._script), "--help"],
+            env=os.environ | found | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+
 @pytest.fixture
-def node(examined: Examined, tmp_path: Path) -> Path:
-    """A root folder in which the user data has run, with an argument that makes bootstrap-node.sh do nothing."""
-    script = tmp_path / "user-data.sh"
-    script.write_text(examined.user_data)
-    root = tmp_path / "root"
-    subprocess.run(
-        ["bash", str(script), "--help"],
-        env=os.environ | {"HARNESS_ROOT": str(root)},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
-    return root
+def fresh(examined: Examined, tmp_path: Path) -> Iterator[Fresh]:
+    with S3Server(bucket=BUCKET) as bucket:
+        yield Fresh(examined, tmp_path, bucket)
+
+
+@pytest.fixture
+def node(fresh: Fresh) -> Path:
+    """A root folder in which the user data has run."""
+    booted = fresh.boot()
+    assert booted.returncode == 0, booted.stdout
+    return fresh.root
 
 
 @pytest.mark.sample
@@ -158,15 +194,11 @@ def test_the_rendered_user_data_is_clean_shell(examined: Examined, tmp_path: Pat
 
 
 def test_user_data_writes_the_scripts_of_this_clone(node: Path) -> None:
-    for name in ("bootstrap-node.sh", "resume.sh"):
+    for name in SCRIPTS:
         written = node / "opt/harness/bin" / name
         assert written.read_bytes() == (ROOT / "scripts" / name).read_bytes()
         assert written.stat().st_mode & 0o777 == 0o755
-    assert sorted(path.name for path in node.rglob("*") if path.is_file()) == [
-        "bootstrap-node.sh",
-        "node.env",
-        "resume.sh",
-    ]
+    assert {path.name for path in node.rglob("*") if path.is_file()} == {"node.env", *SCRIPTS}
 
 
 def test_bash_and_systemd_read_in_node_env_what_the_user_wrote(node: Path) -> None:
@@ -184,12 +216,27 @@ def test_bash_and_systemd_read_in_node_env_what_the_user_wrote(node: Path) -> No
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_user_data_run_again_leaves_the_same(node: Path, tmp_path: Path) -> None:
+def test_user_data_run_again_leaves_the_same(node: Path, fresh: Fresh) -> None:
     before = {path: path.read_bytes() for path in node.rglob("*") if path.is_file()}
-    subprocess.run(
-        ["bash", str(tmp_path / "user-data.sh"), "--help"],
-        env=os.environ | {"HARNESS_ROOT": str(node)},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    assert fresh.boot().returncode == 0
     assert {path: path.read_bytes() for path in node.rglob("*") if path.is_file()} == before
+
+
+def test_a_store_that_answers_late_is_waited_for(fresh: Fresh) -> None:
+    fresh.bucket.fault("error", ("GetObject", "HeadObject"), status=503, code="SlowDown", times=3)
+
+    booted = fresh.boot()
+
+    assert booted.returncode == 0, booted.stdout
+    assert (fresh.root / "opt/harness/bin/bootstrap-node.sh").exists()
+
+
+def test_another_script_than_terraform_has_seen_is_not_run(fresh: Fresh) -> None:
+    (key,) = (key for key, name in fresh.keys.items() if name == "bootstrap-node.sh")
+    fresh.client.put_object(Bucket=BUCKET, Key=key, Body=b"#!/bin/sh\ntouch /tmp/hijacked\n")
+
+    booted = fresh.boot(HARNESS_FETCH_S="0")
+
+    assert booted.returncode == 70
+    assert "cannot be fetched: given up" in booted.stdout
+    assert not (fresh.root / "opt/harness/bin/bootstrap-node.sh").exists()

@@ -79,3 +79,7 @@ mock_resource "aws_launch_template" {
 mock_resource "aws_placement_group" {
   defaults = { name = "harness-gpt" }
 }
+
+mock_resource "aws_autoscaling_policy" {
+  defaults = { arn = "arn:aws:autoscaling:us-east-1:123456789012:scalingPolicy:11111111-2222-3333-4444-555555555555:autoScalingGroupName/harness-gpt:policyName/stop" }
+}

@@ -183,4 +183,4 @@ def test_an_image_without_the_harness_is_an_error_that_names_the_variable(machin
     done = prepare(machine, code)
 
     assert done.returncode == 64
-    assert "container_image: no python in repo/image:1 imports the harness, or there is no bash" in done.stdout
+    assert "no python in it imports the harness, or there is no bash" in done.stdout

@@ -45,15 +45,19 @@ def watched() -> Watched:
     return Watched()
 
 
+def durable_steps(watched: Watched) -> list[float]:
+    return [values["DurableSteps"] for values in watched.fleet.measured()]
+
+
 def test_the_age_of_the_last_durable_commit_is_measured_every_minute(watched: Watched) -> None:
     watched.reporter.started()
     watched.status = replace(RUNNING, durable_age_s=7.0)
     watched.pass_time(121)
 
     assert watched.fleet.measured() == [
-        {"DurableAgeSeconds": 0.0, "Starts": 1},  # the watch knows of nothing before itself
-        {"DurableAgeSeconds": 7.0},
-        {"DurableAgeSeconds": 7.0},
+        {"DurableAgeSeconds": 0.0, "DurableSteps": 0, "Starts": 1, "Ready": 1},  # it knows of nothing before itself
+        {"DurableAgeSeconds": 7.0, "DurableSteps": 0},
+        {"DurableAgeSeconds": 7.0, "DurableSteps": 0},
     ]
 
 
@@ -193,3 +197,81 @@ def test_what_was_announced_before_is_forgotten_what_is_in_force_is_not(watched:
 
     announcements.look()
     assert announcements.seen
+
+
+# ---- what the alarms of the fleet count -----------------------------------------------------------------------------
+
+
+def test_new_durable_steps_are_counted_and_each_once(watched: Watched) -> None:
+    watched.status = replace(RUNNING, step=1000, durable_step=1000)  # resumed there
+    watched.pass_time(61)
+    watched.status = replace(RUNNING, step=1300, durable_step=1200)
+    watched.pass_time(60)
+    watched.status = replace(RUNNING, step=1350, durable_step=1300)
+    watched.pass_time(60)
+    watched.pass_time(60)
+
+    assert durable_steps(watched) == [0, 0, 200, 100, 0]
+
+
+def test_what_an_agent_resumes_from_is_no_progress(watched: Watched) -> None:
+    """A fleet that boots again and again, and makes nothing durable, makes none."""
+    for _ in range(3):
+        watched.reporter.started()
+        watched.status = replace(RUNNING, step=None, durable_step=None)
+        watched.pass_time(30)
+        watched.status = replace(RUNNING, step=None, durable_step=12_000)  # found in the store
+        watched.pass_time(30)
+        watched.status = replace(RUNNING, step=12_010, durable_step=12_000)
+        watched.pass_time(61)
+
+    assert sum(durable_steps(watched)) == 0
+
+
+def test_the_first_snapshot_of_a_new_run_is_progress(watched: Watched) -> None:
+    watched.status = replace(RUNNING, step=0, durable_step=None)
+    watched.pass_time(10)
+    watched.status = replace(RUNNING, step=320, durable_step=300)
+    watched.pass_time(120)
+
+    assert sum(durable_steps(watched)) == 300
+
+
+def test_steps_that_could_not_be_told_are_told_later(watched: Watched) -> None:
+    watched.status = replace(RUNNING, step=0, durable_step=None)
+    watched.pass_time(10)
+    watched.fleet.failing = {"measure": Denied("no")}
+    watched.status = replace(RUNNING, step=320, durable_step=300)
+    watched.pass_time(120)
+    watched.fleet.failing = {}
+    watched.pass_time(120)
+
+    assert durable_steps(watched)[-2:] == [300, 0]
+
+
+def test_the_launch_is_over_when_the_run_is_taken_over_and_that_is_counted_once(watched: Watched) -> None:
+    watched.fleet.launching = True
+    watched.reporter.started()
+    watched.status = replace(RUNNING, claimed=False, step=None)
+    watched.pass_time(100)
+    assert "ready" not in watched.fleet.names()
+
+    watched.status = replace(RUNNING, claimed=True, step=None)
+    watched.pass_time(100)
+    watched.reporter.started()
+    watched.pass_time(100)
+
+    assert watched.fleet.names().count("ready") == 1
+    assert sum(values.get("Ready", 0) for values in watched.fleet.measured()) == 1
+
+
+def test_a_launch_whose_end_cannot_be_told_is_told_again(watched: Watched) -> None:
+    watched.fleet.launching = True
+    watched.fleet.failing = {"ready": Denied("no")}
+    watched.status = RUNNING
+    watched.pass_time(10)
+    assert watched.fleet.launching
+    watched.fleet.failing = {}
+    watched.pass_time(10)
+
+    assert not watched.fleet.launching

@@ -54,7 +54,8 @@ class Node:
         reporter = FleetReporter(context, fleet, announcements, lambda: self.status)
         actions = Actions(context, platform, 90.0)
         terms = Terms(where, max_crashes, anew)
-        return Supervisor(context, terms, actions, runs, announcements, reporter).run()
+        self.supervisor = Supervisor(context, terms, actions, runs, announcements, reporter)
+        return self.supervisor.run()
 
     def actions(self) -> list[str]:
         return [name for name in self.fleet.names() if name != "measure"]
@@ -443,3 +444,80 @@ def test_a_watcher_with_a_bug_ends_no_training(node: Node) -> None:
 
     assert node.supervise(FakeRuns(0)) == 0
     assert any("AttributeError" in said for said in node.said)
+
+
+# ---- loops between machines -----------------------------------------------------------------------------------------
+
+
+def test_a_duel_stops_the_fleet(node: Node) -> None:
+    runs = FakeRuns(73)
+    runs.superseded_times = 4
+
+    assert node.supervise(runs) == 73
+    assert node.actions() == ["stop", "notify", "complete"]
+    assert "the 4th start within an hour" in node.fleet.calls[-2][2]
+
+
+def test_a_few_handovers_are_no_duel(node: Node) -> None:
+    runs = FakeRuns(73)
+    runs.superseded_times = 3
+
+    node.supervise(runs)
+
+    assert node.actions() == ["leave", "complete"]
+
+
+def test_an_instance_that_the_group_replaces_fights_no_duel(node: Node) -> None:
+    node.source.group()
+    runs = FakeRuns(73)
+    runs.superseded_times = 9
+
+    node.supervise(runs)
+
+    assert "stop" not in node.actions()
+
+
+def test_an_instance_that_ends_before_it_was_in_service_is_given_up(node: Node) -> None:
+    node.fleet.launching = True
+
+    node.supervise(FakeRuns(0))
+
+    assert node.actions() == ["finish", "abandon", "complete"]
+
+
+# ---- the decision, by which whoever watches us tells an end from a death ---------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 64, 70, 73])
+def test_an_end_after_which_nothing_is_left_to_do_is_a_decision(node: Node, code: int) -> None:
+    node.supervise(FakeRuns(code))
+
+    assert node.supervisor.decided
+
+
+@pytest.mark.parametrize(("code", "call"), [(0, "finish"), (73, "leave"), (64, "stop")])
+def test_a_fleet_that_could_not_be_told_is_none(node: Node, code: int, call: str) -> None:
+    node.fleet.failing = {call: Unavailable("no answer")}
+
+    node.supervise(FakeRuns(code))
+
+    assert not node.supervisor.decided
+
+
+def test_to_leave_when_told_is_one(node: Node) -> None:
+    node.signals.asked = signal.SIGTERM
+
+    node.supervise(FakeRuns())
+
+    assert node.supervisor.decided
+
+
+def test_a_supervisor_that_dies_has_decided_nothing(node: Node) -> None:
+    class Broken(FakeRuns):
+        def start(self, *, anew: bool) -> FakeLife:
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError):
+        node.supervise(Broken())
+
+    assert not node.supervisor.decided

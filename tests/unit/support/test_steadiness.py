@@ -32,6 +32,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("unit/inspect/doctor/test_store.py", "clock"): "handed on to the product, which wants one",
     # Waits and limits
     ("soak", "wait"): A_POLL,
+    ("support/init_box.py", "wait"): A_POLL,
     ("support/leaving_trainer.py", "wait"): A_POLL,
     ("support/process.py", "wait"): A_POLL,
     ("support/tiny_trainer.py", "wait"): A_POLL,

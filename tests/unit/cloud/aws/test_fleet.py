@@ -26,7 +26,7 @@ from tests.support.s3_account import use_account
 ROOT = Path(__file__).parents[4]
 NEVER = Deadline.never()
 GROUP = "trainers"
-HOOK = "drain"
+HOOK, LAUNCH_HOOK = "drain", "ready"
 TOPIC = f"arn:aws:sns:{REGION}:123456789012:alarms"
 STRANGER = "i-0123456789abcdef0"
 
@@ -69,8 +69,9 @@ def join(server: FleetServer, clock: FakeClock) -> Iterator[Callable[[str], Flee
         def joined(instance_id: str, group: str = GROUP) -> Fleet:
             instance = Instance(instance_id, REGION, "g6e.xlarge", f"{REGION}a", spot=True)
             fleet = Fleet(
-                instance, group, hook=HOOK, topic=TOPIC, namespace="Harness", run="gpt-small", sleep=clock.sleep
-            )
+                instance, group, hook=HOOK, launch_hook=LAUNCH_HOOK, topic=TOPIC, namespace="Harness",
+                run="gpt-small", sleep=clock.sleep,
+            )  # fmt: skip
             fleets.callback(fleet.close)
             return fleet
 
@@ -668,3 +669,18 @@ def test_importing_it_costs_no_boto3() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_launch_is_in_service_or_given_up_by_its_own_hook(server: FleetServer, join: Callable[[str], Fleet]) -> None:
+    server.waiting.add(STRANGER)
+    fleet = join(STRANGER)
+    assert fleet.ready(NEVER)
+    server.waiting.add(STRANGER)
+    assert fleet.abandon(NEVER)
+    assert not fleet.abandon(NEVER)
+
+    ours = {"AutoScalingGroupName": GROUP, "LifecycleHookName": LAUNCH_HOOK, "InstanceId": STRANGER}
+    assert server.asked("CompleteLifecycleAction")[:2] == [
+        {**ours, "LifecycleActionResult": "CONTINUE"},
+        {**ours, "LifecycleActionResult": "ABANDON"},
+    ]
