@@ -17,6 +17,7 @@ work="$sources/.work" # guarded by .lock
 venv="$root/opt/harness/venv"
 logs="$root/var/log/harness"
 label=harness # of our file system and our array
+user=harness  # of the run
 USAGE=64      # exit code: the user has to change something
 FAULT=70      # another attempt may succeed
 LIMIT_S=5400  # for all attempts together; TimeoutStartSec= is longer, to notify the owner
@@ -541,13 +542,16 @@ UNIT
 }
 
 prepare_units() {
-    local start=/opt/harness/bin/resume.sh cleanup=""
+    local start=/opt/harness/bin/resume.sh cleanup="" as="User=$user"
     [[ -x "$root$start" ]] || refuse "$root$start is not there: user data writes it"
     [[ -r "$local_env" ]] || refuse "$local_env is not there: prepare the environment first"
     if [[ -n "${HARNESS_IMAGE:-}" ]]; then
         cleanup="-$(type -P docker) rm --force harness"
         start="$(container_command "$start")"
+        as="# docker's client needs root; in the container, the image says who runs"
     fi
+    give_to_user
+    write_command
     # 180 s: a spot instance's 120, and time to report it. Every exit code of resume.sh is final, the program's own too:
     # systemd starts it again only if it died. The list keeps that true if Restart= is changed.
     write_unit harness.service <<UNIT
@@ -560,6 +564,7 @@ StartLimitBurst=5
 OnFailure=harness-ended.service
 OnSuccess=harness-ended.service
 [Service]
+$as
 Environment=HARNESS_DECISION=/run/harness/decision
 RuntimeDirectory=harness
 RuntimeDirectoryPreserve=yes
@@ -600,6 +605,37 @@ UNIT
         systemctl --quiet enable harness.service
         systemctl start --no-block harness.service # it waits for harness-node.service, and that for our lock
     fi
+}
+
+# The program runs as a user of its own, who owns its folder and the local snapshots: instance store that an earlier boot
+# has left, too.
+give_to_user() {
+    local directory
+    [[ -z "${HARNESS_IMAGE:-}" ]] && systemd_runs || return 0
+    id -u "$user" >/dev/null 2>&1 || useradd --system --create-home --shell /bin/bash "$user"
+    # shellcheck source=/dev/null
+    directory="$(source "$local_env"; echo "$HARNESS_LOCAL")"
+    chown -R --no-dereference "$user:" "$(readlink -f "$current")" "$directory"
+}
+
+# `harness status` in a shell on the node looks at its run, as the run's user: with its settings, and its sockets.
+write_command() {
+    local command="$root/usr/local/bin/harness" as=""
+    [[ -n "${HARNESS_IMAGE:-}" ]] || as="[[ \$EUID != 0 ]] || as=(runuser -u $user --)"
+    [[ -z "${HARNESS_IMAGE:-}" ]] || as="as=(docker exec --interactive harness)"
+    mkdir -p "${command%/*}"
+    cat >"$command.new" <<COMMAND
+#!/usr/bin/env bash
+# The harness of this node, with the settings of its run. Written by bootstrap-node.sh.
+set -a
+source /etc/harness/local.env
+source /etc/harness/node.env
+as=()
+$as
+exec "\${as[@]}" "\$HARNESS_PYTHON" -P -m harness "\$@"
+COMMAND
+    chmod 0755 "$command.new"
+    mv "$command.new" "$command"
 }
 
 write_unit() {

@@ -2,7 +2,7 @@
 
 resource "aws_budgets_budget" "this" {
   count        = var.budget_usd == null ? 0 : 1
-  name         = local.name
+  name         = local.global_name
   budget_type  = "COST"
   time_unit    = "MONTHLY"
   limit_amount = tostring(var.budget_usd)

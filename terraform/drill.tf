@@ -45,7 +45,7 @@ resource "aws_fis_experiment_template" "drill" {
 
 resource "aws_iam_role" "drill" {
   count       = var.enable_drill ? 1 : 0
-  name        = "${local.name}-drill"
+  name        = "${local.global_name}-drill"
   description = "Interrupts spot instances of the run ${var.run}"
 
   assume_role_policy = jsonencode({

@@ -1,4 +1,5 @@
-# What happens to the fleet, told by AWS: to the topic, for people, and to the log, for afterwards.
+# What happens to the fleet, told by AWS: to the topic, as mails that a person can read. The group keeps what it did for
+# six weeks: `terraform output next`.
 
 resource "aws_sns_topic" "this" {
   #checkov:skip=CKV_AWS_26: alarms and rules cannot publish through SNS's own key, and the messages hold no secret
@@ -44,55 +45,24 @@ resource "aws_cloudwatch_log_group" "this" {
   retention_in_days = 30
 }
 
-resource "aws_cloudwatch_log_resource_policy" "events" {
-  policy_name = local.name
-
-  policy_document = jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Principal = { Service = ["events.amazonaws.com", "delivery.logs.amazonaws.com"] }
-      Action    = ["logs:CreateLogStream", "logs:PutLogEvents"]
-      Resource  = "${aws_cloudwatch_log_group.this.arn}:*"
-    }]
-  })
-}
-
 locals {
   # EC2's own events name an instance and nothing else: no pattern can tell ours from others of the account. Those of the
-  # group can be told apart. So the group's events are what people get of starts and ends; EC2's go to the log.
+  # group can be told apart. `paths` are parts of an event, by the names that `mail` uses.
   rules = {
     interruption = {
       description = "a spot instance (of this account and region) will be taken away in two minutes"
-      notify      = true
       pattern     = { source = ["aws.ec2"], detail-type = ["EC2 Spot Instance Interruption Warning"] }
+      paths       = { instance = "$.detail.instance-id", time = "$.time" }
+      mail        = "<time>: AWS takes the spot instance <instance> away in two minutes. If it trains the run ${var.run} (the events of AWS name no run), its newest step becomes durable, and the group starts another instance."
     }
     rebalance = {
       description = "AWS recommends to leave a spot instance (of this account and region)"
-      notify      = true
       pattern     = { source = ["aws.ec2"], detail-type = ["EC2 Instance Rebalance Recommendation"] }
-    }
-    state = {
-      description = "an instance (of this account and region) stops or ends"
-      notify      = false
-      pattern = {
-        source      = ["aws.ec2"]
-        detail-type = ["EC2 Instance State-change Notification"]
-        detail      = { state = ["stopping", "stopped", "shutting-down", "terminated"] }
-      }
-    }
-    launch = {
-      description = "an instance of the run ${var.run} was launched; the alarm never-ready counts them"
-      notify      = false
-      pattern = {
-        source      = ["aws.autoscaling"]
-        detail-type = ["EC2 Instance-launch Lifecycle Action"]
-        detail      = { AutoScalingGroupName = [local.name] }
-      }
+      paths       = { instance = "$.detail.instance-id", time = "$.time" }
+      mail        = "<time>: AWS expects to take the spot instance <instance> away soon. The run ${var.run} goes on${var.capacity_rebalance ? "; if it is there, another instance takes it over" : ""}."
     }
     group = {
       description = "the group of the run ${var.run} has started or ended an instance, or could not"
-      notify      = true
       pattern = {
         source = ["aws.autoscaling"]
         detail-type = [
@@ -101,6 +71,8 @@ locals {
         ]
         detail = { AutoScalingGroupName = [local.name] }
       }
+      paths = { what = "$.detail-type", instance = "$.detail.EC2InstanceId", why = "$.detail.Cause", time = "$.time" }
+      mail  = "<time>: run ${var.run}, instance <instance>: <what>. <why>"
     }
   }
 }
@@ -113,15 +85,13 @@ resource "aws_cloudwatch_event_rule" "this" {
 }
 
 resource "aws_cloudwatch_event_target" "topic" {
-  for_each  = { for name, rule in local.rules : name => rule if rule.notify }
+  for_each  = local.rules
   rule      = aws_cloudwatch_event_rule.this[each.key].name
   target_id = "topic"
   arn       = aws_sns_topic.this.arn
-}
 
-resource "aws_cloudwatch_event_target" "log" {
-  for_each  = local.rules
-  rule      = aws_cloudwatch_event_rule.this[each.key].name
-  target_id = "log"
-  arn       = aws_cloudwatch_log_group.this.arn
+  input_transformer {
+    input_paths    = each.value.paths
+    input_template = jsonencode(each.value.mail)
+  }
 }

@@ -14,7 +14,7 @@ resource "aws_autoscaling_group" "this" {
   health_check_grace_period = 60
 
   suspended_processes = ["AZRebalance"] # a training is not ended to make zones even
-  enabled_metrics     = ["GroupDesiredCapacity", "GroupTotalInstances"]
+  enabled_metrics     = ["GroupDesiredCapacity", "GroupTotalInstances", "GroupPendingInstances"]
 
   wait_for_capacity_timeout = "0" # spot capacity comes when it comes
 

@@ -1,10 +1,12 @@
 # Which types are meant, and whether the region, the AMI and the run can do with them: known before anything is bought.
 
 locals {
-  # One NVIDIA GPU of 22 to 48 GB and an NVMe disk; those that the region has.
-  usual_types = [
-    "g6e.xlarge", "g6e.2xlarge", "g6e.4xlarge", "g6.xlarge", "g6.2xlarge", "g6.4xlarge", "gr6.4xlarge", "g5.xlarge", "g5.2xlarge", "g5.4xlarge",
-  ]
+  # One NVIDIA GPU of so many GB, and an NVMe disk; those that the region has.
+  types_of_memory = {
+    24 = ["g6.xlarge", "g6.2xlarge", "g6.4xlarge", "g6.8xlarge", "gr6.4xlarge", "gr6.8xlarge", "g5.xlarge", "g5.2xlarge", "g5.4xlarge", "g5.8xlarge"]
+    48 = ["g6e.xlarge", "g6e.2xlarge", "g6e.4xlarge"]
+  }
+  usual_types = local.types_of_memory[var.gpu_memory_gb]
 
   by_requirements = var.instance_requirements != null
   named_types     = local.by_requirements ? [] : coalesce(var.instance_types, local.usual_types)
@@ -49,4 +51,10 @@ data "aws_ec2_instance_type" "each" {
       error_message = "instance_types: ${each.value} has no EFA; set efa = false, or take another type."
     }
   }
+}
+
+locals {
+  # GiB of the GPUs of each type, 0 without; "24 GB" are 22.4 to 24 GiB.
+  gpu_memory  = [for type in data.aws_ec2_instance_type.each : max(0, [for gpu in type.gpus : gpu.memory_size / 1024]...)]
+  gpus_differ = length(local.gpu_memory) > 0 && max(0, local.gpu_memory...) > 1.25 * min(1048576, local.gpu_memory...)
 }

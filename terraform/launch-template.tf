@@ -80,6 +80,10 @@ resource "aws_launch_template" "node" {
       error_message = "root_volume_gb: ${var.root_volume_gb} GB is less than the root volume of the AMI ${data.aws_ami.node.id}, and no instance would start."
     }
     precondition {
+      condition     = var.mix_gpu_memory || !local.gpus_differ
+      error_message = "instance_types: the memory of their GPUs differs (${join(", ", distinct([for gib in local.gpu_memory : format("%.0f GiB", gib)]))}). A run that fits on the largest only would crash on the others, and stop the fleet. If it fits on all: mix_gpu_memory = true."
+    }
+    precondition {
       condition     = var.kms_key_arn == null ? true : split(":", var.kms_key_arn)[3] == local.region
       error_message = "kms_key_arn: a key of another region than ${local.region}, where the fleet and its bucket are. S3 cannot use it."
     }

@@ -22,7 +22,7 @@ locals {
   # In SUM a series without a single value counts as nothing; FILL cannot fill it.
   is_paid_for = "total > 0"
   no_progress = "IF(${local.is_paid_for} AND SUM([steps, 0 * total]) <= 0, 1, 0)"
-  never_ready = "IF(launches > 0 AND SUM([ready, 0 * launches]) <= 0, 1, 0)"
+  never_ready = "IF(pending > 0 AND SUM([ready, 0 * pending]) <= 0, 1, 0)"
 }
 
 resource "aws_cloudwatch_metric_alarm" "no_progress" {
@@ -83,12 +83,12 @@ resource "aws_cloudwatch_metric_alarm" "never_ready" {
   }
 
   metric_query {
-    id = "launches"
+    id = "pending" # until its LAUNCHING hook is completed
     metric {
-      namespace   = "AWS/Events"
-      metric_name = "TriggeredRules"
-      dimensions  = { RuleName = aws_cloudwatch_event_rule.this["launch"].name }
-      stat        = "Sum"
+      namespace   = "AWS/AutoScaling"
+      metric_name = "GroupPendingInstances"
+      dimensions  = { AutoScalingGroupName = aws_autoscaling_group.this.name }
+      stat        = "Maximum"
       period      = local.launch_period_s
     }
   }

@@ -4,12 +4,22 @@ data "aws_caller_identity" "current" {}
 data "aws_partition" "current" {}
 data "aws_region" "current" {}
 
+data "aws_availability_zones" "region" {
+  #checkov:skip=CKV_AWS_394: of it, only the code of the region is used, which all of its zones share
+  filter {
+    name   = "zone-type"
+    values = ["availability-zone"]
+  }
+}
+
 locals {
   partition = data.aws_partition.current.partition
   account   = data.aws_caller_identity.current.account_id
   region    = data.aws_region.current.name
 
   name        = "harness-${var.run}"
+  global_name = "${local.name}-${local.region_code}"                                # of what an account has once for all its regions
+  region_code = split("-", sort(data.aws_availability_zones.region.zone_ids)[0])[0] # euw1: a role's name has 64 characters
   store       = "s3://${local.bucket}/${var.bucket_prefix}"
   hook        = "${local.name}-drain"
   launch_hook = "${local.name}-ready"

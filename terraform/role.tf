@@ -1,7 +1,7 @@
 # What a node may do. The S3 part is the table "IAM actions" of docs/operations.md, and nothing else.
 
 resource "aws_iam_role" "node" {
-  name        = local.name
+  name        = local.global_name
   description = "Nodes of the run ${var.run}"
 
   assume_role_policy = jsonencode({
@@ -15,7 +15,7 @@ resource "aws_iam_role" "node" {
 }
 
 resource "aws_iam_instance_profile" "node" {
-  name = local.name
+  name = local.global_name
   role = aws_iam_role.node.name
 }
 
@@ -25,7 +25,7 @@ resource "aws_iam_role_policy" "node" {
 
   policy = jsonencode({
     Version   = "2012-10-17"
-    Statement = concat(local.may_checkpoint, local.may_read, local.may_encrypt, local.may_steer_the_group, local.may_tell, local.may_open_a_shell, local.may_pull)
+    Statement = concat(local.may_checkpoint, local.may_read, local.may_encrypt, local.may_read_secrets, local.may_steer_the_group, local.may_tell, local.may_open_a_shell, local.may_pull)
   })
 }
 
@@ -93,6 +93,33 @@ locals {
     Action   = ["kms:GenerateDataKey", "kms:Decrypt"]
     Resource = var.kms_key_arn
   }]
+
+  # A secret's ARN, without the key of ECS's form.
+  parameters     = [for arn in values(var.secrets) : arn if can(regex(":ssm:", arn))]
+  vault_secrets  = [for arn in values(var.secrets) : join(":", slice(split(":", arn), 0, 7)) if can(regex(":secretsmanager:", arn))]
+  secret_regions = distinct([for arn in values(var.secrets) : split(":", arn)[3]])
+
+  may_read_secrets = concat(
+    length(local.parameters) == 0 ? [] : [{
+      Sid      = "ReadParameters"
+      Effect   = "Allow"
+      Action   = "ssm:GetParameter"
+      Resource = distinct(local.parameters)
+    }],
+    length(local.vault_secrets) == 0 ? [] : [{
+      Sid      = "ReadSecrets"
+      Effect   = "Allow"
+      Action   = "secretsmanager:GetSecretValue"
+      Resource = distinct(local.vault_secrets)
+    }],
+    var.secrets_kms_key_arn == null ? [] : [{
+      Sid       = "DecryptSecrets"
+      Effect    = "Allow"
+      Action    = "kms:Decrypt"
+      Resource  = var.secrets_kms_key_arn
+      Condition = { StringEquals = { "kms:ViaService" = flatten([for region in local.secret_regions : ["ssm.${region}.amazonaws.com", "secretsmanager.${region}.amazonaws.com"]]) } }
+    }],
+  )
 
   may_steer_the_group = [
     {

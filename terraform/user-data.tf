@@ -2,7 +2,9 @@
 
 locals {
   node_env = merge(
+    var.env,
     { for name, value in var.settings : "HARNESS_${upper(name)}" => value },
+    length(var.secrets) == 0 ? {} : { HARNESS_SECRETS = join(" ", [for name, arn in var.secrets : "${name}=${arn}"]) },
     {
       HARNESS_RUN         = var.run
       HARNESS_STORE       = local.store

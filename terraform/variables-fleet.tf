@@ -1,7 +1,7 @@
 # Which instances, how many, and how they are bought and lost.
 
 variable "instance_types" {
-  description = "Instance types that the run fits on, best first; the more, the fewer interruptions. Null: those of g6, gr6, g6e and g5 with one GPU that the region has, unless instance_requirements are given."
+  description = "Instance types that the run fits on, best first; the more, the fewer interruptions. Null: those with one GPU of gpu_memory_gb that the region has, unless instance_requirements are given."
   type        = list(string)
   default     = null
 
@@ -14,6 +14,23 @@ variable "instance_types" {
     condition     = var.instance_types == null || var.instance_requirements == null
     error_message = "instance_types: exactly one of instance_types and instance_requirements; leave the other out."
   }
+}
+
+variable "gpu_memory_gb" {
+  description = "Without instance_types: memory of the GPU, 24 (g6, gr6, g5) or 48 (g6e)."
+  type        = number
+  default     = 24
+
+  validation {
+    condition     = contains([24, 48], var.gpu_memory_gb)
+    error_message = "gpu_memory_gb: 24 or 48. For other GPUs name instance_types."
+  }
+}
+
+variable "mix_gpu_memory" {
+  description = "Whether instance_types may have GPUs of different memory. A run that fits on the largest only crashes on the others, and stops the fleet."
+  type        = bool
+  default     = false
 }
 
 variable "instance_requirements" {

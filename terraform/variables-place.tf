@@ -69,7 +69,7 @@ variable "subnet_ids" {
 }
 
 variable "s3_gateway_endpoint" {
-  description = "Whether to add a gateway endpoint for S3 to the VPC: free, and keeps checkpoints off a NAT gateway. False where the VPC has one: AWS refuses a second."
+  description = "Whether to add a gateway endpoint for S3 to all route tables of the VPC. It is free, and keeps checkpoints off a NAT gateway; but adding it, and destroying it, breaks open connections of everybody in that VPC to S3, and changes the addresses that they come from. Only for a VPC that is yours alone, and has none: AWS refuses a second."
   type        = bool
-  default     = true
+  default     = false
 }

@@ -92,8 +92,8 @@ variable "settings" {
   default     = {}
 
   validation {
-    condition     = alltrue([for name in keys(var.settings) : can(regex("^[a-z][a-z0-9_]*$", name))])
-    error_message = "settings: the names are those of docs/operations.md, in small letters, such as durable_every_s."
+    condition     = length(setsubtract(keys(var.settings), local.setting_names)) == 0
+    error_message = "settings: ${join(", ", setsubtract(keys(var.settings), local.setting_names))}: there is no such setting. There are ${join(", ", local.setting_names)}."
   }
 
   validation {
@@ -101,8 +101,61 @@ variable "settings" {
     error_message = "settings: each value is one line."
   }
 
+}
+
+variable "env" {
+  description = "Environment variables of the program: { WANDB_PROJECT = \"gpt\" }. They can be read in the configuration, in the state and in the user data: for a password or a token use secrets."
+  type        = map(string)
+  default     = {}
+
   validation {
-    condition     = length(setintersection(keys(var.settings), ["run", "store", "command", "source", "package", "setup", "python", "image", "group", "hook", "topic", "metrics", "log_group", "root"])) == 0
-    error_message = "settings: run, command, python, … have variables of their own; store, group, hook, topic, metrics and log_group are made here."
+    condition     = alltrue([for name in keys(var.env) : can(regex("^[A-Za-z_][A-Za-z0-9_]*$", name)) && !startswith(name, "HARNESS_")])
+    error_message = "env: names of letters, digits and _, not a digit first, and not HARNESS_…: those are settings."
   }
+
+  validation {
+    condition     = alltrue([for value in values(var.env) : !can(regex("[[:cntrl:]]", value))])
+    error_message = "env: each value is one line. Secrets may have several."
+  }
+}
+
+variable "secrets" {
+  description = "Environment variables of the program whose values are read on the node, at each start: { HF_TOKEN = ARN }, of a parameter of Systems Manager, or of a secret of Secrets Manager. As in ECS, :KEY:: after the ARN of a secret takes one key of its JSON. Only the ARNs are in the configuration, the state and the user data; the nodes' role may read exactly these."
+  type        = map(string)
+  default     = {}
+
+  validation {
+    condition     = alltrue([for name in keys(var.secrets) : can(regex("^[A-Za-z_][A-Za-z0-9_]*$", name)) && !startswith(name, "HARNESS_")])
+    error_message = "secrets: names of letters, digits and _, not a digit first, and not HARNESS_…."
+  }
+
+  validation {
+    condition     = alltrue([for arn in values(var.secrets) : can(regex("^arn:[a-z-]+:(ssm:[a-z0-9-]+:[0-9]{12}:parameter/[^[:space:]]+|secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[^:[:space:]]+(:[^:[:space:]]*:[^:[:space:]]*:[^:[:space:]]*)?)$", arn))])
+    error_message = "secrets: ARNs such as arn:aws:ssm:REGION:ACCOUNT:parameter/NAME or arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-AbCdEf, and never a value."
+  }
+
+  validation {
+    condition     = length(setintersection(keys(var.secrets), keys(var.env))) == 0
+    error_message = "secrets: ${join(", ", setintersection(keys(var.secrets), keys(var.env)))} is in env too."
+  }
+}
+
+variable "secrets_kms_key_arn" {
+  description = "The key that encrypts the secrets, if it is one of your own. Null: AWS's own keys."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.secrets_kms_key_arn == null || can(regex("^arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+$", var.secrets_kms_key_arn))
+    error_message = "secrets_kms_key_arn: the ARN of a key (not of an alias): arn:aws:kms:REGION:ACCOUNT:key/ID."
+  }
+}
+
+locals {
+  # Of harness/config/settings.py, but for those that are made here or have a variable; and `harness resume`'s self_test.
+  setting_names = [
+    "drain_file", "durable_every_s", "every_s", "every_steps", "grace_s", "handover_s", "keep_every", "keep_last",
+    "keep_local", "local", "log_format", "max_crashes", "overlap", "s3_kms_key_id", "s3_sse", "self_test", "shared",
+    "slots", "upload_bytes_s",
+  ]
 }

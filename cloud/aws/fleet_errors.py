@@ -27,12 +27,20 @@ SERVICES = {
     "SetInstanceProtection": "autoscaling",
     "TerminateInstanceInAutoScalingGroup": "autoscaling",
     "UpdateAutoScalingGroup": "autoscaling",
+    "GetParameter": "ssm",
+    "GetSecretValue": "secretsmanager",
     "Publish": "sns",
     "PutMetricData": "cloudwatch",
 }
 """The service of each call that is made; service and call together are the IAM action."""
 
-_RESOURCES = {"autoscaling": "this group's ARN", "sns": "the topic's ARN", "cloudwatch": '"*"'}
+_RESOURCES = {
+    "autoscaling": "this group's ARN",
+    "cloudwatch": '"*"',
+    "secretsmanager": "the secret's ARN",
+    "sns": "the topic's ARN",
+    "ssm": "the parameter's ARN",
+}
 
 _SLOW = {
     "BandwidthLimitExceeded",
@@ -55,7 +63,7 @@ _INVALID = {"InvalidParameter", "InvalidParameterCombination", "InvalidParameter
 
 def takes_effect(operation: str) -> bool:
     """Whether the outcome is unknown if the reply to `operation` is lost."""
-    return not operation.startswith("Describe")
+    return not operation.startswith(("Describe", "Get"))
 
 
 def explain(operation: str, where: str, *, status: int, code: str, message: str) -> CloudError:

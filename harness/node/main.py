@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from harness.node.job import Job, Request, metadata_url, resolve_job
 from harness.node.notices import Notices
 from harness.node.platform import GROUP_VARIABLE, PATIENT_S, Platform, find_instance, find_platform, open_metadata
 from harness.node.run_status import RunStatus
+from harness.node.secrets import read_secrets
 from harness.node.signals import Signals
 from harness.node.supervisor import Limits, Supervisor, Terms
 
@@ -66,6 +67,7 @@ def _resume(request: Request, self_test: str | None, limits: Limits, say: Callab
     try:
         job = _job(request, metadata if instance else None)
         test = choose_test(self_test, request.environ)
+        job = replace(job, environ={**job.environ, **read_secrets(job.environ, say)})
     except ConfigError as err:
         run = str(request.flags.get("run") or request.environ.get("HARNESS_RUN") or "")
         with _opened(_patiently(metadata, instance, request.environ, run, signals, say)) as platform:

@@ -94,8 +94,8 @@ run "all_spot_in_any_pool_behind_a_closed_door" {
     error_message = "no right without a use"
   }
   assert {
-    condition     = toset(keys(aws_cloudwatch_event_target.log)) == toset(["interruption", "rebalance", "state", "launch", "group"])
-    error_message = "the log has everything"
+    condition     = alltrue([for target in aws_cloudwatch_event_target.topic : strcontains(target.input_transformer[0].input_template, "gpt")])
+    error_message = "a mail that a person can read names the run"
   }
   assert {
     condition     = toset(keys(aws_cloudwatch_event_target.topic)) == toset(["interruption", "rebalance", "group"])

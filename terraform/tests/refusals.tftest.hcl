@@ -93,7 +93,7 @@ run "two_answers_to_one_question" {
   variables {
     run                   = "a23456789b123456789c123456789d123456789e1" # one character too many
     source_archive        = "s3://code/gpt.rar"
-    settings              = { store = "s3://elsewhere" } # it is made here
+    settings              = { store = "s3://elsewhere", evry_s = "30" } # one is made here, the other misspelt
     instance_types        = ["g5.xlarge"]
     instance_requirements = { gpu_count = 1, gpu_memory_gib = 24 }
     allocation_strategy   = "capacity-optimized-prioritized" # requirements have no order
@@ -177,6 +177,22 @@ run "a_type_that_the_ami_does_not_boot_on" {
     values = { instance_storage_supported = true, efa_supported = true, supported_architectures = ["arm64"] }
   }
   expect_failures = [data.aws_ec2_instance_type.each]
+}
+
+run "types_whose_gpus_have_different_memory" {
+  command = plan
+  variables {
+    instance_types = ["g5.xlarge", "g6.xlarge"]
+  }
+  override_data {
+    target = data.aws_ec2_instance_type.each["g5.xlarge"]
+    values = { instance_storage_supported = true, efa_supported = true, supported_architectures = ["x86_64"], gpus = [{ count = 1, manufacturer = "NVIDIA", memory_size = 24576, name = "A10G" }] }
+  }
+  override_data {
+    target = data.aws_ec2_instance_type.each["g6.xlarge"]
+    values = { instance_storage_supported = true, efa_supported = true, supported_architectures = ["x86_64"], gpus = [{ count = 1, manufacturer = "NVIDIA", memory_size = 45776, name = "L40S" }] }
+  }
+  expect_failures = [aws_launch_template.node]
 }
 
 run "user_data_that_ec2_would_not_take" { # its length is known when the topic and the bucket have their names

@@ -57,7 +57,14 @@ class Node:
     def actions(self) -> list[str]:
         """What it did to its group, in order."""
         looks = ("DescribeAutoScalingGroups", "PutMetricData", "Publish", "SetInstanceProtection")
-        return list(dict.fromkeys(action for action in self.server.actions() if action not in looks))
+        in_service = {"LifecycleHookName": "ready", "LifecycleActionResult": "CONTINUE"}  # or not, if it ends soon
+        return list(
+            dict.fromkeys(
+                action
+                for action, asked in self.server.requests
+                if action not in looks and not in_service.items() <= asked.items()
+            )
+        )
 
 
 @pytest.fixture(scope="session")
@@ -202,7 +209,7 @@ def test_an_instance_that_cannot_be_prepared_stops_the_fleet(node: Node) -> None
 
 
 def test_a_fleet_whose_aws_does_not_answer_costs_nothing_all_the_same(node: Node) -> None:
-    node.settings |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "HARNESS_TEST_ACT_S": "1"}
+    node.settings |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "HARNESS_TEST_ACT_S": "1"}  # of two minutes
     node.settings["HARNESS_COMMAND"] = "sh -c 'exit 3'"
 
     node.boot()
@@ -210,6 +217,35 @@ def test_a_fleet_whose_aws_does_not_answer_costs_nothing_all_the_same(node: Node
     node.box.wait_powered_off()
     assert node.desired == 1
     assert "could not be set to zero" in node.box.log("harness.log")
+
+
+def test_the_program_runs_as_a_user_of_its_own_in_a_folder_of_its_own(node: Node) -> None:
+    node.settings["HARNESS_COMMAND"] = "sh -c 'id -un; touch here; env | sort'"
+    node.settings["WANDB_PROJECT"] = "gpt"  # as `env` gives it
+
+    node.boot()
+    node.box.wait_for("stop-fleet: ", "harness.log")
+
+    said = node.box.log("harness.log").splitlines()
+    assert "harness" in said, node.box.report()
+    assert "HOME=/home/harness" in said
+    assert "WANDB_PROJECT=gpt" in said
+    assert not any("Permission denied" in line for line in said)
+
+
+def test_harness_on_the_node_knows_its_run_as_the_runs_user_and_as_root(node: Node) -> None:
+    node.settings["HARNESS_COMMAND"] = "sh -c 'harness status --json'"
+    node.box.write_unit(
+        "harness.service.d/look.conf",
+        "[Service]\nExecStopPost=+/bin/sh -c '/usr/local/bin/harness status >/var/log/harness/looked 2>&1'\n",
+    )
+
+    node.boot()
+    node.box.wait_for("stop-fleet: ", "harness.log")
+
+    assert '"run": "gpt"' in node.box.log("harness.log"), node.box.report()
+    assert "gpt" in node.box.log("looked"), node.box.report()
+    assert "no run" not in node.box.log("looked"), node.box.report()
 
 
 def test_a_call_that_fails_once_is_made_again_by_what_comes_after(node: Node) -> None:
@@ -228,6 +264,8 @@ def test_a_third_instance_in_a_row_that_is_not_fit_stops_the_fleet(node: Node) -
     node.settings["HARNESS_SELF_TEST"] = "false"
     events = Path(node.settings["HARNESS_STORE"], "gpt/events")
     events.mkdir(parents=True)
+    for folder in (events, *events.parents[:2]):
+        folder.chmod(0o777)  # the run is another user
     for number in range(2):
         (events / f"00000000-i-0000000000000000{number}.unfit.json").write_text("{}")
 

@@ -53,7 +53,11 @@ touch dev/console
 mount --bind "$console" dev/console
 mkdir -p var/log/harness
 mount --bind "$logs" var/log/harness
-while IFS= read -r path; do mkdir -p ".$path"; mount --rbind "$path" ".$path"; done <<<"$shown"
+while IFS= read -r path; do
+    mkdir -p ".$path"
+    mount --rbind "$path" ".$path"
+    while [[ "$path" == */* && "${path%/*}" != "" ]]; do path="${path%/*}"; chmod o+rx ".$path"; done # for other users
+done <<<"$shown"
 : >etc/machine-id
 exec env -i container=box PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot . "$systemd" --system --unit="$target" \\
     --log-target=console --show-status=no
@@ -81,6 +85,7 @@ class Box:
         for made in (self.logs, directory / "box", self._units):
             made.mkdir(parents=True, exist_ok=True)
         (directory / "console").touch()
+        directory.chmod(0o777)  # its users are not this test's; above it, nobody passes on this machine
 
     def write_unit(self, name: str, text: str) -> None:
         path = self._units / name
@@ -142,7 +147,8 @@ class Box:
             _remove(self._cgroup)
 
     def _environment(self) -> Mapping[str, str]:
-        shown = dict.fromkeys(map(str, (ROOT, sys.prefix, sys.base_prefix, self._directory)))
+        paths = {ROOT, Path(sys.prefix), Path(sys.base_prefix), self._directory} - {Path("/usr")}
+        shown = [str(path) for path in sorted(paths) if not any(other in path.parents for other in paths)]
         return {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "cgroup": str(self._cgroup),
@@ -151,7 +157,7 @@ class Box:
             "files": str(self.machine.root),
             "console": str(self._directory / "console"),
             "logs": str(self.logs),
-            "shown": "\n".join(path for path in shown if path != "/usr"),
+            "shown": "\n".join(shown),
             "systemd": str(SYSTEMD),
             "target": TARGET,
         }

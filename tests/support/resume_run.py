@@ -27,6 +27,7 @@ def as_python(arguments: list[str]) -> None:
     harness.node.main.resume = functools.partial(harness.node.main.resume, limits=LIMITS)  # type: ignore[assignment]
     harness.node.fleet_reporter.LOOK_S = harness.node.fleet_reporter.ASK_S = harness.node.actions.LOOK_AGAIN_S = 0.1
     harness.node.actions.ACT_S = float(os.environ.get("HARNESS_TEST_ACT_S", harness.node.actions.ACT_S))
+    harness.node.actions.NOTIFY_S = min(harness.node.actions.ACT_S, harness.node.actions.NOTIFY_S)
     harness.node.main._LOOK_AGAIN_S = 0.1
     harness.node.platform.METADATA_S *= LONGER
     harness.node.main.PATIENT_S = harness.node.platform.PATIENT_S = LONGER * harness.node.platform.PATIENT_S

@@ -41,13 +41,13 @@ class Fleet:
     def __init__(self) -> None:
         self.total: dict[int, float] = at(range(DAY), 0.0)
         self.steps: dict[int, float] = {}
-        self.launches: dict[int, float] = {}
+        self.pending: dict[int, float] = at(range(DAY), 0.0)
         self.ready: dict[int, float] = {}
 
     def instance(self, begin: int, end: int, *, ready_after: int | None = 8, durable_every: int | None = 5) -> Fleet:
         """One that is bought, takes over the run after some minutes (or never), and makes steps durable (or never)."""
         self.total |= at(range(begin, end))
-        self.launches[begin] = 1.0
+        self.pending |= at(range(begin, end if ready_after is None else min(end, begin + ready_after)))
         if ready_after is not None and begin + ready_after < end:
             self.ready[begin + ready_after] = 1.0
             reported = range(begin + ready_after, end)
@@ -57,7 +57,7 @@ class Fleet:
         return self
 
     def stopped_at(self, alarm: Alarm) -> int | None:
-        recorded = {"total": self.total, "steps": self.steps, "launches": self.launches, "ready": self.ready}
+        recorded = {"total": self.total, "steps": self.steps, "pending": self.pending, "ready": self.ready}
         ids = {query["Id"] for query in alarm.described["Metrics"] if "MetricStat" in query}
         return alarm.rings_at({name: recorded[name] for name in ids}, DAY)
 

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.applied import AMI, COMMAND, RUN, Applied
-from tests.support.aws_account import NUMBER, REGION
+from tests.support.applied import AMI, AMI_PARAMETER, COMMAND, RUN, Applied, variables
+from tests.support.aws_account import REGION
+from tests.support.terraform import Terraform
 
 pytestmark = pytest.mark.long("terraform and its provider wait for what they have changed")
 
@@ -235,18 +236,40 @@ def refused(status: int, call: Callable[[], object]) -> None:
 # ---- network --------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_gets_in_and_bytes_for_s3_take_the_short_way(applied: Applied) -> None:
+def test_nobody_gets_in_and_nobody_elses_routes_change(applied: Applied) -> None:
     ec2 = applied.client("ec2")
     (security_group,) = applied.launch_template()["SecurityGroupIds"]
     rules = ec2.describe_security_group_rules(Filters=[{"Name": "group-id", "Values": [security_group]}])
     (described,) = ec2.describe_security_groups(GroupIds=[security_group])["SecurityGroups"]
-    (endpoint,) = ec2.describe_vpc_endpoints()["VpcEndpoints"]
-    tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [described["VpcId"]]}])["RouteTables"]
 
     assert [rule["IsEgress"] for rule in rules["SecurityGroupRules"]] == [True]
     assert described["IpPermissions"] == []
-    assert (endpoint["VpcEndpointType"], endpoint["ServiceName"]) == ("Gateway", f"com.amazonaws.{REGION}.s3")
-    assert set(endpoint["RouteTableIds"]) == {table["RouteTableId"] for table in tables} != set()
+    assert ec2.describe_vpc_endpoints()["VpcEndpoints"] == [], "unless it is asked for: it cuts connections of others"
+
+
+def test_a_run_has_a_fleet_in_a_second_region(copied: Applied, tmp_path: Path) -> None:
+    there = "us-west-2"
+    copied.client("s3", there).create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": there})
+    copied.client("ssm", there).put_parameter(Name=AMI_PARAMETER, Value=AMI, Type="String")
+    second = Terraform.prepare(
+        tmp_path / "second",
+        copied.account,
+        {**variables(tmp_path), "region": there, "bucket": "far", "s3_gateway_endpoint": True},
+    )
+
+    second.apply()
+
+    groups = {
+        region: copied.client("autoscaling", region).describe_auto_scaling_groups()["AutoScalingGroups"]
+        for region in (REGION, there)
+    }
+    assert {region: [found["AutoScalingGroupName"] for found in each] for region, each in groups.items()} == {
+        REGION: [NAME], there: [NAME],
+    }  # fmt: skip
+    assert {role["RoleName"] for role in copied.client("iam").list_roles()["Roles"]} >= {f"{NAME}-euw1", f"{NAME}-usw2"}
+    (endpoint,) = copied.client("ec2", there).describe_vpc_endpoints()["VpcEndpoints"]
+    assert (endpoint["VpcEndpointType"], endpoint["ServiceName"]) == ("Gateway", f"com.amazonaws.{there}.s3")
+    assert endpoint["RouteTableIds"]
 
 
 # ---- who is told ----------------------------------------------------------------------------------------------------
@@ -263,30 +286,33 @@ def test_what_happens_to_instances_is_told_by_rules_that_ec2_and_the_group_match
     assert {name: pattern["detail-type"] for name, pattern in found.items() if name != "group"} == {
         "interruption": ["EC2 Spot Instance Interruption Warning"],
         "rebalance": ["EC2 Instance Rebalance Recommendation"],
-        "state": ["EC2 Instance State-change Notification"],
-        "launch": ["EC2 Instance-launch Lifecycle Action"],
     }
     assert {name: pattern["source"] for name, pattern in found.items()} == {
-        "interruption": ["aws.ec2"], "rebalance": ["aws.ec2"], "state": ["aws.ec2"], "group": ["aws.autoscaling"],
-        "launch": ["aws.autoscaling"],
+        "interruption": ["aws.ec2"], "rebalance": ["aws.ec2"], "group": ["aws.autoscaling"],
     }  # fmt: skip
-    assert found["group"]["detail"] == found["launch"]["detail"] == {"AutoScalingGroupName": [NAME]}
+    assert found["group"]["detail"] == {"AutoScalingGroupName": [NAME]}
 
 
-def test_rules_write_to_the_log_and_those_that_people_care_for_to_the_topic(applied: Applied) -> None:
+def test_rules_write_mails_that_a_person_can_read(applied: Applied) -> None:
     events = applied.client("events")
-    (log,) = applied.client("logs").describe_log_groups()["logGroups"]
-    targets = {
-        name: {target["Arn"] for target in events.list_targets_by_rule(Rule=f"{NAME}-{name}")["Targets"]}
-        for name in rules(applied)
-    }
+    for name in rules(applied):
+        (target,) = events.list_targets_by_rule(Rule=f"{NAME}-{name}")["Targets"]
+
+        assert target["Arn"] == applied.topic_arn
+        form = target["InputTransformer"]
+        mail = json.loads(form["InputTemplate"])
+        for part in form["InputPathsMap"]:
+            mail = mail.replace(f"<{part}>", "…")
+        assert RUN in mail
+        assert "<" not in mail, "every part of it is taken from the event"
+
+
+def test_no_policy_for_logs_is_needed_of_which_a_region_has_ten(applied: Applied) -> None:
+    logs = applied.client("logs")
+    (log,) = logs.describe_log_groups()["logGroups"]
 
     assert (log["logGroupName"], log["retentionInDays"]) == (f"/harness/{RUN}", 30)
-    log_arn = f"arn:aws:logs:{REGION}:{NUMBER}:log-group:/harness/{RUN}"
-    assert {name: applied.topic_arn in arns for name, arns in targets.items()} == {
-        "interruption": True, "rebalance": True, "group": True, "state": False, "launch": False,
-    }  # fmt: skip
-    assert all(log_arn in arns for arns in targets.values())
+    assert logs.describe_resource_policies()["resourcePolicies"] == []
 
 
 def test_the_address_that_was_given_hears_what_the_topic_says(applied: Applied) -> None:

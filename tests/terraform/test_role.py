@@ -33,6 +33,7 @@ NOT_SENT = dict.fromkeys(
         "autoscaling:MaxSize",
         "autoscaling:LaunchConfigurationName",
         "autoscaling:VPCZoneIdentifiers",
+        "kms:ViaService",
     )
 )
 PUT = {"s3:ObjectCreationOperation": "true", "s3:if-none-match": "*"}
@@ -198,6 +199,7 @@ def test_nothing_passes_in_clear(role: Role, action: str, key: str) -> None:
 
 # ---- the fleet ------------------------------------------------------------------------------------------------------
 
+SECRETS = ("ssm:GetParameter", "secretsmanager:GetSecretValue")  # where a variable names some
 LOWERS_A_MINIMUM = "UpdateAutoScalingGroup"  # which this group does not have
 ON_THE_GROUP = sorted(
     name
@@ -252,7 +254,7 @@ def test_a_node_may_do_nothing_that_no_call_of_the_harness_needs(role: Role) -> 
     calls = {f"{service}:{call}" for call, service in SERVICES.items()}
     assert set(FLEET_ACTIONS) == calls
     mine = role.actions() - set(S3_ACTIONS) - LOG_ACTIONS - SHELL_ACTIONS
-    assert mine == calls - {f"autoscaling:{LOWERS_A_MINIMUM}"}
+    assert mine == calls - {f"autoscaling:{LOWERS_A_MINIMUM}", *SECRETS}
 
 
 @pytest.mark.parametrize(
@@ -299,6 +301,10 @@ def test_a_shell_needs_no_inbound_port(role: Role, action: str) -> None:
 # ---- what variables add ---------------------------------------------------------------------------------------------
 
 
+TOKEN = f"arn:aws:ssm:{REGION}:{NUMBER}:parameter/team/token"
+VAULT = f"arn:aws:secretsmanager:{REGION}:{NUMBER}:secret:wandb-AbCdEf"
+
+
 def test_a_variable_adds_what_it_names_and_no_more(copied: Applied) -> None:
     key = f"arn:aws:kms:{REGION}:{NUMBER}:key/11111111-2222-3333-4444-555555555555"
     before = role_of(copied).actions()
@@ -307,6 +313,8 @@ def test_a_variable_adds_what_it_names_and_no_more(copied: Applied) -> None:
         data_bucket_arns=["arn:aws:s3:::my-data"],
         container_image=f"{NUMBER}.dkr.ecr.{REGION}.amazonaws.com/train:v3",
         harness_package="s3://my-wheels/below/harness-1.whl",
+        secrets={"HF_TOKEN": TOKEN, "WANDB_API_KEY": f"{VAULT}:key::"},
+        secrets_kms_key_arn=key.replace("1111", "2222"),
     )
     copied.terraform.apply("-refresh=false")
     role = role_of(copied)
@@ -320,9 +328,14 @@ def test_a_variable_adds_what_it_names_and_no_more(copied: Applied) -> None:
         ("s3:GetObject", "arn:aws:s3:::my-wheels/below/harness-1.whl", "arn:aws:s3:::my-wheels/below/other.whl"),
         ("ecr:BatchGetImage", f"{images}/train", f"{images}/other"),
         ("ecr:GetDownloadUrlForLayer", f"{images}/train", f"{images}/train-2"),
+        ("ssm:GetParameter", TOKEN, f"{TOKEN}-2"),
+        ("secretsmanager:GetSecretValue", VAULT, f"{VAULT}-2"),
     ]
     for action, this, that in may:
         assert (role.verdict(action, this), role.verdict(action, that)) == (ALLOWED, NOT_ALLOWED), action
+    by_the_service = {"kms:ViaService": f"ssm.{REGION}.amazonaws.com"}
+    assert role.verdict("kms:Decrypt", key.replace("1111", "2222"), **by_the_service) is ALLOWED
+    assert role.verdict("kms:Decrypt", key.replace("1111", "2222")) is NOT_ALLOWED
     assert role.verdict("ecr:GetAuthorizationToken", "*") is ALLOWED
     assert role.verdict("s3:PutObject", "arn:aws:s3:::my-data/shard-1", **PUT) is NOT_ALLOWED
     assert role.actions() - before == {action for action, *_ in may if action[:2] != "s3"} | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from harness.config.settings import Settings
 from tests.support.needs import lacking
 from tests.support.once import once
 from tests.support.s3_server import S3Server
@@ -240,3 +242,17 @@ def test_another_script_than_terraform_has_seen_is_not_run(fresh: Fresh) -> None
     assert booted.returncode == 70
     assert "cannot be fetched: given up" in booted.stdout
     assert not (fresh.root / "opt/harness/bin/bootstrap-node.sh").exists()
+
+
+MADE_HERE = {"run", "run_named", "store", "metadata", "s3_endpoint", "runtime_dir"}
+ONLY_ONCE = {"fresh", "continue_", "from_"}  # of a start by hand
+OF_RESUME = {"self_test"}
+
+
+@pytest.mark.sample
+def test_the_plan_knows_every_setting_by_its_name() -> None:
+    text = (ROOT / "terraform" / "variables-run.tf").read_text()
+    (named,) = re.findall(r"setting_names = \[(.*?)\]", text, re.DOTALL)
+
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    assert set(re.findall(r'"(\w+)"', named)) == fields - MADE_HERE - ONLY_ONCE | OF_RESUME

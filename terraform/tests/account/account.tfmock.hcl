@@ -12,6 +12,10 @@ mock_data "aws_region" {
   defaults = { name = "us-east-1" }
 }
 
+mock_data "aws_availability_zones" {
+  defaults = { zone_ids = ["use1-az2", "use1-az1"] }
+}
+
 mock_data "aws_vpc" {
   defaults = { id = "vpc-1" }
 }

@@ -486,7 +486,7 @@ def test_no_request_is_made_after_the_deadline(
 def test_a_server_that_hangs_is_given_up_by_the_deadline(
     server: FleetServer, join: Callable[[str], Fleet], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud.aws.fleet.READ_S", HANG_S)  # whoever waits as long as a request may is not back in time
+    monkeypatch.setattr("cloud.aws.calls.READ_S", HANG_S)  # whoever waits as long as a request may is not back in time
     monkeypatch.setattr("random.uniform", lambda _low, high: high)  # by a short pause there would be time for another
     server.hang("RecordLifecycleActionHeartbeat")
     deadline = Deadline(clock.now + 0.3, clock)  # it stands: the request leaves, however late
