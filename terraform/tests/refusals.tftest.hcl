@@ -93,7 +93,7 @@ run "two_answers_to_one_question" {
   variables {
     run                   = "a23456789b123456789c123456789d123456789e1" # one character too many
     source_archive        = "s3://code/gpt.rar"
-    settings              = { store = "s3://elsewhere", evry_s = "30" } # one is made here, the other misspelt
+    settings              = { store = "s3://elsewhere", every_second = "30" } # one is made here, the other does not exist
     instance_types        = ["g5.xlarge"]
     instance_requirements = { gpu_count = 1, gpu_memory_gib = 24 }
     allocation_strategy   = "capacity-optimized-prioritized" # requirements have no order
