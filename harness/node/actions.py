@@ -92,7 +92,9 @@ class Actions:
         return True
 
     def _notify(self, fleet: Fleet | None, what: str, text: str) -> None:
-        text = f"{text}.\n\n{self._platform.words}. For details see /var/log/harness/harness.log there, or its log group."
+        text = (
+            f"{text}.\n\n{self._platform.words}. For details see /var/log/harness/harness.log there, or its log group."
+        )
         try:
             if fleet is not None:
                 fleet.notify(f"run {self._run}: {what}", text, Deadline.after(NOTIFY_S, self._clock))
