@@ -548,7 +548,8 @@ prepare_units() {
     if [[ -n "${HARNESS_IMAGE:-}" ]]; then
         cleanup="-$(type -P docker) rm --force harness"
         start="$(container_command "$start")"
-        as="# docker's client needs root; in the container, the image says who runs"
+        # docker's client needs root. In the container the image says who runs, and leaves the decision.
+        as="RuntimeDirectoryMode=0777"
     fi
     give_to_user
     write_command
@@ -593,6 +594,7 @@ UNIT
     write_unit harness-ended.service <<'UNIT'
 [Unit]
 Description=Stops the fleet, unless the harness's run has ended by a decision
+StartLimitIntervalSec=0
 [Service]
 Type=oneshot
 ExecStart=/opt/harness/bin/stop-fleet.sh --unless-decided

@@ -35,6 +35,7 @@ main() {
         "" | -h | --help) usage; exit ;;
         --unless-decided)
             [[ ! -s "$decision" ]] || { say "$(<"$decision")"; exit; }
+            ! starts_again || { say "harness.service starts again"; exit; }
             subject="the supervisor has ended without a decision" log="$root/var/log/harness/harness.log"
             ;;
     esac
@@ -54,6 +55,11 @@ main() {
     fi
     let_go
     power_off
+}
+
+# By hand, or by Restart= after a signal: newer systemd calls OnFailure= then, too.
+starts_again() {
+    [[ -z "$root" && "$(systemctl is-active harness.service)" =~ ^(active|activating|reloading)$ ]]
 }
 
 stop() {

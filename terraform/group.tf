@@ -68,6 +68,16 @@ resource "aws_autoscaling_group" "this" {
     }
   }
 
+  # What is applied takes effect now, and not at the next interruption: the node makes its last step durable, and another
+  # one goes on from there with the new code. An apply that changes nothing of a node leaves it alone.
+  instance_refresh {
+    strategy = "Rolling"
+    preferences {
+      min_healthy_percentage = 0
+      skip_matching          = true
+    }
+  }
+
   # An instance counts as in service once it has taken the run over: until then, what it is to replace trains on.
   initial_lifecycle_hook {
     name                 = local.launch_hook

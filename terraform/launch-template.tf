@@ -14,12 +14,24 @@ data "aws_ami" "node" {
   }
 }
 
+# The image stays the one of the first apply: with another PyTorch or driver a run may compute other bits from there on.
+# For a newer image: terraform apply -replace='terraform_data.image[0]'
+resource "terraform_data" "image" {
+  count            = var.ami_id == null ? 1 : 0
+  input            = data.aws_ami.node.id
+  triggers_replace = var.ami_ssm_parameter
+
+  lifecycle {
+    ignore_changes = [input]
+  }
+}
+
 resource "aws_launch_template" "node" {
   #checkov:skip=CKV_AWS_341: two hops, so that the metadata service, with its notices, is heard in a container with a network of its own
   name        = local.name
   description = "Nodes of the run ${var.run}"
 
-  image_id  = data.aws_ami.node.id
+  image_id  = var.ami_id == null ? terraform_data.image[0].output : var.ami_id
   user_data = local.user_data_gzip
 
   # A node that shuts itself down is gone, and not kept stopped on the bill of its volume.
@@ -44,8 +56,11 @@ resource "aws_launch_template" "node" {
     ebs {
       volume_type           = "gp3"
       volume_size           = var.root_volume_gb
+      throughput            = var.root_volume_mb_s
       encrypted             = true
       delete_on_termination = true
+
+      volume_initialization_rate = var.root_volume_fetch_mb_s
     }
   }
 

@@ -123,9 +123,9 @@ variable "ami_id" {
 }
 
 variable "ami_ssm_parameter" {
-  description = "A public SSM parameter that names the AMI: by default AWS's Deep Learning AMI with NVIDIA's driver and PyTorch in /opt/pytorch."
+  description = "A public SSM parameter that names the AMI: by default the newest image of a line of AWS's Deep Learning AMIs, with NVIDIA's driver and PyTorch in /opt/pytorch. AWS patches a line for a year after PyTorch's release, and removes its parameter some day: then name a newer one."
   type        = string
-  default     = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04/latest/ami-id"
+  default     = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.13-ubuntu-26.04/latest/ami-id"
 
   validation {
     condition     = startswith(var.ami_ssm_parameter, "/")
@@ -141,6 +141,28 @@ variable "root_volume_gb" {
   validation {
     condition     = var.root_volume_gb >= 8 && var.root_volume_gb <= 16384
     error_message = "root_volume_gb: from 8 to 16384."
+  }
+}
+
+variable "root_volume_mb_s" {
+  description = "Throughput of the root volume in MB/s, from 125, which is free, to 1000. Packages and images are read from it at each boot."
+  type        = number
+  default     = 400
+
+  validation {
+    condition     = var.root_volume_mb_s >= 125 && var.root_volume_mb_s <= 1000
+    error_message = "root_volume_mb_s: from 125 to 1000."
+  }
+}
+
+variable "root_volume_fetch_mb_s" {
+  description = "Rate in MB/s, 100 to 300, at which AWS fetches the root volume from the image's snapshot in advance. Without it each block is fetched when it is first read, slowly: importing torch takes a minute or more. AWS charges for it by the gigabyte of the image, at each boot. Null: no."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.root_volume_fetch_mb_s == null ? true : var.root_volume_fetch_mb_s >= 100 && var.root_volume_fetch_mb_s <= 300
+    error_message = "root_volume_fetch_mb_s: from 100 to 300."
   }
 }
 

@@ -11,15 +11,8 @@ from harness.trainer.copy import to_slot
 from harness.trainer.state import capture
 from harness.trainer.state.restore import restore
 from harness.trainer.state.rng import capture_rng, restore_rng
-from tests.support.needs import lacking
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _device() -> None:
-    if not torch.cuda.is_available():
-        lacking("cuda")
 
 
 def training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

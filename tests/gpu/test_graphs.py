@@ -12,15 +12,8 @@ from harness.ipc.slots import Slot
 from harness.trainer.copy import to_slot
 from harness.trainer.staging.overlap import Deferred, Overlap, _copy
 from harness.trainer.state.gradients import Habit, Watched
-from tests.support.needs import lacking
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _device() -> None:
-    if not torch.cuda.is_available():
-        lacking("cuda")
 
 
 @pytest.fixture

@@ -9,16 +9,9 @@ import torch
 
 from harness.ipc.slots import Slot
 from harness.trainer.copy import to_slot
-from tests.support.needs import lacking
 from tests.unit.trainer.staging.test_overlap import Training, adamw, in_place, same, through_data, trained_with
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _device() -> None:
-    if not torch.cuda.is_available():
-        lacking("cuda")
 
 
 @pytest.fixture

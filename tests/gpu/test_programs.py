@@ -8,20 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support import graph_trainer
-from tests.support.needs import lacking
 from tests.support.world import World, nobody_left
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long("a program that imports torch and starts CUDA takes 5 s")]
 PROGRAM = [sys.executable, graph_trainer.__file__]
-
-
-@pytest.fixture(autouse=True)
-def _device() -> None:
-    if not torch.cuda.is_available():
-        lacking("cuda")
 
 
 @pytest.fixture

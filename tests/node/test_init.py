@@ -39,9 +39,9 @@ class Node:
         self.box, self.server, self.metadata = box, server, metadata
         self.settings = box.machine.settings
 
-    def boot(self) -> None:
+    def boot(self, *more: str) -> None:
         try:
-            self.box.boot("user-data.service")
+            self.box.boot("user-data.service", *more)
         except CannotBoot as why:
             lacking("init", str(why))
 
@@ -190,6 +190,26 @@ def test_a_supervisor_that_ends_by_itself_stops_the_fleet(node: Node, code: int)
 
     assert_stopped_and_off(node, WITHOUT_A_DECISION)
     assert "could not select device driver" in node.server.asked("Publish")[0]["Message"]
+
+
+def test_a_restart_by_hand_is_no_end(node: Node) -> None:
+    node.box.machine.root.joinpath("opt/harness/bin/resume.sh").write_text(
+        "#!/bin/bash\necho started\n[ ! -e /run/again ] || exec sleep infinity\ntouch /run/again\nsleep infinity\n"
+    )
+    node.box.write_unit("harness.service.d/root.conf", "[Service]\nUser=root\n")
+    node.box.write_unit(
+        "again.service",
+        "[Unit]\nDefaultDependencies=no\n[Service]\nType=oneshot\n"
+        "ExecStart=/bin/bash -c 'until [ -e /run/again ]; do sleep 0.1; done; systemctl restart harness.service'\n",
+    )
+
+    node.boot("again.service")
+    node.box.wait_for("stop-fleet: harness.service starts again", "harness.log")
+
+    assert node.box.log("harness.log").count("started") == 2
+    assert node.desired == 1
+    assert node.told() == []
+    assert node.box.runs
 
 
 def test_an_end_of_success_that_nobody_has_decided_stops_the_fleet(node: Node) -> None:

@@ -52,6 +52,7 @@ def test_what_resume_ends_with_is_not_repeated_and_it_has_the_time_to_end(prepar
     assert int(unit["TimeoutStopSec"]) > 120
     assert unit["ExecStart"] == "/opt/harness/bin/resume.sh"
     assert unit["WorkingDirectory"] == "/opt/harness/source/current"
+    assert unit["User"] == "harness"
     assert unit["OnFailure"] == unit["OnSuccess"] == "harness-ended.service"
     assert unit["Environment"] == f"{decision.VARIABLE}=/run/harness/decision"
     assert "ExecStart=/opt/harness/bin/stop-fleet.sh --unless-decided\n" in prepared.unit("harness-ended.service")
@@ -78,6 +79,8 @@ def test_with_an_image_resume_runs_in_it_with_every_setting_by_name(prepared: Ma
     assert "docker run --rm --init --name harness --entrypoint /opt/harness/bin/resume.sh" in start
     assert "--volume /mnt/harness/local:/mnt/harness/local" in start
     assert "--volume /run/harness:/run/harness --env HARNESS_DECISION" in start
+    assert "RuntimeDirectoryMode=0777" in unit, "whoever the image runs as leaves its decision there"
+    assert "User=" not in unit
     assert {"--env HARNESS_COMMAND", "--env HARNESS_LOCAL", "--env HARNESS_PYTHON", "--network host"} <= {
         f"--{part.strip()}" for part in start.split("--")
     }

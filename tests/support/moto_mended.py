@@ -5,12 +5,14 @@ Owns each difference, and why it matters. Imported by a server's own process: it
 1. moto honours bucket policies, but none of their conditions: a deny without TLS would deny everything. Here
    `tests.support.iam` judges, with the condition keys that AWS would take from the request. Plain HTTP on this machine
    stands for TLS.
-2. moto puts the tags of a launch template itself into the template's data: every second plan would change it.
+2. moto puts the tags of a launch template itself into the template's data: every second plan would change it. And it
+   keeps the user data of a second version in a form that it refuses when an instance is started from it.
 3. moto drops the mixed instances policy of a group at every update that does not name it: the provider makes a group
    with hooks empty, and then updates its size.
 4. moto loads AWS's own policies only where it is told to.
 5. moto knows no CompleteLifecycleAction, and answers what nobody can read: whoever calls it tries for half a minute.
    Here it is taken, as of an instance that waits for it.
+   Neither does it know StartInstanceRefresh. Here it is taken, and the group's instances are replaced.
 6. moto describes a scaling policy without saying that it is enabled, and with an empty prediction: every second plan
    would change it.
 """
@@ -24,7 +26,8 @@ from typing import Any
 from flask import request
 from moto.autoscaling.models import FakeAutoScalingGroup, FakeScalingPolicy
 from moto.autoscaling.responses import AutoScalingResponse
-from moto.core.responses import EmptyResult
+from moto.core.responses import ActionResult, EmptyResult
+from moto.core.types import Base64EncodedString
 from moto.ec2.models.launch_templates import LaunchTemplateVersion
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
@@ -49,6 +52,7 @@ def mend() -> None:
     FakeBucket.get_permission = _permission
     FakeAutoScalingGroup.update = _keeping_its_policy(FakeAutoScalingGroup.update)
     AutoScalingResponse.complete_lifecycle_action = _taken
+    AutoScalingResponse.start_instance_refresh = _refreshed
     FakeScalingPolicy.__init__ = _enabled(FakeScalingPolicy.__init__)
     LaunchTemplateVersion.__init__ = _without_its_own_tags(LaunchTemplateVersion.__init__)
 
@@ -82,6 +86,14 @@ def _taken(_: AutoScalingResponse) -> EmptyResult:
     return EmptyResult()
 
 
+def _refreshed(response: AutoScalingResponse) -> ActionResult:
+    backend, name = response.autoscaling_backend, response._get_param("AutoScalingGroupName")
+    for instance in list(backend.autoscaling_groups[name].instance_states):
+        backend.terminate_instance(instance.instance.id, should_decrement=False)
+    backend.set_desired_capacity(name, backend.autoscaling_groups[name].desired_capacity)
+    return ActionResult({"InstanceRefreshId": "11111111-2222-3333-4444-555555555555"})
+
+
 def _enabled(make: Any) -> Any:
     def made(self: Any, *values: Any, **named: Any) -> None:
         make(self, *values, **named)
@@ -94,6 +106,7 @@ def _enabled(make: Any) -> Any:
 def _without_its_own_tags(make: Any) -> Any:
     def made(self: Any, template: Any, number: Any, data: dict[str, Any], description: Any) -> None:
         tags = [tagged for tagged in data.get("TagSpecifications", []) if tagged["ResourceType"] != "launch-template"]
-        make(self, template, number, {**data, "TagSpecifications": tags}, description)
+        script = {"UserData": Base64EncodedString(text)} if isinstance(text := data.get("UserData"), str) else {}
+        make(self, template, number, {**data, **script, "TagSpecifications": tags}, description)
 
     return made

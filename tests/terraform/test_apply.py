@@ -366,17 +366,18 @@ def test_a_second_apply_changes_nothing(copied: Applied) -> None:
     assert planned.code == 0, planned.output
 
 
-def test_new_code_is_a_new_object_that_nodes_to_come_start_from(copied: Applied, tmp_path: Path) -> None:
+def test_new_code_is_a_new_object_and_another_node_goes_on_with_it_at_once(copied: Applied, tmp_path: Path) -> None:
     archive = tmp_path / "other.tar.gz"
     archive.write_bytes(b"other code")
-    (before,) = archives(copied)
+    (before,), (trains,) = archives(copied), group(copied)["Instances"]
     copied.terraform.set(source_archive=str(archive))
     copied.terraform.apply(KNOWN)
 
     (after,) = archives(copied)
     assert before != after
     assert f"{copied.bucket}/{after}" in node_env(copied.user_data)
-    assert len(group(copied)["Instances"]) == 1, "the one that trains goes on"
+    (goes_on,) = group(copied)["Instances"]
+    assert goes_on["InstanceId"] != trains["InstanceId"], "the new code is there now, and not at the next interruption"
 
 
 def archives(applied: Applied) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
 import gzip
 import json
 import os
@@ -256,3 +257,19 @@ def test_the_plan_knows_every_setting_by_its_name() -> None:
 
     fields = {field.name for field in dataclasses.fields(Settings)}
     assert set(re.findall(r'"(\w+)"', named)) == fields - MADE_HERE - ONLY_ONCE | OF_RESUME
+
+
+# AWS patches a line of its Deep Learning AMIs until a year after the release of its PyTorch (the table "DLAMI support
+# policy"). Images of PyTorch 2.13 were there in August 2026; 2.10 was released on 2026-01-21, and a release takes two
+# months or more: so 2.13 is patched until July 2027 at least. Look the table up, and newer lines, when this fails.
+LINE, PATCHED_UNTIL = "pytorch-2.13-ubuntu-26.04", datetime.date(2027, 7, 1)
+IN_ADVANCE = datetime.timedelta(days=120)
+
+
+@pytest.mark.sample
+def test_the_default_image_is_of_a_line_that_is_patched_for_months_to_come() -> None:
+    text = (ROOT / "terraform" / "variables-fleet.tf").read_text()
+
+    assert f"oss-nvidia-driver-gpu-{LINE}/latest/ami-id" in text
+    today = datetime.datetime.now(datetime.UTC).date()
+    assert today < PATCHED_UNTIL - IN_ADVANCE, "time for a newer line of images: see the comment above this test"
