@@ -163,15 +163,21 @@ def sync_tree(root: Path) -> None:
 def make_cold(root: Path) -> bool:
     """Take every file below `root` out of the page cache; whether they are out of it, as far as can be told."""
     sync_tree(root)
-    warm = False
-    for path in (path for path in root.rglob("*") if path.is_file()):
-        fd = os.open(path, os.O_RDONLY)
-        try:
+    return all(_leaves_page_cache(path) for path in root.rglob("*") if path.is_file())
+
+
+def _leaves_page_cache(path: Path) -> bool:
+    """Take a file out of the page cache. A kernel may hold on to large folios for a moment after they were written."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for _ in range(100):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            warm |= _in_page_cache(fd)
-        finally:
-            os.close(fd)
-    return not warm
+            if not _in_page_cache(fd):
+                return True
+            time.sleep(0.05)
+        return False
+    finally:
+        os.close(fd)
 
 
 def _in_page_cache(fd: int) -> bool:

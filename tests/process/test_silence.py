@@ -128,11 +128,12 @@ def test_a_detached_start_that_waits_for_a_store_ends_with_its_program(
     server.release()
 
 
+@pytest.mark.long("a run that is waited for until its grace is over")
 def test_a_run_whose_store_takes_no_bytes_ends_in_its_grace_and_says_that_it_has(
     bucket: World, server: S3Server
 ) -> None:
     """Its end was never recorded: whoever came next waited until its journal counted as silent."""
-    process = held(bucket, "--grace-s", "4", "--silent-s", "0.1")
+    process = held(bucket, "--grace-s", "8", "--silent-s", "0.1")
     stalled = server.fault("stall", key="safetensors", times=None)
 
     process.signal(signal.SIGTERM)
