@@ -235,7 +235,7 @@ def combine_parts(parts: Sequence[Part]) -> Manifest:
 
 def parse_claim(data: bytes, key: str) -> Claim:
     """Parse and validate a claim. Raises SnapshotCorrupt, naming `key`."""
-    claim = _decode(data, Claim, key)
+    claim = _decode(data, _CLAIMS, key)
     _require(claim.generation >= 1, key, "generation")
     _require(bool(_RUN_ID.fullmatch(claim.run_id)), key, "run_id")
     return claim
@@ -243,19 +243,19 @@ def parse_claim(data: bytes, key: str) -> Claim:
 
 def parse_done(data: bytes, key: str) -> Done:
     """Parse and validate the record of an end. Raises SnapshotCorrupt, naming `key`."""
-    done = _decode(data, Done, key)
+    done = _decode(data, _ENDS, key)
     _require(done.outcome in _OUTCOMES, key, "outcome")
     return done
 
 
 def parse_quarantine(data: bytes, key: str) -> Quarantine:
     """Parse and validate a quarantine record. Raises SnapshotCorrupt, naming `key`."""
-    return _decode(data, Quarantine, key)
+    return _decode(data, _QUARANTINES, key)
 
 
 def parse_part(data: bytes, key: str) -> Part:
     """Parse and validate one rank's part. Raises SnapshotCorrupt, naming `key`."""
-    return _check_part(_decode(data, Part, key), key)
+    return _check_part(_decode(data, _PARTS, key), key)
 
 
 def parse_manifest(data: bytes, keys: RunKeys, snapshot: SnapshotId) -> Manifest:
@@ -266,14 +266,23 @@ def parse_manifest(data: bytes, keys: RunKeys, snapshot: SnapshotId) -> Manifest
             snapshot's, or it names anything outside its own directory.
     """
     key = keys.commit(snapshot)
-    manifest = _check_manifest(_decode(data, Manifest, key), key)
+    manifest = _check_manifest(_decode(data, _MANIFESTS, key), key)
     _require(manifest.id == snapshot, key, f"it says that it is {manifest.id}")
     return manifest
 
 
-def _decode(data: bytes, kind: type[_T], key: str) -> _T:
+# Made here, once: msgspec learns a type when it first decodes one, and crashes if two threads have it do so at once.
+_HEADS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CLAIMS = msgspec.json.Decoder(Claim)
+_ENDS = msgspec.json.Decoder(Done)
+_QUARANTINES = msgspec.json.Decoder(Quarantine)
+_PARTS = msgspec.json.Decoder(Part)
+_MANIFESTS = msgspec.json.Decoder(Manifest)
+
+
+def _decode(data: bytes, decoder: msgspec.json.Decoder[_T], key: str) -> _T:
     try:
-        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        head = _HEADS.decode(data)
         number: Any = msgspec.json.decode(head["format"]) if "format" in head else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise SnapshotCorrupt(f"{key}: not a JSON object: {err}") from err
@@ -282,7 +291,7 @@ def _decode(data: bytes, kind: type[_T], key: str) -> _T:
             f"{key}: format {number!r}; this version reads format {FORMAT}. Written by another version of the harness?"
         )
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise SnapshotCorrupt(f"{key}: {err}") from err
 

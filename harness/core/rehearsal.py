@@ -168,7 +168,8 @@ def decode_lines(data: bytes) -> list[AnyLine]:
 
 def parse_record(data: bytes) -> Record:
     """Return the record in `data`. Raises ValueError if there is none."""
-    return msgspec.json.decode(data, type=Record)
+    return _RECORDS.decode(data)
 
 
 _LINES: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
+_RECORDS = msgspec.json.Decoder(Record)

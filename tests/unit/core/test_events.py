@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
 import typing
+from pathlib import Path
 
 import msgspec
 import pytest
 
+import harness
 from harness.core import events
 from harness.core.events import AnyEvent, Line, decode_line, describe, encode_line
 
@@ -16,6 +19,9 @@ def sample(kind: type[events.Event]) -> events.Event:
     """One event with every field filled in."""
     values = {}
     for name, hint in typing.get_type_hints(kind).items():
+        if typing.get_origin(hint) is dict:
+            values[name] = {"part": 1.5}
+            continue
         plain = next((arm for arm in typing.get_args(hint) if arm is not type(None)), hint)
         values[name] = SAMPLES[plain]
     return kind(**values)
@@ -82,3 +88,15 @@ def test_a_log_line_stays_one_line_whatever_an_error_says() -> None:
 def test_a_foreign_line_is_an_error_that_a_reader_can_skip(data: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         decode_line(data)
+
+
+def test_every_type_is_learnt_when_its_module_is_imported() -> None:
+    """msgspec learns a type when it first decodes one, and crashes where two threads have it do so at once."""
+    root = Path(harness.__file__).parent
+    one_thread = {"trainer/witness.py"}  # read once, before the loop
+    found = [
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if re.search(r"msgspec\.json\.decode\([^)]*type=", path.read_text())
+    ]
+    assert set(found) == one_thread
