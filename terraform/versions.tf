@@ -6,15 +6,17 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = "~> 5.100"
+      version = ">= 5.100, < 7"
     }
   }
 }
 
+variable "region" {
+  description = "AWS region. Null: that of AWS_REGION or of the profile. Quotas for spot instances are per region."
+  type        = string
+  default     = null
+}
+
 provider "aws" {
   region = var.region
-
-  default_tags {
-    tags = local.tags
-  }
 }

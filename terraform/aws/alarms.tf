@@ -9,6 +9,7 @@ resource "aws_cloudwatch_metric_alarm" "durable_age" {
   threshold           = var.durable_age_alarm_s
   evaluation_periods  = 3 # a replacement boots in less
   treat_missing_data  = "breaching"
+  tags                = local.tags
 
   metric_query {
     id          = "judged"
@@ -54,6 +55,7 @@ resource "aws_cloudwatch_metric_alarm" "crash_loop" {
   dimensions  = { Run = var.run }
   statistic   = "Sum"
   period      = 3600
+  tags        = local.tags
 }
 
 resource "aws_cloudwatch_metric_alarm" "failed_starts" {
@@ -70,4 +72,5 @@ resource "aws_cloudwatch_metric_alarm" "failed_starts" {
   dimensions  = { Run = var.run }
   statistic   = "Sum"
   period      = 300
+  tags        = local.tags
 }

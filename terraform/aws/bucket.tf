@@ -9,6 +9,7 @@ module "bucket" {
   checkpoints        = var.bucket_prefix
   delete_checkpoints = var.delete_checkpoints
   kms_key_arn        = var.kms_key_arn
+  tags               = local.tags
 }
 
 data "aws_s3_bucket" "given" {
@@ -17,8 +18,9 @@ data "aws_s3_bucket" "given" {
 
   lifecycle {
     postcondition {
-      condition     = self.region == local.region
-      error_message = "bucket: ${var.bucket} is in ${self.region}, and the fleet in ${local.region}: every checkpoint would cross regions, slowly and for money. Name a bucket in ${local.region}, or set region."
+      # Of the attributes that say where it is, the only one that has the same name in the versions 5 and 6 of the provider.
+      condition     = regex("^.*[.]s3[.-]([^.]+)[.]amazonaws[.]com", self.bucket_regional_domain_name)[0] == local.region
+      error_message = "bucket: ${var.bucket} is in ${regex("^.*[.]s3[.-]([^.]+)[.]amazonaws[.]com", self.bucket_regional_domain_name)[0]}, and the fleet in ${local.region}: every checkpoint would cross regions, slowly and for money. Name a bucket in ${local.region}, or set region."
     }
   }
 }

@@ -7,6 +7,7 @@ resource "aws_budgets_budget" "this" {
   time_unit    = "MONTHLY"
   limit_amount = tostring(var.budget_usd)
   limit_unit   = "USD"
+  tags         = local.tags
 
   dynamic "notification" {
     for_each = { ACTUAL = 80, FORECASTED = 100 }

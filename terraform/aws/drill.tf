@@ -40,13 +40,14 @@ resource "aws_fis_experiment_template" "drill" {
     source = "none" # an interruption that was announced cannot be taken back
   }
 
-  tags = { Name = "${local.name}-drill" }
+  tags = merge(local.tags, { Name = "${local.name}-drill" })
 }
 
 resource "aws_iam_role" "drill" {
   count       = var.enable_drill ? 1 : 0
   name        = "${local.global_name}-drill"
   description = "Interrupts spot instances of the run ${var.run}"
+  tags        = local.tags
 
   assume_role_policy = jsonencode({
     Version = "2012-10-17"

@@ -4,6 +4,7 @@
 resource "aws_sns_topic" "this" {
   #checkov:skip=CKV_AWS_26: alarms and rules cannot publish through SNS's own key, and the messages hold no secret
   name = local.name
+  tags = local.tags
 }
 
 resource "aws_sns_topic_policy" "this" {
@@ -43,6 +44,7 @@ resource "aws_cloudwatch_log_group" "this" {
   #checkov:skip=CKV_AWS_338: a training's log is of interest for weeks; the run's journal in the bucket stays
   name              = "/harness/${var.run}"
   retention_in_days = 30
+  tags              = local.tags
 }
 
 locals {
@@ -82,6 +84,7 @@ resource "aws_cloudwatch_event_rule" "this" {
   name          = "${local.name}-${each.key}"
   description   = each.value.description
   event_pattern = jsonencode(each.value.pattern)
+  tags          = local.tags
 }
 
 resource "aws_cloudwatch_event_target" "topic" {

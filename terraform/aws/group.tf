@@ -129,4 +129,5 @@ resource "aws_placement_group" "this" {
   count    = var.placement_group ? 1 : 0
   name     = local.name
   strategy = "cluster"
+  tags     = local.tags
 }

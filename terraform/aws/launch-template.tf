@@ -15,7 +15,7 @@ data "aws_ami" "node" {
 }
 
 # The image stays the one of the first apply: with another PyTorch or driver a run may compute other bits from there on.
-# For a newer image: terraform apply -replace='terraform_data.image[0]'
+# For a newer image: terraform apply -replace='module.fleet.terraform_data.image[0]'
 resource "terraform_data" "image" {
   count            = var.ami_id == null ? 1 : 0
   input            = data.aws_ami.node.id
@@ -38,6 +38,7 @@ resource "aws_launch_template" "node" {
   instance_initiated_shutdown_behavior = "terminate"
   update_default_version               = true
   vpc_security_group_ids               = var.efa ? null : [aws_security_group.node.id]
+  tags                                 = local.tags
 
   iam_instance_profile {
     arn = aws_iam_instance_profile.node.arn
@@ -85,6 +86,8 @@ resource "aws_launch_template" "node" {
       tags          = merge(local.tags, { Name = local.name })
     }
   }
+
+  depends_on = [aws_s3_object.script] # what the user data fetches
 
   lifecycle {
     precondition {

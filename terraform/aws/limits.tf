@@ -34,6 +34,7 @@ resource "aws_cloudwatch_metric_alarm" "no_progress" {
   evaluation_periods  = var.stop_after_s / local.stop_period_s
   datapoints_to_alarm = var.stop_after_s / local.stop_period_s
   treat_missing_data  = "notBreaching"
+  tags                = local.tags
 
   metric_query {
     id          = "judged"
@@ -74,6 +75,7 @@ resource "aws_cloudwatch_metric_alarm" "never_ready" {
   evaluation_periods  = 3
   datapoints_to_alarm = 3
   treat_missing_data  = "notBreaching"
+  tags                = local.tags
 
   metric_query {
     id          = "judged"

@@ -2,7 +2,6 @@
 
 data "aws_caller_identity" "current" {}
 data "aws_partition" "current" {}
-data "aws_region" "current" {}
 
 data "aws_availability_zones" "region" {
   #checkov:skip=CKV_AWS_394: of it, only the code of the region is used, which all of its zones share
@@ -15,7 +14,7 @@ data "aws_availability_zones" "region" {
 locals {
   partition = data.aws_partition.current.partition
   account   = data.aws_caller_identity.current.account_id
-  region    = data.aws_region.current.name
+  region    = data.aws_availability_zones.region.id # by this name in the versions 5 and 6 of the provider
 
   name        = "harness-${var.run}"
   global_name = "${local.name}-${local.region_code}"                                # of what an account has once for all its regions

@@ -32,6 +32,7 @@ resource "aws_security_group" "node" {
   name        = local.name
   description = "Nodes of the run ${var.run}: out, and nobody in. For a shell there is Session Manager."
   vpc_id      = data.aws_vpc.this.id
+  tags        = local.tags
 }
 
 resource "aws_vpc_security_group_egress_rule" "anywhere" {
@@ -40,6 +41,7 @@ resource "aws_vpc_security_group_egress_rule" "anywhere" {
   description       = "S3, packages, data"
   cidr_ipv4         = "0.0.0.0/0"
   ip_protocol       = "-1"
+  tags              = local.tags
 }
 
 # EFA's traffic is not IP: it is allowed by group, or not at all.
@@ -50,6 +52,7 @@ resource "aws_vpc_security_group_ingress_rule" "between_nodes" {
   description                  = "EFA between the nodes of this run"
   referenced_security_group_id = aws_security_group.node.id
   ip_protocol                  = "-1"
+  tags                         = local.tags
 }
 
 resource "aws_vpc_security_group_egress_rule" "between_nodes" {
@@ -59,6 +62,7 @@ resource "aws_vpc_security_group_egress_rule" "between_nodes" {
   description                  = "EFA between the nodes of this run"
   referenced_security_group_id = aws_security_group.node.id
   ip_protocol                  = "-1"
+  tags                         = local.tags
 }
 
 data "aws_route_tables" "all" {
@@ -74,5 +78,5 @@ resource "aws_vpc_endpoint" "s3" {
   vpc_endpoint_type = "Gateway"
   route_table_ids   = data.aws_route_tables.all[0].ids
 
-  tags = { Name = local.name }
+  tags = merge(local.tags, { Name = local.name })
 }

@@ -3,6 +3,7 @@
 resource "aws_iam_role" "node" {
   name        = local.global_name
   description = "Nodes of the run ${var.run}"
+  tags        = local.tags
 
   assume_role_policy = jsonencode({
     Version = "2012-10-17"
@@ -17,6 +18,7 @@ resource "aws_iam_role" "node" {
 resource "aws_iam_instance_profile" "node" {
   name = local.global_name
   role = aws_iam_role.node.name
+  tags = local.tags
 }
 
 resource "aws_iam_role_policy" "node" {

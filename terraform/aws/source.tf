@@ -21,6 +21,7 @@ resource "aws_s3_object" "source" {
   bucket = local.bucket
   key    = "sources/${var.run}/${substr(local.source_digest, 0, 16)}${local.source_ending}"
   source = local.source_path
+  tags   = local.tags
 
   lifecycle {
     create_before_destroy = true # the old one is needed until the launch template names the new one

@@ -1,10 +1,4 @@
-# Where it runs and where its bytes are: region, network, buckets, keys.
-
-variable "region" {
-  description = "AWS region. Null: that of AWS_REGION or of the profile. Quotas for spot instances are per region."
-  type        = string
-  default     = null
-}
+# Where it runs and where its bytes are: network, buckets, keys.
 
 variable "bucket" {
   description = "An existing bucket, in the same region, for checkpoints and code. It is used as it is: its policy and its rules stay yours. Null: a new one."

@@ -366,6 +366,24 @@ def test_a_second_apply_changes_nothing(copied: Applied) -> None:
     assert planned.code == 0, planned.output
 
 
+def test_a_state_of_the_undivided_module_moves_and_nothing_is_made_again(copied: Applied) -> None:
+    path = copied.terraform.module / "terraform.tfstate"
+    state = json.loads(path.read_text())
+    kept = [found for found in state["resources"] if found["mode"] == "managed"]
+    for found in kept:  # as an apply before November 2026 has left it
+        module = found.pop("module").removeprefix("module.fleet").removeprefix(".")
+        found |= {"module": module} if module else {}
+    state["resources"] = kept
+    state["serial"] += 1
+    path.write_text(json.dumps(state))
+    assert "aws_autoscaling_group.this" in copied.terraform.run("state", "list").output.splitlines()
+
+    planned = copied.terraform.plan()
+
+    assert "Plan: 0 to add, 0 to change, 0 to destroy." in planned.words, planned.output
+    assert "aws_autoscaling_group.this has moved to module.fleet.aws_autoscaling_group.this" in planned.words
+
+
 def test_new_code_is_a_new_object_and_another_node_goes_on_with_it_at_once(copied: Applied, tmp_path: Path) -> None:
     archive = tmp_path / "other.tar.gz"
     archive.write_bytes(b"other code")
@@ -425,7 +443,7 @@ def test_what_aws_does_not_have_is_refused_by_the_name_of_its_variable(copied: A
 
     for said in (
         f"bucket: far-away is in us-east-1, and the fleet in {REGION}",
-        "with data.aws_s3_object.source_archive[0]",
+        "with module.fleet.data.aws_s3_object.source_archive[0]",
         "instance_types: m5.large has no NVMe instance store",
         "subnet_ids: subnet-0123456789abcdef0 not in vpc-",
     ):
@@ -475,7 +493,7 @@ def test_a_bucket_that_was_let_go_outlives_the_fleet_with_its_rules_and_the_next
     s3.put_object(Bucket=bucket, Key=CHECKPOINT, Body=b"weights")
     policy = s3.get_bucket_policy(Bucket=bucket)["Policy"]
 
-    copied.terraform.run("state", "rm", "module.bucket")
+    copied.terraform.run("state", "rm", "module.fleet.module.bucket")
     copied.terraform.destroy(KNOWN)
 
     assert costs(copied) == {name: [] for name in costs(copied)}

@@ -28,7 +28,7 @@ from tests.support.terraform import NO_PROVIDER, PLUGINS, Unavailable
 pytestmark = pytest.mark.long("terraform runs the 22 tests of the module")
 
 ROOT = Path(__file__).resolve().parents[2]
-LEFT_BEHIND = shutil.ignore_patterns(".terraform", ".terraform.lock.hcl", "*.tfstate*", "*.tfplan", "*.tfvars")
+LEFT_BEHIND = shutil.ignore_patterns(".terraform", "*.tfstate*", "*.tfplan", "*.tfvars")  # the lock file is obeyed
 USER_DATA_BYTES = 16384  # EC2's limit, before base64
 ROOM_FOR_A_USER_BYTES = 13_000  # of command, settings and setup_command, compressed
 BUCKET = "new-bucket"  # of tests/account
@@ -75,18 +75,18 @@ class Examined:
         return gzip.decompress(self.user_data_gzip).decode()
 
 
-def initialised(folder: Path) -> Path:
-    """A copy of terraform/ beside one of scripts/, ready for use: the clone stays as it is. Raises Unavailable."""
+def initialised(folder: Path, module: str = "terraform") -> Path:
+    """A copy of the folder `module` and what it needs, ready for use: the clone stays as it is. Raises Unavailable."""
     if shutil.which("terraform") is None:
         raise Unavailable("terraform is not installed")
     shutil.copytree(ROOT / "terraform", folder / "terraform", ignore=LEFT_BEHIND)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
-    module, plugins = folder / "terraform", os.environ.get(PLUGINS)
-    begun = terraform(module, "init", "-input=false", "-no-color", *([f"-plugin-dir={plugins}"] if plugins else []))
+    where, plugins = folder / module, os.environ.get(PLUGINS)
+    begun = terraform(where, "init", "-input=false", "-no-color", *([f"-plugin-dir={plugins}"] if plugins else []))
     if begun.returncode and not plugins and any(problem in begun.stdout for problem in NO_PROVIDER):
         raise Unavailable(f"terraform init finds no provider, and {PLUGINS} is not set")
     assert begun.returncode == 0, begun.stdout
-    return module
+    return where
 
 
 def examine(module: Path) -> Examined:
@@ -107,7 +107,7 @@ def examined(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Examin
     """Once for all workers: about 20 s, for whoever asks first."""
 
     def make(folder: Path) -> None:
-        (folder / "examined.json").write_text(json.dumps(asdict(examine(initialised(folder)))))
+        (folder / "examined.json").write_text(json.dumps(asdict(examine(initialised(folder, "terraform/aws")))))
 
     try:
         folder = once(tmp_path_factory, worker_id, "static", make)
@@ -245,6 +245,56 @@ def test_another_script_than_terraform_has_seen_is_not_run(fresh: Fresh) -> None
     assert not (fresh.root / "opt/harness/bin/bootstrap-node.sh").exists()
 
 
+@pytest.mark.sample
+def test_the_root_asks_for_all_that_the_module_takes_and_passes_all_of_it_on() -> None:
+    module, root = ROOT / "terraform" / "aws", ROOT / "terraform"
+    for path in module.glob("variables-*.tf"):
+        assert (root / path.name).resolve() == path, "the root asks in the same words"
+
+    asked = re.findall(
+        r'^variable "(\w+)"', "".join(p.read_text() for p in module.glob("variables-*.tf")), re.MULTILINE
+    )
+    passed = re.findall(r"^  (\w+) += var\.(\w+)$", (root / "main.tf").read_text(), re.MULTILINE)
+    assert sorted(passed) == sorted((name, name) for name in asked)
+
+    outputs = {
+        folder: re.findall(r'^output "(\w+)"', (folder / "outputs.tf").read_text(), re.M) for folder in (module, root)
+    }
+    assert outputs[module] == outputs[root]
+
+
+TAGGED = {  # by the provider's documents: what takes tags, of the kinds that are made here
+    "aws_budgets_budget", "aws_cloudwatch_event_rule", "aws_cloudwatch_log_group", "aws_cloudwatch_metric_alarm",
+    "aws_fis_experiment_template", "aws_iam_instance_profile", "aws_iam_role", "aws_launch_template",
+    "aws_placement_group", "aws_s3_bucket", "aws_s3_object", "aws_security_group", "aws_sns_topic", "aws_vpc_endpoint",
+    "aws_vpc_security_group_egress_rule", "aws_vpc_security_group_ingress_rule",
+}  # fmt: skip
+
+
+@pytest.mark.sample
+def test_everything_that_takes_tags_says_whose_it_is() -> None:
+    """A provider block could say it for all of them; but the module has none, and several runs share the caller's."""
+    for path in (ROOT / "terraform" / "aws").rglob("*.tf"):
+        for kind, body in re.findall(
+            r'^resource "(\w+)" "\w+" \{\n(.*?)^\}', path.read_text(), re.MULTILINE | re.DOTALL
+        ):
+            if kind in TAGGED:
+                assert re.search(r"^  tags += (merge\(local\.tags|local\.tags$|var\.tags$)", body, re.MULTILINE), (
+                    path,
+                    kind,
+                )
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "terraform" / "examples").iterdir()))
+def test_each_example_is_valid(example: str, tmp_path: Path) -> None:
+    try:
+        said = terraform(initialised(tmp_path, f"terraform/examples/{example}"), "validate", "-no-color").stdout
+    except Unavailable as why:
+        lacking("terraform", str(why))
+
+    assert said.rstrip().endswith("Success! The configuration is valid."), said
+
+
 MADE_HERE = {"run", "run_named", "store", "metadata", "s3_endpoint", "runtime_dir"}
 ONLY_ONCE = {"fresh", "continue_", "from_"}  # of a start by hand
 OF_RESUME = {"self_test"}
@@ -252,7 +302,7 @@ OF_RESUME = {"self_test"}
 
 @pytest.mark.sample
 def test_the_plan_knows_every_setting_by_its_name() -> None:
-    text = (ROOT / "terraform" / "variables-run.tf").read_text()
+    text = (ROOT / "terraform" / "aws" / "variables-run.tf").read_text()
     (named,) = re.findall(r"setting_names = \[(.*?)\]", text, re.DOTALL)
 
     fields = {field.name for field in dataclasses.fields(Settings)}
@@ -268,7 +318,7 @@ IN_ADVANCE = datetime.timedelta(days=120)
 
 @pytest.mark.sample
 def test_the_default_image_is_of_a_line_that_is_patched_for_months_to_come() -> None:
-    text = (ROOT / "terraform" / "variables-fleet.tf").read_text()
+    text = (ROOT / "terraform" / "aws" / "variables-fleet.tf").read_text()
 
     assert f"oss-nvidia-driver-gpu-{LINE}/latest/ami-id" in text
     today = datetime.datetime.now(datetime.UTC).date()

@@ -1,5 +1,5 @@
-# A bucket for checkpoints. A module of its own, so that `terraform state rm module.bucket` lets go of all of it at once:
-# bucket, policy and rules stay as they are when the fleet is destroyed.
+# A bucket for checkpoints. A module of its own, so that `terraform state rm module.fleet.module.bucket` lets go of all of
+# it at once: bucket, policy and rules stay as they are when the fleet is destroyed. Several runs may share one.
 
 resource "aws_s3_bucket" "this" {
   #checkov:skip=CKV_AWS_18: access logs of every part of every checkpoint cost more than they tell; CloudTrail's data events can be turned on where they are wanted
@@ -9,6 +9,7 @@ resource "aws_s3_bucket" "this" {
   #checkov:skip=CKV2_AWS_62: nobody waits for the events of this bucket
   bucket_prefix = var.name_prefix
   force_destroy = var.delete_checkpoints
+  tags          = var.tags
 }
 
 resource "aws_s3_bucket_ownership_controls" "this" {

@@ -9,6 +9,7 @@ variables {
   checkpoints        = "checkpoints"
   delete_checkpoints = false
   kms_key_arn        = null
+  tags               = {}
 }
 
 run "closed_encrypted_tidy_and_a_commit_is_put_if_absent_or_nothing" {

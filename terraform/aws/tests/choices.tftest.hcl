@@ -63,7 +63,7 @@ run "requirements_take_the_place_of_types_and_code_comes_from_git" {
     error_message = "GPUs, their memory, and NVMe"
   }
   assert {
-    condition     = local.node_env.HARNESS_SOURCE == "git+https://example.com/team/gpt@v1" && length(aws_s3_object.source) == 0
+    condition     = module.node.node_env.HARNESS_SOURCE == "git+https://example.com/team/gpt@v1" && length(aws_s3_object.source) == 0
     error_message = "nothing is uploaded"
   }
   assert {
@@ -110,23 +110,23 @@ run "what_a_node_is_told_ends_no_quote_and_begins_no_command" {
     source_archive = "tests/source.tar.gz"
   }
   assert {
-    condition     = local.node_env.HARNESS_STORE == "s3://new-bucket/checkpoints" && local.node_env.HARNESS_RUN == "gpt" && local.node_env.HARNESS_EVERY_S == "30"
+    condition     = module.node.node_env.HARNESS_STORE == "s3://new-bucket/checkpoints" && module.node.node_env.HARNESS_RUN == "gpt" && module.node.node_env.HARNESS_EVERY_S == "30"
     error_message = "the run, its store, and settings by their names"
   }
   assert {
-    condition     = local.node_env.HARNESS_GROUP == aws_autoscaling_group.this.name && toset([local.node_env.HARNESS_HOOK, local.node_env.HARNESS_LAUNCH_HOOK]) == toset(aws_autoscaling_group.this.initial_lifecycle_hook[*].name)
+    condition     = module.node.node_env.HARNESS_GROUP == aws_autoscaling_group.this.name && toset([module.node.node_env.HARNESS_HOOK, module.node.node_env.HARNESS_LAUNCH_HOOK]) == toset(aws_autoscaling_group.this.initial_lifecycle_hook[*].name)
     error_message = "the group and the hooks are those that are made"
   }
   assert {
-    condition     = strcontains(local.node_env_file, "HARNESS_COMMAND=\"echo \\\"\\$HOME\\\" \\`id\\` \\\\ 'x'\"\n")
+    condition     = strcontains(module.node.node_env_file, "HARNESS_COMMAND=\"echo \\\"\\$HOME\\\" \\`id\\` \\\\ 'x'\"\n")
     error_message = "backslashes before \\ \" $ and `"
   }
   assert {
-    condition     = !strcontains(local.user_data, "`id`")
+    condition     = !strcontains(module.node.user_data, "`id`")
     error_message = "what a user wrote is in the script as base64 only"
   }
   assert {
-    condition     = aws_s3_object.source[0].key == "sources/gpt/${substr(filesha256("tests/source.tar.gz"), 0, 16)}.tar.gz" && local.node_env.HARNESS_SOURCE == "s3://new-bucket/${aws_s3_object.source[0].key}"
+    condition     = aws_s3_object.source[0].key == "sources/gpt/${substr(filesha256("tests/source.tar.gz"), 0, 16)}.tar.gz" && module.node.node_env.HARNESS_SOURCE == "s3://new-bucket/${aws_s3_object.source[0].key}"
     error_message = "by content, so that new code is a new object"
   }
   assert {
@@ -149,7 +149,7 @@ run "a_long_command_is_no_tag_and_an_archive_in_s3_is_looked_at" {
     error_message = "the plan asks for it"
   }
   assert {
-    condition     = strcontains(aws_iam_role_policy.node.policy, "arn:aws:s3:::code/gpt/v1.tar.gz") && local.node_env.HARNESS_SOURCE == "s3://code/gpt/v1.tar.gz"
+    condition     = strcontains(aws_iam_role_policy.node.policy, "arn:aws:s3:::code/gpt/v1.tar.gz") && module.node.node_env.HARNESS_SOURCE == "s3://code/gpt/v1.tar.gz"
     error_message = "the node may read that object"
   }
 }

@@ -150,7 +150,7 @@ run "what_the_region_does_not_have" {
   }
   override_data {
     target = data.aws_s3_bucket.given[0]
-    values = { id = "far-away", region = "eu-west-1" }
+    values = { id = "far-away", bucket_regional_domain_name = "far-away.s3.eu-west-1.amazonaws.com" }
   }
   expect_failures = [data.aws_s3_bucket.given, data.aws_subnets.all, data.aws_ec2_instance_types.offered]
 }
@@ -219,8 +219,8 @@ run "another_run_in_its_state" {
 run "another_region_in_its_state" {
   command = plan
   override_data {
-    target = data.aws_region.current
-    values = { name = "eu-west-1" }
+    target = data.aws_availability_zones.region
+    values = { id = "eu-west-1", zone_ids = ["euw1-az1"] }
   }
   expect_failures = [terraform_data.one_run]
 }

@@ -8,12 +8,8 @@ mock_data "aws_caller_identity" {
   defaults = { account_id = "123456789012" }
 }
 
-mock_data "aws_region" {
-  defaults = { name = "us-east-1" }
-}
-
 mock_data "aws_availability_zones" {
-  defaults = { zone_ids = ["use1-az2", "use1-az1"] }
+  defaults = { id = "us-east-1", zone_ids = ["use1-az2", "use1-az1"] }
 }
 
 mock_data "aws_vpc" {
@@ -53,7 +49,7 @@ mock_data "aws_ami" {
 }
 
 mock_data "aws_s3_bucket" {
-  defaults = { id = "given-bucket", region = "us-east-1" }
+  defaults = { id = "given-bucket", bucket_regional_domain_name = "given-bucket.s3.us-east-1.amazonaws.com" }
 }
 
 mock_resource "aws_s3_bucket" {

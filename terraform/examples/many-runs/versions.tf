@@ -1,0 +1,12 @@
+terraform {
+  required_version = ">= 1.9"
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = ">= 5.100, < 7"
+    }
+  }
+}
+
+provider "aws" {} # the profile and the region of the AWS command line

@@ -1,0 +1,1 @@
+aws/variables-place.tf
