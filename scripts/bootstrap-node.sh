@@ -60,14 +60,32 @@ main() {
 }
 
 prepare() {
-    local part
+    local part parts begun
     mkdir -p "$sources" "$logs"
     exec 9>"$sources/.lock"
     flock 9 # user data and harness-node.service may run at once
     rm -rf "$work"
     mkdir "$work"
     read_settings
-    for part in "$@"; do "prepare_$part" </dev/null 1>&2; done
+    parts="\"system\": $(uptime_s)"
+    for part in "$@"; do
+        begun="$(uptime_s)"
+        "prepare_$part" </dev/null 1>&2
+        parts+=", \"$part\": $(awk "BEGIN { print $(uptime_s) - $begun }")"
+    done
+}
+
+uptime_s() { cut -d ' ' -f 1 /proc/uptime; }
+
+# Where the time of this boot went, for the run's journal: seconds since the kernel began, and those of each part. User
+# data and harness-node.service both come here; the first of a boot has done the work.
+note_boot() {
+    local file="$root/etc/harness/boot.json" id
+    id="$(</proc/sys/kernel/random/boot_id)"
+    ! grep -qsF "$id" "$file" || return 0
+    printf '{"boot_id": "%s", "booted_at": %d, "parts_s": {%s}}\n' "$id" \
+        "$(awk '$1 == "btime" { print $2 }' /proc/stat)" "$parts" >"$file.new"
+    mv "$file.new" "$file"
 }
 
 # An attempt is a process of its own: one that hangs, or finds no room for its lock, must not leave an instance idle.
@@ -287,13 +305,33 @@ unpack_archive() {
         refuse "source_archive: $HARNESS_SOURCE is refused: $(<"$work/error")"
 }
 
+# A branch goes on, and the run does not: the commit that the first node fetches is what all later ones get.
 fetch_git() {
-    local url="${HARNESS_SOURCE#git+}" ref=HEAD path
+    local url="${HARNESS_SOURCE#git+}" ref=HEAD path key code=0
     have git || refuse "source_archive: this AMI has no git; give an archive on S3"
     path="${url#*://*/}"
     if [[ "$path" == *@* ]]; then ref="${path#*@}" url="${url%"@${path#*@}"}"; fi
+    key="source.$(sha256sum <<<"$HARNESS_SOURCE" | cut -c -16).txt"
     git init --quiet "$work/tree"
     git -C "$work/tree" remote add origin "$url" # base of relative addresses of submodules
+    if [[ "$ref" =~ ^[0-9a-f]{40}$ ]] || ! has_records; then
+        get_commit
+        return
+    fi
+    recall "$key" "$work/commit" || code=$?
+    if ((code == 3)); then
+        get_commit || return
+        code=0
+        keep "$key" "$work/mark" || code=$?
+        ((code != 0)) || return 0
+        ((code != 3)) || { code=0; recall "$key" "$work/commit" || code=$?; }
+    fi
+    ((code == 0)) || { echo "$FAULT" >"$work/code"; return 1; }
+    ref="$(<"$work/commit")"
+    get_commit || { say "source_archive: that is the commit which this run began with: $(record "$key")"; return 1; }
+}
+
+get_commit() {
     if ! GIT_TERMINAL_PROMPT=0 git -C "$work/tree" fetch --quiet --depth 1 -- "$url" "$ref" ||
         ! git -C "$work/tree" rev-parse --quiet --verify 'FETCH_HEAD^{commit}' >"$work/mark"; then
         say "source_archive: $url has no $ref, or cannot be reached or read from here"
@@ -404,7 +442,8 @@ prepare_environment() {
     directory="${HARNESS_LOCAL:-${elsewhere:-$root/var/lib}/harness}"
     if [[ -z "${HARNESS_LOCAL:-}" ]] && mountpoint -q "$mount_point"; then directory="$mount_point/local"; fi
     mkdir -p "$directory"
-    printf 'HARNESS_LOCAL=%s\nHARNESS_PYTHON=%s\n' "$(quoted "$directory")" "$(quoted "$python")" >"$local_env.new"
+    printf 'HARNESS_%s=%s\n' LOCAL "$(quoted "$directory")" PYTHON "$(quoted "$python")" BOOT '"/etc/harness/boot.json"' \
+        >"$local_env.new"
     mv "$local_env.new" "$local_env"
     say "local snapshots in $directory, interpreter $python"
 }
@@ -468,26 +507,199 @@ make_environment() {
 }
 
 fill_environment() {
-    local package="$1"
+    local package="$1" requirements=()
     local -x VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
     cd "$current"
-    if [[ "$package" == s3://* ]]; then
-        package="$work/${1##*/}"
-        fetch harness_package "$1" "$package" "" || exit "$(<"$work/code")"
+    if [[ -f wheels/requirements.lock ]]; then
+        install_vendored wheels/requirements.lock
+    else
+        if [[ "$package" == s3://* ]]; then
+            package="$work/${1##*/}"
+            fetch harness_package "$1" "$package" "" || exit "$(<"$work/code")"
+        fi
+        [[ "$package" != *.whl ]] || install_wheel "$package"
+        [[ -n "${HARNESS_SETUP:-}" || ! -f requirements.txt ]] || requirements=(--requirement requirements.txt)
+        install_resolved "$package" "${requirements[@]}"
     fi
-    # pip would skip a version that the base has already, whatever this wheel holds.
-    [[ "$package" != *.whl ]] || pip install --quiet --force-reinstall --no-deps -- "$package" ||
-        fail "harness_package: pip cannot install $1"
-    [[ -z "$package" ]] || pip install --quiet --constraint "$venv/constraints.txt" -- "$package" ||
-        fail "harness_package: pip cannot install $1"
-    if [[ -n "${HARNESS_SETUP:-}" ]]; then
-        bash -c "$HARNESS_SETUP" 9>&- || fail "setup_command: ended with exit code $?: $HARNESS_SETUP"
-    elif [[ -f requirements.txt ]]; then
-        pip install --quiet --constraint "$venv/constraints.txt" --requirement requirements.txt ||
-            fail "requirements.txt: pip failed. torch stays as the AMI has it; to replace it, use setup_command"
-    fi
+    [[ -z "${HARNESS_SETUP:-}" ]] || set_up
     cd /
 }
+
+# The files that scripts/pack --vendor chose, by their sums: no index is asked.
+install_vendored() {
+    local made_for has
+    made_for="$(sed -n 's/^# python //p' "$1")"
+    has="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+    [[ "$made_for" == "$has" ]] || refuse "source_archive: its wheels are for Python $made_for, and here is $has:" \
+        "scripts/pack --vendor --python $has"
+    pip install --quiet --no-index --find-links wheels --no-deps --require-hashes --requirement "$1" ||
+        refuse "source_archive: its wheels cannot be installed here: $1"
+}
+
+# install_resolved PACKAGE [--requirement FILE] — the first node of a run has pip resolve what is needed, and leaves what
+# it found with the run, by version and sum. Every later one installs the same, whatever the index has by then.
+install_resolved() {
+    local package="$1" needs="$1" key code=0
+    shift
+    [[ -n "$package" || $# -gt 0 ]] || return 0
+    if ! has_records; then resolve "$package" "$@"; return; fi
+    [[ "$package" != *.whl ]] || needs="$("$python" -c "$WHEEL_NEEDS" "$package")"
+    key="packages.$(environment_key "$needs").txt"
+    recall "$key" "$work/resolved" || code=$?
+    if ((code == 3)); then
+        resolve "$package" "$@"
+        code=0
+        keep "$key" "$work/resolved" || code=$?
+        ((code == 3)) || return "$code"
+        code=0
+        recall "$key" "$work/resolved" || code=$?
+        say "packages: another node was quicker to resolve them; its choice is taken"
+        make_environment "$base"
+        [[ "$package" != *.whl ]] || install_wheel "$package"
+    fi
+    ((code == 0)) || exit "$FAULT"
+    say "packages: as in $(record "$key")"
+    install_recorded "$work/resolved" || fail "packages: pip cannot install what an earlier node of this run had:" \
+        "$(record "$key"). To have them resolved anew, delete that object"
+}
+
+# pip would skip a version that the base has already, whatever this wheel holds.
+install_wheel() {
+    pip install --quiet --force-reinstall --no-deps -- "$1" || fail "harness_package: pip cannot install $1"
+}
+
+# resolve PACKAGE [--requirement FILE] — as the index is now; $work/resolved gets the outcome.
+resolve() {
+    local package="$1"
+    shift
+    pip install --quiet --report "$work/report" --constraint "$venv/constraints.txt" "$@" -- ${package:+"$package"} ||
+        fail "harness_package, requirements.txt: pip failed. torch stays as the AMI has it; to replace it, use setup_command"
+    "$python" -c "$RESOLVED" "$work/report" "$(readlink -f "$current")" >"$work/resolved"
+}
+
+install_recorded() {
+    local also arguments
+    ! grep -q '^[^#]' "$1" || pip install --quiet --no-deps --require-hashes --requirement "$1" || return
+    while IFS= read -r also; do # of a repository, or of the archive itself: pip knows no sums for them
+        read -ra arguments <<<"$also"
+        pip install --quiet --no-deps "${arguments[@]}" || return
+    done < <(sed -n 's/^# also: //p' "$1")
+}
+
+# The same for what setup_command installs by pip: its versions become constraints of later nodes.
+set_up() {
+    local key="" known="" code=0
+    if has_records; then
+        key="setup.$(environment_key "$HARNESS_SETUP").txt"
+        recall "$key" "$work/setup" || code=$?
+        ((code == 0 || code == 3)) || exit "$FAULT"
+        ((code == 3)) || known="$work/setup"
+    fi
+    [[ -z "$known" ]] || say "setup_command: pip is held to $(record "$key")"
+    PIP_CONSTRAINT="${known:-${PIP_CONSTRAINT:-}}" bash -c "$HARNESS_SETUP" 9>&- ||
+        fail "setup_command: ended with exit code $?: $HARNESS_SETUP"
+    [[ -n "$key" && -z "$known" ]] || return 0
+    "$python" -c "$VERSIONS" >"$work/setup"
+    keep "$key" "$work/setup" || warn "setup_command: its versions are not recorded by this node"
+}
+
+# What decides which packages fit: of another base, or for another code, they are resolved anew.
+environment_key() {
+    {
+        "$base" -c "$BASE_HAS"
+        printf '%s\0' "$1"
+        [[ ! -f requirements.txt ]] || cat requirements.txt
+    } | sha256sum | cut -c -16
+}
+
+BASE_HAS='
+import importlib.metadata, platform, sys
+print(sys.version, platform.machine(), *sorted({f"{d.name}=={d.version}" for d in importlib.metadata.distributions()}))'
+VERSIONS='
+import importlib.metadata, sysconfig
+found = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+print(*sorted(f"{d.name}=={d.version}" for d in found if d.read_text("direct_url.json") is None), sep="\n")'
+WHEEL_NEEDS='
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    print(*(wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA")))'
+read -r -d '' RESOLVED <<'PYTHON' || true
+import json, os, sys, urllib.parse, urllib.request
+report, current = sys.argv[1:]
+lines, also = [], []
+for item in json.load(open(report))["install"]:
+    name, version, info = item["metadata"]["name"], item["metadata"]["version"], item["download_info"]
+    if not item["is_direct"]:
+        sums = info["archive_info"].get("hashes") or dict([info["archive_info"]["hash"].split("=", 1)])
+        lines.append(f"{name}=={version} --hash=sha256:{sums['sha256']}")
+    elif info["url"].startswith("file:"):
+        path = urllib.request.url2pathname(urllib.parse.urlsplit(info["url"]).path)
+        inside = os.path.relpath(os.path.realpath(path), current)
+        also.append(("--editable " if info.get("dir_info", {}).get("editable") else "") + f"./{inside}")
+    elif "vcs_info" in info:
+        also.append(f"{info['vcs_info']['vcs']}+{info['url']}@{info['vcs_info']['commit_id']}")
+    else:
+        also.append(f"{info['url']}#sha256={info['archive_info']['hashes']['sha256']}")
+print(*sorted(lines), *(f"# also: {line}" for line in also), sep="\n")
+PYTHON
+
+# ------------------------------------------------------------------------------------------------------------- records
+# Small texts that the first node of a run leaves for all later ones, in the run's own folder of the store.
+
+has_records() { [[ "${HARNESS_STORE:-}" == s3://?* ]]; }
+record() { echo "${HARNESS_STORE%/}/$HARNESS_RUN/environment/$1"; }
+
+# recall NAME FILE, keep NAME FILE — get the record, or write it. Return 3 if there is none, or if another node has written
+# it; $FAULT, with the reason said, if the store does not answer.
+recall() { in_records recall "$@"; }
+keep() { in_records keep "$@"; }
+
+in_records() {
+    local code=0
+    run_boto3 "$RECORDS" "$1" "$(record "$2")" "$3" 2>"$work/error" || code=$?
+    ((code != 0 && code != 3)) || return "$code"
+    say "$(record "$2"): cannot $1 it: $(tail -n 1 "$work/error")"
+    return "$FAULT"
+}
+
+# A role that may not list the whole bucket is told 403 of an object that is not there: so its own folder is listed.
+read -r -d '' RECORDS <<'PYTHON' || true
+import os, sys, boto3
+from botocore.exceptions import ClientError
+action, address, path = sys.argv[1:]
+bucket, _, key = address.removeprefix("s3://").partition("/")
+s3, place = boto3.client("s3"), {"Bucket": bucket, "Key": key}
+try:
+    if action == "recall":
+        found = s3.list_objects_v2(Bucket=bucket, Prefix=key).get("Contents", [])
+        if all(one["Key"] != key for one in found):
+            sys.exit(3)
+        with open(path, "wb") as file:
+            file.write(s3.get_object(**place)["Body"].read())
+    else:
+        how = {"ServerSideEncryption": "HARNESS_S3_SSE", "SSEKMSKeyId": "HARNESS_S3_KMS_KEY_ID"}
+        place |= {name: os.environ[given] for name, given in how.items() if os.environ.get(given)}
+        with open(path, "rb") as file:
+            s3.put_object(**place, Body=file.read(), IfNoneMatch="*")
+except ClientError as error:
+    if error.response["ResponseMetadata"]["HTTPStatusCode"] in (409, 412):
+        sys.exit(3)
+    sys.exit(str(error))
+except Exception as error:
+    sys.exit(str(error))
+PYTHON
+
+# run_boto3 CODE ARGUMENT… — by an interpreter that has boto3, or by one of our own.
+run_boto3() {
+    local python
+    if ! python="$(python_that "$HAS_BOTO3")"; then
+        python="$work/boto3/bin/python"
+        [[ -x "$python" ]] || { python3 -m venv "$work/boto3" && "$work/boto3/bin/pip" install --quiet boto3; } || return
+    fi
+    "$python" -c "$@"
+}
+
+# --------------------------------------------------------------------------------------------------------------- image
 
 # The image is the environment. Sets `python` to an interpreter of the image.
 prepare_image() {
@@ -551,6 +763,7 @@ prepare_units() {
         # docker's client needs root. In the container the image says who runs, and leaves the decision.
         as="RuntimeDirectoryMode=0777"
     fi
+    note_boot
     give_to_user
     write_command
     # 180 s: a spot instance's 120, and time to report it. Every exit code of resume.sh is final, the program's own too:

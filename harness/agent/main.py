@@ -210,6 +210,8 @@ class Agent:
                 detached=not program.is_child,
             )
         )
+        if (node := events.decode_node(program.environ.get(events.NODE_VARIABLE, ""))) is not None:
+            self._journal.emit(node)
         self._pipeline.start()
         self._journal.start(self._pipeline.remote.store)
         if "HARNESS_ATTACH" not in program.environ or program.is_child:

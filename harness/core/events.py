@@ -34,6 +34,31 @@ class AgentStarted(Event, frozen=True):
     detached: bool = False
 
 
+class NodeBooted(Event, frozen=True):
+    """The node of a fleet that this agent runs on.
+
+    Attributes:
+        instance: its id.
+        instance_type: "g6e.xlarge".
+        zone: its availability zone.
+        spot: whether it is a spot instance.
+        booted_at: ISO 8601 UTC, when its kernel began; `None` if unknown.
+        parts_s: where the time until the run was started went, by name: `system` (the operating system, and fetching
+            the scripts), `disks`, `source`, `environment`. Empty if unknown.
+    """
+
+    instance: str
+    instance_type: str
+    zone: str
+    spot: bool
+    booted_at: str | None = None
+    parts_s: dict[str, float] = {}
+
+
+NODE_VARIABLE = "HARNESS_NODE"
+"""The environment variable that tells an agent about its node: a `NodeBooted` in JSON."""
+
+
 class Claimed(Event, frozen=True):
     """The agent has claimed a generation in the store."""
 
@@ -511,9 +536,22 @@ def encode_line(line: Line) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
+# Made here, once: msgspec learns a type when it first decodes one, and crashes if two threads have it do so at once.
+_LINES = msgspec.json.Decoder(Line)
+_NODES = msgspec.json.Decoder(NodeBooted)
+
+
 def decode_line(data: bytes) -> Line:
     """The inverse of `encode_line`. Raises msgspec.MsgspecError on foreign lines; a reader skips those."""
-    return msgspec.json.decode(data, type=Line)
+    return _LINES.decode(data)
+
+
+def decode_node(text: str) -> NodeBooted | None:
+    """Read the value of `NODE_VARIABLE`; `None` if it is none of ours."""
+    try:
+        return _NODES.decode(text)
+    except msgspec.MsgspecError:
+        return None
 
 
 def describe(event: Event) -> str:

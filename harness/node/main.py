@@ -24,6 +24,7 @@ from harness.errors import ConfigError, ExitCode
 from harness.inspect import preview
 from harness.node.actions import Actions
 from harness.node.attempts import adopt_orphans
+from harness.node.boot import describe_node
 from harness.node.context import Context
 from harness.node.decision import note_decision
 from harness.node.exit_policy import Act, Where, consequence, ending_of
@@ -67,7 +68,8 @@ def _resume(request: Request, self_test: str | None, limits: Limits, say: Callab
     try:
         job = _job(request, metadata if instance else None)
         test = choose_test(self_test, request.environ)
-        job = replace(job, environ={**job.environ, **read_secrets(job.environ, say)})
+        told = {**describe_node(instance, job.environ), **read_secrets(job.environ, say)}
+        job = replace(job, environ={**job.environ, **told})
     except ConfigError as err:
         run = str(request.flags.get("run") or request.environ.get("HARNESS_RUN") or "")
         with _opened(_patiently(metadata, instance, request.environ, run, signals, say)) as platform:

@@ -186,10 +186,10 @@ def zipped(*members: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
     return made.getvalue()
 
 
-def wheel(name: str, *, requires: str = "", **modules: str) -> bytes:
-    """A wheel of version 1 whose package holds these modules, and nothing else."""
-    info = f"{name}-1.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n" + (
+def wheel(name: str, *, version: str = "1", requires: str = "", **modules: str) -> bytes:
+    """A wheel whose package holds these modules, and nothing else."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
         f"Requires-Dist: {requires}\n" if requires else ""
     )
     return zipped(

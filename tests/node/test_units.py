@@ -68,6 +68,21 @@ def test_a_second_start_leaves_the_same_units(prepared: Machine) -> None:
     assert {name: prepared.unit(name) for name in before} == before
 
 
+def test_the_time_of_a_boot_is_measured_by_its_parts_once(prepared: Machine) -> None:
+    """User data and harness-node.service both come by; the first of a boot has done the work."""
+    file = prepared.root / "etc/harness/boot.json"
+    assert prepared.prepare("boot", "units").returncode == 0
+    first = file.read_text()
+    assert prepared.prepare("units").returncode == 0
+
+    assert file.read_text() == first
+    found = json.loads(first)
+    assert list(found["parts_s"]) == ["system", "boot"]
+    assert found["parts_s"]["system"] > 0
+    kernel = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    assert found["booted_at"] == int(kernel.split()[1])
+
+
 def test_with_an_image_resume_runs_in_it_with_every_setting_by_name(prepared: Machine) -> None:
     prepared.settings |= {"HARNESS_IMAGE": "repo/image:1", "HARNESS_COMMAND": 'python "a b" $HOME `id` %n'}
     prepared.replace_program("docker", "")

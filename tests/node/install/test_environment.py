@@ -47,6 +47,7 @@ def test_an_interpreter_that_has_everything_is_used_as_it_is(machine: Machine, c
     assert machine.local_env() == {
         "HARNESS_LOCAL": str(machine.root / "var/lib/harness"),
         "HARNESS_PYTHON": sys.executable,
+        "HARNESS_BOOT": "/etc/harness/boot.json",
     }
     assert not (machine.root / "opt/harness/venv").exists()
 

@@ -1,0 +1,305 @@
+"""The same software on every node: what the first one resolved, or what was packed with the code."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from tests.node.machine import ROOT, Machine, wheel
+from tests.support.s3_server import S3Server
+
+HARNESS = wheel("harness", __main__="", requires="library")
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture
+def store() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """What pip finds: a folder of wheels."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    publish(folder, "library", "1")
+    return folder
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """The run's repository, with a wheel of the harness that needs `library`."""
+    folder = tmp_path / "code"
+    (folder / "wheels").mkdir(parents=True)
+    (folder / "train.py").touch()
+    (folder / "wheels/harness-1-py3-none-any.whl").write_bytes(HARNESS)
+    subprocess.run(["git", "init", "--quiet", "--initial-branch=main", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, store: S3Server, index: Path, code: Path) -> Iterator[list[Machine]]:
+    """Two instances of one fleet."""
+    made = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        machine = Machine(tmp_path / name)
+        machine.settings |= {
+            "HARNESS_STORE": "s3://bucket/checkpoints", "HARNESS_SOURCE": f"git+file://{code}@main",
+            "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
+        }  # fmt: skip
+        machine.environment |= {
+            "AWS_ENDPOINT_URL": store.url, "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_MAX_ATTEMPTS": "1", "AWS_EC2_METADATA_DISABLED": "true", "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(index), "PIP_CONFIG_FILE": "/dev/null",
+        }  # fmt: skip
+        made.append(machine)
+    yield made
+    for machine in made:
+        machine.close()
+
+
+def publish(index: Path, name: str, version: str) -> Path:
+    path = index / f"{name}-{version}-py3-none-any.whl"
+    path.write_bytes(wheel(name, version=version))
+    return path
+
+
+def commit(code: Path) -> None:
+    git = ["git", "-C", str(code), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message", "change"], check=True)
+
+
+def prepared(machine: Machine) -> str:
+    done = machine.prepare("source", "environment")
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def version_on(machine: Machine, name: str) -> str:
+    line = f"import importlib.metadata as m; print(m.version({name!r}))"
+    python = machine.local_env()["HARNESS_PYTHON"]
+    return subprocess.run([python, "-P", "-c", line], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def records(store: S3Server) -> dict[str, str]:
+    """What the first node has left, by the beginning of its name."""
+    s3 = boto3.client(
+        "s3", endpoint_url=store.url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+    listed = s3.list_objects_v2(Bucket="bucket", Prefix="checkpoints/gpt/environment/").get("Contents", [])
+    return {
+        found["Key"].rpartition("/")[2].split(".")[0]: s3.get_object(Bucket="bucket", Key=found["Key"])["Body"]
+        .read()
+        .decode()
+        for found in listed
+    }
+
+
+# ---- what the first node resolved -----------------------------------------------------------------------------------
+
+
+@pytest.mark.sample
+def test_a_later_node_installs_what_the_first_one_did_though_the_index_has_a_newer_one(
+    nodes: list[Machine], store: S3Server, index: Path, code: Path
+) -> None:
+    (code / "requirements.txt").write_text("extra\n")
+    extra = publish(index, "extra", "1")
+    commit(code)
+
+    prepared(nodes[0])
+    publish(index, "library", "2")
+    publish(index, "extra", "2")
+    told = prepared(nodes[1])
+
+    assert [version_on(node, name) for node in nodes for name in ("library", "extra")] == ["1"] * 4
+    assert "packages: as in s3://bucket/checkpoints/gpt/environment/packages." in told
+    lines = records(store)["packages"].splitlines()
+    assert f"extra==1 --hash=sha256:{hashlib.sha256(extra.read_bytes()).hexdigest()}" in lines
+    assert [line.split()[0] for line in lines] == ["extra==1", "library==1"]
+
+
+def test_other_bytes_of_the_same_version_are_not_installed(nodes: list[Machine], index: Path, code: Path) -> None:
+    commit(code)
+    prepared(nodes[0])
+    (index / "library-1-py3-none-any.whl").write_bytes(wheel("library", evil="print('hello')"))
+
+    done = nodes[1].prepare("source", "environment")
+
+    assert done.returncode == 70
+    assert "pip cannot install what an earlier node of this run had" in done.stdout
+    assert "delete that object" in done.stdout
+
+
+def test_what_pip_knows_no_sum_of_is_installed_by_its_commit_or_from_the_archive(
+    nodes: list[Machine], store: S3Server, code: Path, tmp_path: Path
+) -> None:
+    (code / "mine-1-py3-none-any.whl").write_bytes(wheel("mine"))
+    (code / "requirements.txt").write_text("./mine-1-py3-none-any.whl\n")
+    commit(code)
+
+    prepared(nodes[0])
+    prepared(nodes[1])
+
+    assert "# also: ./mine-1-py3-none-any.whl" in records(store)["packages"].splitlines()
+    assert version_on(nodes[1], "mine") == "1"
+
+
+def test_new_requirements_are_resolved_anew(nodes: list[Machine], index: Path, code: Path) -> None:
+    commit(code)
+    prepared(nodes[0])
+    publish(index, "library", "2")
+    (code / "requirements.txt").write_text("library\n")
+    commit(code)
+    for node in nodes:
+        node.settings["HARNESS_SOURCE"] = f"git+file://{code}"  # another address: new code was asked for
+
+    prepared(nodes[1])
+
+    assert version_on(nodes[1], "library") == "2"
+
+
+def test_setup_command_is_held_to_the_versions_of_the_first_node(
+    nodes: list[Machine], store: S3Server, index: Path, code: Path
+) -> None:
+    publish(index, "extra", "1")
+    commit(code)
+    for node in nodes:
+        node.settings["HARNESS_SETUP"] = "pip install --quiet extra"
+
+    prepared(nodes[0])
+    publish(index, "extra", "2")
+    prepared(nodes[1])
+
+    assert version_on(nodes[1], "extra") == "1"
+    assert "extra==1" in records(store)["setup"].splitlines()
+
+
+def test_a_store_that_does_not_answer_is_no_reason_to_take_other_packages(
+    nodes: list[Machine], store: S3Server, code: Path
+) -> None:
+    commit(code)
+    nodes[0].settings["HARNESS_SOURCE"] = f"git+file://{code}@{head(code)}"
+    store.fault("error", ("ListObjectsV2",), status=503, code="SlowDown", times=1)
+
+    done = nodes[0].prepare("source", "environment")
+
+    assert done.returncode == 70
+    assert "cannot recall it" in done.stdout
+    prepared(nodes[0])
+
+
+# ---- the code -------------------------------------------------------------------------------------------------------
+
+
+def head(code: Path) -> str:
+    return subprocess.run(
+        ["git", "-C", str(code), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_branch_goes_on_and_the_run_does_not(nodes: list[Machine], store: S3Server, code: Path) -> None:
+    commit(code)
+    first = head(code)
+    prepared(nodes[0])
+    (code / "train.py").write_text("another program")
+    commit(code)
+
+    prepared(nodes[1])
+
+    assert [(node.current / "train.py").read_text() for node in nodes] == ["", ""]
+    assert records(store)["source"].strip() == first
+    assert prepared(nodes[0]), "and a later boot of the first one"
+    assert (nodes[0].current / "train.py").read_text() == ""
+
+
+# ---- wheels in the archive ------------------------------------------------------------------------------------------
+
+
+def vendored(code: Path, *, python: str = HERE, tampered: bool = False) -> None:
+    """As scripts/pack --vendor leaves them."""
+    lines = [f"# python {python}", "# torch 2.13.0"]
+    for name in ("harness", "library"):
+        path = code / "wheels" / f"{name}-1-py3-none-any.whl"
+        if name == "library":
+            path.write_bytes(wheel(name))
+        lines.append(f"{name}==1 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}")
+        if tampered:
+            path.write_bytes(path.read_bytes() + b"\n")
+    (code / "wheels/requirements.lock").write_text("\n".join(lines) + "\n")
+
+
+def test_packed_wheels_are_installed_and_no_index_is_asked(nodes: list[Machine], store: S3Server, code: Path) -> None:
+    vendored(code)
+    commit(code)
+    nodes[0].environment |= {"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+
+    prepared(nodes[0])
+
+    assert version_on(nodes[0], "library") == "1"
+    assert set(records(store)) == {"source"}
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (
+            {"python": "3.99"},
+            f"its wheels are for Python 3.99, and here is {HERE}: scripts/pack --vendor --python {HERE}",
+        ),
+        ({"tampered": True}, "its wheels cannot be installed here"),
+    ],
+)
+def test_packed_wheels_that_are_wrong_are_refused(
+    nodes: list[Machine], code: Path, how: dict[str, object], why: str
+) -> None:
+    vendored(code, **how)  # type: ignore[arg-type]
+    commit(code)
+
+    done = nodes[0].prepare("source", "environment")
+
+    assert done.returncode == 64
+    assert why in done.stdout
+
+
+@pytest.mark.usefixtures("package_index")
+@pytest.mark.long("pip fetches the harness's own needs")
+def test_pack_finds_the_wheels_for_another_python_than_this_one(tmp_path: Path) -> None:
+    project, archive = tmp_path / "project", tmp_path / "a.tar.gz"
+    project.mkdir()
+    (project / "train.py").touch()
+    (project / "requirements.txt").write_text("six\n")
+    other = "3.12" if HERE != "3.12" else "3.13"
+
+    done = subprocess.run(
+        [ROOT / "scripts/pack", "--vendor", "--python", other, project, archive],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    listed = subprocess.run(
+        ["tar", "--list", "--file", archive], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert any(name.startswith("wheels/msgspec-") and f"cp{other.replace('.', '')}" in name for name in listed)
+    assert any(name.startswith("wheels/six-") for name in listed)
+    assert not any("torch" in name for name in listed), "the image has it"
+    lock = subprocess.run(
+        ["tar", "--extract", "--to-stdout", "--file", archive, "wheels/requirements.lock"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    assert lock[0] == f"# python {other}"
+    assert len([line for line in lock if "--hash=sha256:" in line]) == len(
+        [name for name in listed if name.endswith(".whl")]
+    )
