@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from cloud.aws.fleet_errors import SERVICES, explain, takes_effect
+from cloud.aws.fleet_errors import explain, service_of, takes_effect
 from cloud.errors import CloudError, Denied, Unavailable
 from cloud.notice import Deadline
 from cloud.s3.client import library_errors, new_session, no_answer
@@ -40,7 +40,7 @@ class Calls:
             raise Unavailable(f"{operation} {where}: no time left")
         self._current.deadline = deadline
         try:
-            client = self._opened(SERVICES[operation])
+            client = self._opened(service_of(operation))
             reply: dict[str, Any] = getattr(client, xform_name(operation))(**parameters)
             return reply
         except library_errors() as err:

@@ -32,14 +32,32 @@ SERVICES = {
     "Publish": "sns",
     "PutMetricData": "cloudwatch",
 }
-"""The service of each call that is made; service and call together are the IAM action."""
+"""The service of each call that a node makes; service and call together are the IAM action."""
+
+OWNERS_SERVICES = {
+    "DescribeAlarms": "cloudwatch",
+    "DescribeScalingActivities": "autoscaling",
+    "DescribeSpotPriceHistory": "ec2",
+    "FilterLogEvents": "logs",
+    "GetCommandInvocation": "ssm",
+    "GetProducts": "pricing",
+    "ListBuckets": "s3",
+    "SendCommand": "ssm",
+    "StartExperiment": "fis",
+}
+"""The same of each call that only the owner of a fleet makes, with `harness fleet`."""
 
 _RESOURCES = {
     "autoscaling": "this group's ARN",
     "cloudwatch": '"*"',
+    "ec2": '"*"',
+    "fis": "the experiment template's ARN",
+    "logs": "the log group's ARN",
+    "pricing": '"*"',
+    "s3": '"*"',
     "secretsmanager": "the secret's ARN",
     "sns": "the topic's ARN",
-    "ssm": "the parameter's ARN",
+    "ssm": "the parameter's ARN, or the instance's",
 }
 
 _SLOW = {
@@ -61,9 +79,14 @@ _SIGNATURE = {"IncompleteSignature", "InvalidSignature", "SignatureDoesNotMatch"
 _INVALID = {"InvalidParameter", "InvalidParameterCombination", "InvalidParameterValue", "NotFound", "ValidationError"}
 
 
+def service_of(operation: str) -> str:
+    """Return the service of a call, by the name of its client."""
+    return SERVICES.get(operation) or OWNERS_SERVICES[operation]
+
+
 def takes_effect(operation: str) -> bool:
     """Whether the outcome is unknown if the reply to `operation` is lost."""
-    return not operation.startswith(("Describe", "Get"))
+    return not operation.startswith(("Describe", "Filter", "Get", "List"))
 
 
 def explain(operation: str, where: str, *, status: int, code: str, message: str) -> CloudError:
@@ -100,6 +123,6 @@ def explain(operation: str, where: str, *, status: int, code: str, message: str)
 
 
 def _permission(operation: str) -> str:
-    service = SERVICES[operation]
+    service = service_of(operation)
     resource = '"*"' if operation.startswith("Describe") else _RESOURCES[service]  # IAM has no ARN for a list
     return f"{service}:{operation} on {resource}"

@@ -20,6 +20,7 @@ from harness.agent.log import open_missing_descriptors
 from harness.cli.doctor import doctor
 from harness.cli.drill import drill
 from harness.cli.export import export
+from harness.cli.fleet import fleet
 from harness.cli.ls import ls
 from harness.cli.options import Command
 from harness.cli.output import print_lines, say
@@ -102,6 +103,7 @@ _add(ls, KEEP, "harness ls --run gpt-small")
 _add(verify, KEEP, "harness verify --run gpt-small")
 _add(export, KEEP, "harness export model.safetensors --run gpt-small --only model")
 _add(rm, KEEP, "harness rm 00000002-000000001200 --run gpt-small")
+app.add_typer(fleet, name="fleet", rich_help_panel=TRAIN)
 app.add_typer(simulator, name="metadata-sim", rich_help_panel=TRY)
 
 
