@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 fleet = typer.Typer(
     name="fleet",
     help="Train on a spot fleet of AWS's: make it, watch it, stop it.",
+    epilog="Example: harness fleet up gpt-small --source . --email me@example.com -- python train.py",
     no_args_is_help=True,
 )
 
@@ -55,11 +56,11 @@ def _opened(run: str, region: str | None, bucket: str | None) -> Generator[tuple
 @fleet.command(
     epilog="Example: harness fleet up gpt-small --source . --email me@example.com -- python train.py",
     context_settings={"allow_extra_args": True, "allow_interspersed_args": True},
-    options_metavar="[OPTIONS] -- PROGRAM ...",
+    options_metavar="[OPTIONS]",
 )
 def up(
     context: typer.Context,
-    run: Run,
+    run: Annotated[str, typer.Argument(metavar="RUN [-- PROGRAM ...]", help="Name of the run, and the program")],
     source: Annotated[
         str | None,
         typer.Option("--source", help="The code: a folder, an archive, s3://bucket/key, or git+https://host/repo@ref"),
@@ -90,6 +91,8 @@ def up(
     variables.check(given)
     given |= variables.parse(assignments or [])
     variables.check(unset or [])
+    if context.args and "--" not in sys.argv:
+        raise ConfigError(f"what is {shlex.join(context.args)}? The program comes after --")
     given |= {"command": shlex.join(context.args)} if context.args else {}
     given |= {"notify_email": email} if email else {}
     given |= {"bucket": bucket} if bucket else {}

@@ -88,8 +88,10 @@ def is_one_line_of_usage(done: Done, *words: str) -> None:
 
 def commands() -> list[list[str]]:
     top = typer.main.get_command(app.app)
-    below = top.commands["metadata-sim"]  # type: ignore[attr-defined]
-    return [[name] for name in top.commands] + [["metadata-sim", name] for name in below.commands]  # type: ignore[attr-defined]
+    found = [[name] for name in top.commands]  # type: ignore[attr-defined]
+    for group in ("fleet", "metadata-sim"):
+        found += [[group, name] for name in top.commands[group].commands]  # type: ignore[attr-defined]
+    return found
 
 
 # ---- help -----------------------------------------------------------------------------------------------------------
