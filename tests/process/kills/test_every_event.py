@@ -145,6 +145,7 @@ ELSEWHERE = {"AgentReplaced": "test_the_agent_that_replaced_a_dead_one_may_die_a
 _DRILL = "takes somebody who asks for it: tests/process/test_drill.py kills there"
 _TWO_HOSTS = "takes two hosts: tests/process/test_handover.py kills there"
 CANNOT_HAPPEN = {
+    "NodeBooted": "takes a node of a fleet, where it follows AgentStarted at once",
     "Drilling": _DRILL,
     "Drilled": _DRILL,
     "HandoverAwaited": _TWO_HOSTS,
