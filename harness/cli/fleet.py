@@ -19,6 +19,7 @@ import typer
 from harness.cli.options import Json
 from harness.cli.output import print_fields, print_json, print_lines, say
 from harness.errors import ConfigError, ExitCode
+from harness.fleet.vendor import Image, PackError
 
 if TYPE_CHECKING:
     from cloud.aws.console import Console
@@ -65,6 +66,15 @@ def up(
         str | None,
         typer.Option("--source", help="The code: a folder, an archive, s3://bucket/key, or git+https://host/repo@ref"),
     ] = None,
+    vendor: Annotated[
+        bool, typer.Option("--vendor", help="Pack the wheels of all packages with a folder; see scripts/pack --help")
+    ] = False,
+    image_python: Annotated[
+        str, typer.Option("--image-python", metavar="X.Y", help="With --vendor: the image's Python")
+    ] = Image.python,
+    image_torch: Annotated[
+        str, typer.Option("--image-torch", metavar="X.Y.Z", help="With --vendor: the image's torch")
+    ] = Image.torch,
     email: Annotated[str | None, typer.Option("--email", help="Who is told when the fleet stops")] = None,
     assignments: Annotated[
         list[str] | None,
@@ -107,8 +117,12 @@ def up(
             raise ConfigError("nothing was made: without a terminal that can be asked, --yes is needed")
         return typer.confirm("Go on?", err=True)
 
+    try:
+        image = Image.checked(image_python, image_torch) if vendor else None
+    except PackError as err:
+        raise ConfigError(str(err)) from err
     with _opened(run, region, bucket) as (found, _):
-        if not found.up(given, unset or [], code, agrees):
+        if not found.up(given, unset or [], code, agrees, image):
             say("nothing was made")
             raise typer.Exit(ExitCode.CTRL_C)
         where = f"--region {found.home.region}"

@@ -27,7 +27,7 @@ from harness.fleet.history import machines_of
 from harness.fleet.home import CALL_S, Home
 from harness.fleet.pack import pack
 from harness.fleet.terraform import Terraform
-from harness.fleet.vendor import PackError
+from harness.fleet.vendor import Image, PackError
 from harness.snapshots import records
 from harness.snapshots.open import open_existing_store
 
@@ -115,6 +115,7 @@ class Fleet:
         unset: Iterable[str],
         code: Path | None,
         agrees: Callable[[Planned], bool],
+        image: Image | None = None,
     ) -> bool:
         """Make the fleet, or bring it to another definition.
 
@@ -123,6 +124,7 @@ class Fleet:
             unset: names of variables that are left to their defaults again.
             code: a folder or an archive on this machine that becomes `source_archive`; `None`: as it is.
             agrees: is asked once, before anything is bought.
+            image: also pack the wheels that fit this image with a folder. `None`: do not.
 
         Returns:
             Whether it was done.
@@ -136,7 +138,7 @@ class Fleet:
         if self.home.bucket is None and (named := definition.values.get("bucket")):
             self.home = self.home.in_bucket(str(named))
         with tempfile.TemporaryDirectory(prefix="harness-fleet-") as work:
-            archive = self._archive(code, Path(work))
+            archive = self._archive(code, Path(work), image)
             definition = self._with_code(definition, archive)
             self._begin(definition)
             self._finish_letting_go(definition)
@@ -154,12 +156,12 @@ class Fleet:
             self.terraform.apply_plan()
         return True
 
-    def _archive(self, code: Path | None, work: Path) -> Path | None:
+    def _archive(self, code: Path | None, work: Path, image: Image | None) -> Path | None:
         if code is None or code.is_file():
             return code
         archive = work / "source.tar.gz"
         try:
-            pack(code, archive)
+            pack(code, archive, image)
         except PackError as err:
             raise ConfigError(f"the code cannot be packed: {err}") from err
         return archive

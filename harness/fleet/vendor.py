@@ -51,11 +51,16 @@ class Image:
     @classmethod
     def of_options(cls, given: argparse.Namespace) -> Image:
         """Read the options. Raises PackError."""
-        if not re.fullmatch(r"3\.\d+", given.python):
-            raise PackError(f"--python {given.python}: such as 3.14")
-        if not re.fullmatch(r"\d+\.\d+\.\d+", given.torch):
-            raise PackError(f"--torch {given.torch}: such as 2.13.0, without what follows a +")
-        return cls(given.python, given.torch, given.machine)
+        return cls.checked(given.python, given.torch, given.machine)
+
+    @classmethod
+    def checked(cls, python: str, torch: str, machine: str = machine) -> Image:
+        """Return an image with these. Raises PackError if they are no versions."""
+        if not re.fullmatch(r"3\.\d+", python):
+            raise PackError(f"{python} is no version of a Python: such as 3.14")
+        if not re.fullmatch(r"\d+\.\d+\.\d+", torch):
+            raise PackError(f"{torch} is no version of torch: such as 2.13.0, without what follows a +")
+        return cls(python, torch, machine)
 
 
 def vendor(wheel: Path, requirements: Path | None, image: Image, into: Path) -> Sequence[Path]:

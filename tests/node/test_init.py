@@ -124,6 +124,14 @@ class Ending:
     told: tuple[str, ...] = ()
 
 
+# A program whose run another host takes over: it writes that host's claim itself.
+SUPERSEDED = (
+    "import json, os, pathlib, time; claims = pathlib.Path(os.environ['HARNESS_STORE'], 'gpt/generations');"
+    " mine = claims / '00000001.json'; [time.sleep(0.1) for _ in iter(mine.exists, True)];"
+    " newer = json.loads(mine.read_text()) | {'generation': 2, 'nonce': 'b' * 16, 'host': 'other'};"
+    " (claims / '00000002.json').write_text(json.dumps(newer)); time.sleep(600)"
+)
+
 DECISIONS = {
     "finished": Ending(
         {"HARNESS_COMMAND": "true"}, 0, ("TerminateInstanceInAutoScalingGroup", "CompleteLifecycleAction")
@@ -139,6 +147,10 @@ DECISIONS = {
     "settings that cannot be": Ending(
         {"HARNESS_EVERY_S": "soon"}, 0, ("SetDesiredCapacity", "CompleteLifecycleAction"),
         ("run gpt: the fleet is stopped",),
+    ),
+    "superseded": Ending(
+        {"HARNESS_COMMAND": f'python -c "{SUPERSEDED}"'}, 1,
+        ("TerminateInstanceInAutoScalingGroup", "CompleteLifecycleAction"),
     ),
     "the self-test fails": Ending(
         {"HARNESS_SELF_TEST": "false"}, 1, ("CompleteLifecycleAction",), ("run gpt: this instance is replaced",)
@@ -159,6 +171,21 @@ def test_what_harness_resume_has_decided_is_all_that_happens(node: Node, name: s
     assert tuple(node.actions()) == expected.actions, node.box.report()
     assert tuple(node.told()) == expected.told
     assert node.box.runs, "its group ends it"
+
+
+def test_an_instance_that_its_group_ends_lets_go_of_it_and_stops_nothing(node: Node) -> None:
+    node.settings["HARNESS_COMMAND"] = "sh -c 'echo trains; exec sleep 600'"
+    node.boot()
+    node.box.wait_for("trains", "harness.log")
+
+    node.metadata.lifecycle("Terminated")
+    node.box.wait_for("stop-fleet: ", "harness.log")
+
+    assert DECIDED in node.box.log("harness.log"), node.box.report()
+    assert node.desired == 1, "the group wants another one"
+    assert "CompleteLifecycleAction" in node.actions()
+    assert set(node.actions()) <= {"CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"}
+    assert node.told() == []
 
 
 def assert_stopped_and_off(node: Node, subject: str) -> None:

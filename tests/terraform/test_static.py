@@ -285,6 +285,31 @@ def test_everything_that_takes_tags_says_whose_it_is() -> None:
                 )
 
 
+RECIPE = ROOT / "terraform" / "aws" / "image" / "node.pkr.hcl"
+
+
+def test_the_recipe_of_an_image_is_in_the_language_of_packer_and_in_its_form() -> None:
+    """It is Terraform's, which says where something does not belong; what Packer's plugins take, only they know."""
+    if shutil.which("terraform") is None:
+        lacking("terraform", "terraform is not installed")
+    text = RECIPE.read_text()
+    done = subprocess.run(["terraform", "fmt", "-"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, text), done.stderr
+
+
+@pytest.mark.sample
+def test_an_image_is_prepared_with_the_words_that_a_node_will_be_told() -> None:
+    given = set(re.findall(r"^      ((?:HARNESS|AWS)_\w+) +=", RECIPE.read_text(), re.MULTILINE))
+    (read,) = re.findall(r"^for name in (.*); do$", RECIPE.with_name("bake.sh").read_text(), re.MULTILINE)
+    told = (ROOT / "terraform" / "aws" / "user-data.tf").read_text()
+
+    assert given == set(read.split())
+    assert all(re.search(rf"^    {name} +=", told, re.MULTILINE) for name in given)
+    assert set(re.findall(r"var\.(\w+)", RECIPE.read_text())) == set(
+        re.findall(r'^variable "(\w+)"', RECIPE.read_text(), re.MULTILINE)
+    )
+
+
 @pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "terraform" / "examples").iterdir()))
 def test_each_example_is_valid(example: str, tmp_path: Path) -> None:
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -219,6 +221,38 @@ def test_a_branch_goes_on_and_the_run_does_not(nodes: list[Machine], store: S3Se
     assert records(store)["source"].strip() == first
     assert prepared(nodes[0]), "and a later boot of the first one"
     assert (nodes[0].current / "train.py").read_text() == ""
+
+
+# ---- an image that has it all ---------------------------------------------------------------------------------------
+
+
+def test_a_node_of_a_baked_image_has_nothing_to_prepare(
+    nodes: list[Machine], index: Path, code: Path, tmp_path: Path
+) -> None:
+    commit(code)
+    node = nodes[0]
+    recipe = tmp_path / "recipe"
+    recipe.mkdir()
+    scripts = [ROOT / "scripts" / name for name in ("bootstrap-node.sh", "resume.sh", "stop-fleet.sh")]
+    for path in (*scripts, ROOT / "terraform/aws/image/bake.sh"):
+        shutil.copy(path, recipe)
+    told = {name: value for name, value in node.settings.items() if name != "AWS_DEFAULT_REGION"}
+    baked = subprocess.run(
+        ["bash", recipe / "bake.sh"],
+        env=os.environ | node.environment | told,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert baked.returncode == 0, baked.stderr
+    assert not list((node.root / "etc/harness").glob("*.env"))
+
+    node.environment |= {"PIP_FIND_LINKS": "", "PIP_NO_INDEX": "1"}  # nothing can be installed any more
+    told_at_boot = prepared(node)
+
+    assert "making" not in told_at_boot
+    assert "packages:" not in told_at_boot
+    assert version_on(node, "library") == "1"
 
 
 # ---- wheels in the archive ------------------------------------------------------------------------------------------
