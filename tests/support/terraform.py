@@ -60,18 +60,20 @@ class TerraformFailed(Exception):
 class Terraform:
     """The module in `folder`/terraform, applied to `account` with the variables that it was made with."""
 
-    def __init__(self, folder: Path, account: Account) -> None:
+    def __init__(self, folder: Path, account: Account, module: str = "terraform") -> None:
         self.account = account
-        self.module = folder / "terraform"
+        self.module = folder / module
         self._folder = folder
 
     @classmethod
-    def prepare(cls, folder: Path, account: Account, variables: Mapping[str, object]) -> Terraform:
-        """Copy the module, with the scripts that it embeds, and initialise it. Raises Unavailable."""
+    def prepare(
+        cls, folder: Path, account: Account, variables: Mapping[str, object], module: str = "terraform"
+    ) -> Terraform:
+        """Copy the modules, with the scripts that they embed, and initialise `module`. Raises Unavailable."""
         if shutil.which("terraform") is None:
             raise Unavailable("terraform is not installed")
-        made = cls(folder, account)
-        shutil.copytree(ROOT / "terraform", made.module, ignore=NOT_THE_MODULE)
+        made = cls(folder, account, module)
+        shutil.copytree(ROOT / "terraform", folder / "terraform", ignore=NOT_THE_MODULE)
         shutil.copytree(ROOT / "scripts", folder / "scripts")
         (made.module / "tests_override.tf").write_text(OVERRIDE)
         made.set(**variables)
