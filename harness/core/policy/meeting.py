@@ -1,0 +1,113 @@
+"""The step at which all ranks take a snapshot: agreed by words in shared memory, without a collective.
+
+Owns both sides of the agreement, as pure functions. Nothing is assumed about how far ranks are apart: the CPU of a rank
+runs ahead of its GPU, and pipelines and accumulation skew.
+
+    agent:  ASK to all ranks ─▶ it is seen ─▶ every rank's step ─▶ N = the greatest + 1 ─▶ AT_STEP = N
+    rank, at a boundary:   no AT_STEP of this ask yet ─▶ hold
+                           before N ─▶ go on;  at N ─▶ seal;  beyond N ─▶ say so: the agent asks again
+
+No rank waits without end: one that holds has done all its communication up to its step, so one that is behind needs
+nothing more of it to come to N. No snapshot is mixed: a set is complete once every rank has sealed N.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Hold(enum.IntEnum):
+    """What a rank says at a boundary about the newest ask."""
+
+    NONE = 0
+    """It trains, or has not seen the ask yet."""
+    HOLDS = 1
+    """It waits to learn the step."""
+    LAST = 2
+    """It waits too, and makes no further step."""
+    PASSED = 3
+    """It is beyond the step that was agreed."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the agent sees of a rank.
+
+    Attributes:
+        step: completed steps; `None` before the rank's loop.
+        hold: what it says about the present ask; `NONE` if what it says is about an earlier one.
+    """
+
+    step: int | None
+    hold: Hold = Hold.NONE
+
+
+class Uneven(Exception):
+    """One rank's loop has ended at a step that another has passed. `steps` are those of all ranks."""
+
+    def __init__(self, steps: Sequence[int | None]) -> None:
+        super().__init__(f"the loops of the ranks end at different steps: {', '.join(map(str, steps))}")
+        self.steps = tuple(steps)
+
+
+class AskAgain(Exception):
+    """A rank was beyond the step before it had seen the ask."""
+
+
+def agree(views: Sequence[View], sealed: int | None) -> int | None:
+    """Return the step at which all ranks seal; `None` while a rank is before its loop.
+
+    Call it once the ask can be seen by every rank: whoever makes a step after that holds.
+
+    Args:
+        views: of every rank.
+        sealed: the step that all have sealed already; `None` for none.
+
+    Raises:
+        AskAgain: a rank is beyond the step of the present ask.
+        Uneven: a rank makes no further step, and another is beyond it.
+    """
+    if any(view.hold is Hold.PASSED for view in views):
+        raise AskAgain
+    steps = [view.step for view in views if view.step is not None]
+    if len(steps) < len(views):
+        return None
+    top = max(steps)
+    last = [view.step for view in views if view.hold is Hold.LAST and view.step is not None]
+    if last:
+        if top > min(last):
+            raise Uneven([view.step for view in views])
+        return top
+    if all(view.hold is Hold.HOLDS for view in views) and min(steps) == top != sealed:
+        return top  # for example all have entered a validation: there is no later boundary for a while
+    return top + 1
+
+
+class Move(enum.Enum):
+    """What a rank does at a boundary while a snapshot is asked for."""
+
+    GO_ON = "make the next step, and look again at its boundary"
+    HOLD = "wait here until the step is agreed, or the ask is taken back"
+    SEAL = "take the snapshot here"
+    PASS = "say that the agreed step is behind"
+
+
+def move(step: int, agreed: int | None, sealed: int | None, *, last: bool, leaves: bool) -> Move:
+    """Return what a rank does at the boundary of `step`.
+
+    Args:
+        step: completed steps.
+        agreed: the step of the present ask; `None` while it is not agreed.
+        sealed: the newest step that this rank has sealed; `None` for none.
+        last: whether this rank makes no further step.
+        leaves: whether all leave after this snapshot: nobody goes on before every rank has sealed it.
+    """
+    if agreed is None:
+        return Move.HOLD
+    if sealed == agreed:
+        return Move.HOLD if leaves else Move.GO_ON
+    if step < agreed:
+        return Move.HOLD if last else Move.GO_ON
+    return Move.SEAL if step == agreed else Move.PASS
