@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloud.aws.calls import Calls
+from cloud.aws.fleet_errors import Refused
 from cloud.errors import call_with_retry
 from cloud.notice import Deadline
 
@@ -219,7 +220,12 @@ class Console:
         id_ = self._calls.call("SendCommand", where, deadline, **given)["Command"]["CommandId"]
         while True:
             self._sleep(1.0)
-            found = self._ask("GetCommandInvocation", where, deadline, CommandId=id_, InstanceId=instance)
+            try:
+                found = self._ask("GetCommandInvocation", where, deadline, CommandId=id_, InstanceId=instance)
+            except Refused:  # for some seconds the service does not know what it has just taken
+                if deadline.expired:
+                    raise
+                continue
             if found["Status"] not in _RUNNING or deadline.expired:
                 code = int(found.get("ResponseCode", -1))
                 return Ran(code, found.get("StandardOutputContent", ""), found.get("StandardErrorContent", ""))

@@ -60,6 +60,8 @@ _RESOURCES = {
     "ssm": "the parameter's ARN, or the instance's",
 }
 
+_IAM_NAMES = {"ListBuckets": "ListAllMyBuckets"}  # where IAM has another word for the call
+
 _SLOW = {
     "BandwidthLimitExceeded",
     "EC2Throttled",
@@ -76,7 +78,14 @@ _EXPIRED = {"ExpiredToken", "RequestExpired"}
 _DENIED = {"AccessDenied", "AuthorizationError", "KMSAccessDenied", "UnauthorizedOperation"}
 _STRANGER = {"AuthFailure", "InvalidClientTokenId", "MissingAuthenticationToken", "UnrecognizedClient"}
 _SIGNATURE = {"IncompleteSignature", "InvalidSignature", "SignatureDoesNotMatch"}
-_INVALID = {"InvalidParameter", "InvalidParameterCombination", "InvalidParameterValue", "NotFound", "ValidationError"}
+_INVALID = {
+    "InvalidParameter",
+    "InvocationDoesNotExist",
+    "InvalidParameterCombination",
+    "InvalidParameterValue",
+    "NotFound",
+    "ValidationError",
+}
 
 
 def service_of(operation: str) -> str:
@@ -125,4 +134,4 @@ def explain(operation: str, where: str, *, status: int, code: str, message: str)
 def _permission(operation: str) -> str:
     service = service_of(operation)
     resource = '"*"' if operation.startswith("Describe") else _RESOURCES[service]  # IAM has no ARN for a list
-    return f"{service}:{operation} on {resource}"
+    return f"{service}:{_IAM_NAMES.get(operation, operation)} on {resource}"

@@ -75,7 +75,7 @@ def up(
     image_torch: Annotated[
         str, typer.Option("--image-torch", metavar="X.Y.Z", help="With --vendor: the image's torch")
     ] = Image.torch,
-    email: Annotated[str | None, typer.Option("--email", help="Who is told when the fleet stops")] = None,
+    email: Annotated[str | None, typer.Option("--email", help="Address that gets a mail when the fleet stops")] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Any variable of the module; may be repeated"),

@@ -101,8 +101,8 @@ def assign(tables: Sequence[Sequence[Held]]) -> list[list[Piece]]:
     _check_cover(shared)
     loads = [sum(piece.bytes for piece in pieces) for pieces in stored]
     groups: dict[tuple[int, ...], list[Piece]] = {}
-    for piece, ranks in shared.items():
-        groups.setdefault(tuple(sorted(ranks)), []).append(piece)
+    for piece, holders in shared.items():
+        groups.setdefault(tuple(sorted(holders)), []).append(piece)
     for ranks in sorted(groups, key=lambda ranks: (len(ranks), ranks)):  # who has no choice comes first
         _spread(sorted(groups[ranks]), ranks, loads, stored)
     return [sorted(pieces) for pieces in stored]

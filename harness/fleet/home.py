@@ -59,7 +59,9 @@ class Home:
     def in_bucket(self, bucket: str) -> Home:
         """Return this home with a bucket, which this machine remembers from now on."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "home.json").write_text(json.dumps({"bucket": bucket}) + "\n")
+        draft = self.folder / "home.json.new"
+        draft.write_text(json.dumps({"bucket": bucket}) + "\n")
+        draft.replace(self.folder / "home.json")  # whole or not at all: it leads to a fleet that costs money
         return replace(self, bucket=bucket)
 
     def load(self) -> Definition | None:

@@ -110,6 +110,7 @@ def test_who_may_not_see_prices_is_told_which_action_is_missing(server: FleetSer
 
 def test_a_command_on_an_instance_is_waited_for(server: FleetServer, console: Console) -> None:
     server.say("SendCommand", 200, json.dumps({"Command": {"CommandId": "11111111-2222-3333-4444-555555555555"}}))
+    server.say("GetCommandInvocation", 400, json.dumps({"__type": "InvocationDoesNotExist", "message": "not yet"}))
     for status in ("Pending", "InProgress"):
         server.say("GetCommandInvocation", 200, json.dumps({"Status": status, "ResponseCode": -1}))
     done = {"Status": "Failed", "ResponseCode": 74, "StandardOutputContent": "said\n", "StandardErrorContent": ""}
