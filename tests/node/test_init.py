@@ -128,7 +128,7 @@ class Ending:
 SUPERSEDED = (
     "import json, os, pathlib, time; claims = pathlib.Path(os.environ['HARNESS_STORE'], 'gpt/generations');"
     " mine = claims / '00000001.json'; [time.sleep(0.1) for _ in iter(mine.exists, True)];"
-    " newer = json.loads(mine.read_text()) | {'generation': 2, 'nonce': 'b' * 16, 'host': 'other'};"
+    " newer = json.loads(mine.read_text()) | {'generation': 2, 'nonce': 'b' * 16, 'agent': 'c' * 16};"
     " (claims / '00000002.json').write_text(json.dumps(newer)); time.sleep(600)"
 )
 
