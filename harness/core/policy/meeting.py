@@ -59,7 +59,7 @@ class AskAgain(Exception):
 def agree(views: Sequence[View], sealed: int | None) -> int | None:
     """Return the step at which all ranks seal; `None` while a rank is before its loop.
 
-    Call it once the ask can be seen by every rank: whoever makes a step after that holds.
+    Call it once the ask can be seen by every rank: a rank that makes a step after that holds.
 
     Args:
         views: of every rank.
@@ -102,7 +102,7 @@ def move(step: int, agreed: int | None, sealed: int | None, *, last: bool, leave
         agreed: the step of the present ask; `None` while it is not agreed.
         sealed: the newest step that this rank has sealed; `None` for none.
         last: whether this rank makes no further step.
-        leaves: whether all leave after this snapshot: nobody goes on before every rank has sealed it.
+        leaves: whether all leave after this snapshot: none goes on before every rank has sealed it.
     """
     if agreed is None:
         return Move.HOLD
