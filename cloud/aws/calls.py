@@ -91,4 +91,6 @@ def _refusal(err: Any, operation: str, where: str) -> CloudError:
     error = err.response.get("Error", {})
     status = int(err.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code, message = str(error.get("Code") or status), str(error.get("Message") or "")
+    if message.lstrip().startswith("<"):  # of something before AWS: a proxy, a load balancer
+        message = "the answer is a page of HTML"
     return explain(operation, where, status=status, code=code, message=message)

@@ -68,6 +68,8 @@ resource "aws_vpc_security_group_egress_rule" "between_nodes" {
 data "aws_route_tables" "all" {
   count  = var.s3_gateway_endpoint ? 1 : 0
   vpc_id = data.aws_vpc.this.id
+
+  depends_on = [data.aws_subnets.all] # tables that the same apply makes are there once the subnets use them
 }
 
 resource "aws_vpc_endpoint" "s3" {

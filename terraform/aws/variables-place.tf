@@ -1,7 +1,7 @@
 # Where it runs and where its bytes are: network, buckets, keys.
 
 variable "bucket" {
-  description = "An existing bucket, in the same region, for checkpoints and code. It is used as it is: its policy and its rules stay yours. Null: a new one."
+  description = "An existing bucket, in the same region, for checkpoints and code. It is used as it is: its policy and its rules stay yours. Of one that the same configuration makes, pass a name that a plan knows (aws_s3_bucket.x.bucket), or module.x.name of ./bucket. Null: a new one."
   type        = string
   default     = null
 

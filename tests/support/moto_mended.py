@@ -15,6 +15,10 @@ Owns each difference, and why it matters. Imported by a server's own process: it
    Neither does it know StartInstanceRefresh. Here it is taken, and the group's instances are replaced.
 6. moto describes a scaling policy without saying that it is enabled, and with an empty prediction: every second plan
    would change it.
+7. moto keeps a gateway endpoint at a route table that is gone, and cannot delete it then. A destroy ends them in any
+   order.
+8. moto has one scaling policy of a name, whichever groups have one.
+9. moto fails (500) to take a role out of an instance profile a second time, which the provider then tries for minutes.
 """
 
 from __future__ import annotations
@@ -24,12 +28,15 @@ import os
 from typing import Any
 
 from flask import request
-from moto.autoscaling.models import FakeAutoScalingGroup, FakeScalingPolicy
+from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, FakeScalingPolicy
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.types import Base64EncodedString
 from moto.ec2.models.launch_templates import LaunchTemplateVersion
+from moto.ec2.models.route_tables import RouteBackend
 from moto.iam.access_control import PermissionResult
+from moto.iam.exceptions import NotFoundException
+from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket
 
 from tests.support import iam
@@ -53,7 +60,11 @@ def mend() -> None:
     FakeAutoScalingGroup.update = _keeping_its_policy(FakeAutoScalingGroup.update)
     AutoScalingResponse.complete_lifecycle_action = _taken
     AutoScalingResponse.start_instance_refresh = _refreshed
+    AutoScalingBackend.put_scaling_policy = _of_its_group(AutoScalingBackend.put_scaling_policy)
+    AutoScalingResponse.delete_policy = _deleted_from_its_group
     FakeScalingPolicy.__init__ = _enabled(FakeScalingPolicy.__init__)
+    IAMBackend.remove_role_from_instance_profile = _once(IAMBackend.remove_role_from_instance_profile)
+    RouteBackend.delete_route_table = _and_leave_endpoints(RouteBackend.delete_route_table)
     LaunchTemplateVersion.__init__ = _without_its_own_tags(LaunchTemplateVersion.__init__)
 
 
@@ -92,6 +103,40 @@ def _refreshed(response: AutoScalingResponse) -> ActionResult:
         backend.terminate_instance(instance.instance.id, should_decrement=False)
     backend.set_desired_capacity(name, backend.autoscaling_groups[name].desired_capacity)
     return ActionResult({"InstanceRefreshId": "11111111-2222-3333-4444-555555555555"})
+
+
+def _and_leave_endpoints(delete: Any) -> Any:
+    def deleted(self: Any, route_table_id: str) -> None:
+        delete(self, route_table_id)
+        for endpoint in self.vpc_end_points.values():
+            endpoint.route_table_ids = [one for one in endpoint.route_table_ids or () if one != route_table_id]
+
+    return deleted
+
+
+def _of_its_group(put: Any) -> Any:
+    def kept(self: AutoScalingBackend, name: str, *values: Any, as_name: str, **named: Any) -> Any:
+        policy = put(self, name, *values, as_name=as_name, **named)
+        self.policies[f"{as_name}/{name}"] = self.policies.pop(name)
+        return policy
+
+    return kept
+
+
+def _deleted_from_its_group(response: AutoScalingResponse) -> EmptyResult:
+    asked = response._get_param
+    response.autoscaling_backend.policies.pop(f"{asked('AutoScalingGroupName')}/{asked('PolicyName')}", None)
+    return EmptyResult()
+
+
+def _once(remove: Any) -> Any:
+    def removed(self: IAMBackend, profile_name: str, role_name: str) -> None:
+        try:
+            remove(self, profile_name, role_name)
+        except ValueError:
+            raise NotFoundException(f"{role_name} is not in {profile_name}") from None
+
+    return removed
 
 
 def _enabled(make: Any) -> Any:

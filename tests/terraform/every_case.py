@@ -200,6 +200,10 @@ def private_subnets(account: Account, folder: Path) -> None:
         (one,) = account.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
         subnets = account.client("ec2").describe_subnets(SubnetIds=one["VPCZoneIdentifier"].split(","))["Subnets"]
         must(len(subnets) == 3 and not any(subnet["MapPublicIpOnLaunch"] for subnet in subnets), "three, none public")
+        (endpoint,) = account.client("ec2").describe_vpc_endpoints()["VpcEndpoints"]
+        theirs = [{"Name": "association.subnet-id", "Values": [subnet["SubnetId"] for subnet in subnets]}]
+        tables = account.client("ec2").describe_route_tables(Filters=theirs)["RouteTables"]
+        must({table["RouteTableId"] for table in tables} <= set(endpoint["RouteTableIds"]), "S3 goes by the endpoint")
 
     apply_example("private-subnets", account, folder, look)
 
