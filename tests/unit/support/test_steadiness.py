@@ -25,6 +25,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     # Clocks
     ("soak", "clock"): "how long the soak disturbs, and how long ago something was durable, is its subject",
     ("support/clock.py", "clock"): "the one clock",
+    ("terraform/every_case.py", "clock"): "how long a case took is told, and judges nothing",
     ("support/harness_run.py", "clock"): "it puts the wall clock ahead",
     ("support/steady.py", "clock"): "how long a round took is told, and judges nothing",
     ("support/s3_faults.py", "clock"): "a fault that lasts for seconds; tests wait for its end, not for the seconds",
