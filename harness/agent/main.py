@@ -33,11 +33,12 @@ from harness.agent.lines import lines_of
 from harness.agent.log import Log
 from harness.agent.loop import Loop
 from harness.agent.notices.registry import Notices
+from harness.agent.requests import Requests
 from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.run_state import State
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.server import CalledOff, Server
-from harness.agent.trainers.ranks import Rank, Ranks
+from harness.agent.trainers.ranks import Rank, Ranks, Taken
 from harness.agent.trainers.restarts import Restarts
 from harness.agent.trainers.session import Trainer, TrainerEvents
 from harness.config.program import Program
@@ -45,8 +46,6 @@ from harness.config.settings import Settings
 from harness.core import events, messages
 from harness.core.manifest import Claim
 from harness.core.messages import FromTrainer, RunState, Sealed, SignalReceived, Status
-from harness.core.policy.cadence import Cadence
-from harness.core.policy.drain import Choice
 from harness.core.policy.end import (
     EndTimes,
     Facts,
@@ -57,10 +56,10 @@ from harness.core.policy.end import (
     interrupted,
     outcome_of,
 )
+from harness.core.policy.meeting import Uneven
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, Superseded
 from harness.ipc.channel import Channel, Received
-from harness.ipc.control_page import Command
 from harness.ipc.process import check_kernel, is_ignored
 from harness.snapshots.open import open_soon
 
@@ -122,6 +121,7 @@ class Agent:
         self._ranks = Ranks(self._context, self._pipeline.pool)
         self._speeds = Speeds(self._pipeline)
         self._drain = DrainController(self._context, self._pipeline, self._speeds, self._ranks)
+        self._requests = Requests(self._context, self._ranks, self._pipeline, self._drain)
         self._restarts = Restarts(self._context, self._pipeline)
         self._server = Server(self._context, self._pipeline, self._on_message)
         changes = StartupEvents(lambda: self.trainer.tell_resume(), self._refuse, self._on_superseded)
@@ -191,6 +191,7 @@ class Agent:
             unreachable=self._notices.unreachable,
             agent_pid=os.getpid(),
             trainer_pid=next((connection.pid for connection in self._ranks.connections), None),
+            ranks=self._ranks.status(),
         )
 
     def _begin(self) -> None:
@@ -230,7 +231,8 @@ class Agent:
     def _turn(self) -> None:
         """Run one turn of the main loop: wait for an event, then apply every rule."""
         ending = self._drain.current is not None or self._restarts.pending or self.trainer.attempt.over
-        self._loop.wait(_BUSY_S if ending else _IDLE_S)
+        patience_s = self._ranks.meeting.patience_s
+        self._loop.wait((_BUSY_S if ending else _IDLE_S) if patience_s is None else patience_s)
         self._loop.run_posts()
         if self._outcome is not None:
             return
@@ -245,7 +247,8 @@ class Agent:
         self._drain.save_what_there_is_in_time()
         self._drain.conclude_drill()
         self.trainer.tell_restarted()
-        self._ask_if_due()
+        self.trainer.end_siblings_in_time()
+        self._request_if_due()
         self._restart_if_due()
         self._say_if_nobody_says_hello()
         self._finish_if_done()
@@ -333,39 +336,40 @@ class Agent:
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
-    def _ask_if_due(self) -> None:
-        """Keep a free slot granted, and command a snapshot (or an exit) when there is a reason."""
-        if not self._ranks.connections:
-            return
-        self._ranks.grant()
-        if (drain := self._drain.current) is not None:
-            self._ranks.command(Command.SNAPSHOT_AND_LEAVE if drain.plan.choice is Choice.NEW else Command.LEAVE)
-        elif self._ranks.may_ask and (reason := self._reason()) is not None:
-            self._ranks.command(Command.SNAPSHOT)
-            self._journal.emit(events.Due(reason=reason))
-
-    def _reason(self) -> str | None:
-        if self._ranks.reasons:
-            return min(self._ranks.reasons)
-        attempt, settings = self.trainer.attempt, self.settings
-        if attempt.first_step_at is None and not self.trainer.attached:
-            return None
-        every_s = settings.every_s if settings.local else min(settings.every_s, settings.durable_every_s)
-        since = attempt.first_step_at or attempt.began_at
-        return "interval" if Cadence(every_s).due(time.monotonic(), self._pipeline.sealed_at, since) else None
+    def _request_if_due(self) -> None:
+        try:
+            self._requests.turn(self.trainer.attempt, attached=self.trainer.attached)
+        except Uneven as err:
+            self.trainer.tell_uneven(err)
 
     def _on_sealed(self, rank: Rank, sealed: Sealed) -> None:
         if sealed.index not in self._pipeline.pool:
             return
-        self._speeds.sealed(sealed.bytes, sealed.copy_s)
-        self._ranks.sealed(rank)
-        self._journal.emit(events.Sealed(step=sealed.step, bytes=sealed.bytes, stall_s=sealed.stall_s))
-        self._drain.sealed(sealed.step)
-        if sealed.held:
+        self._journal.emit(
+            events.Sealed(step=sealed.step, bytes=sealed.bytes, stall_s=sealed.stall_s, rank=rank.number)
+        )
+        taken = self._ranks.sealed(rank, sealed)
+        if taken is not None and taken.differences:
+            self._void(sealed.index, taken)
+        elif sealed.held:
             self._pipeline.hold_back(sealed.index, self._startup.generation)
         else:
             self._pipeline.take(sealed.index, self._startup.generation)
         rank.control.acknowledge(self._pipeline.sequence(rank.number))
+        if taken is not None:
+            self._speeds.sealed(taken.bytes, taken.copy_s)
+            self._requests.taken(taken)
+            self._drain.sealed(taken.step)
+            if taken.changed:
+                self.trainer.tell_stores()
+
+    def _void(self, index: int, taken: Taken) -> None:
+        """Drop a snapshot in which one rank's share stands for others that are not equal."""
+        for difference in taken.differences:
+            self._journal.emit(
+                events.RanksDiffer(step=taken.step, tensor=difference.tensor, ranks=difference.ranks)
+            )
+        self._pipeline.void(index)
 
     def _on_commit(self, steps: Steps) -> None:
         self._ranks.tell_steps(steps)
@@ -429,8 +433,8 @@ class Agent:
 
     def _on_signal_of_trainer(self, signum: int) -> None:
         """Handle a signal that reached the trainer, alone or together with the agent; it counts once."""
-        if self._outcome is not None:
-            return
+        if self._outcome is not None or (signum == signal.SIGTERM and self.trainer.broken):
+            return  # a launcher ends the other ranks of one that has failed
         if signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:
@@ -473,6 +477,7 @@ class Agent:
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _on_trainer_lost(self) -> None:
+        self._requests.forget()
         self._drain.call_off_drill("the program has ended")
 
     def _on_trainer_left(self, code: int | None) -> None:

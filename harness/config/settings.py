@@ -259,11 +259,12 @@ def is_off(environ: Mapping[str, str]) -> bool:
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
-    """Raise ConfigError in one of several processes of one training: the state of the others would not be saved."""
+    """Raise ConfigError in one of several ranks: a command that starts all of them was started by each."""
     size = environ.get("WORLD_SIZE", "")
     if size.isdecimal() and int(size) > 1:
         raise ConfigError(
-            f"WORLD_SIZE is {size}: several processes cannot be saved yet; start one (torchrun --nproc_per_node 1)"
+            f"WORLD_SIZE is {size}: this command was started once for each rank. Start the launcher with it: "
+            "harness run -- torchrun --standalone --nproc-per-node N train.py"
         )
 
 

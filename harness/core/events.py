@@ -206,11 +206,26 @@ class Due(Event, frozen=True):
 
 
 class Sealed(Event, frozen=True):
-    """A snapshot is complete in memory. `stall_s` is how long the training loop waited for it."""
+    """A rank's share of a snapshot is complete in memory. `stall_s` is how long its training loop waited for it."""
 
     step: int
     bytes: int
     stall_s: float
+    rank: int = 0
+
+
+class RanksDiffer(Event, frozen=True):
+    """A tensor that all ranks should have alike is another one on some of them: each stores its own from now on.
+
+    Attributes:
+        step: of the snapshot that showed it, which is not committed.
+        tensor: name of the tensor.
+        ranks: those whose bytes are not those of the first rank that has it.
+    """
+
+    step: int
+    tensor: str
+    ranks: tuple[int, ...]
 
 
 class ShardStored(Event, frozen=True):

@@ -19,6 +19,8 @@ from harness.core.snapshot import RunKeys, SnapshotId, shard_name
 from harness.errors import SnapshotCorrupt
 
 FORMAT = 1
+FORMAT_OF_RANKS = 2
+"""Of parts and manifests of several ranks. All other records, and a single rank's, stay at format 1."""
 MAX_RECORD_BYTES = 512 * 1024 * 1024
 """A record larger than this is not read: small state is small, even of a thousand ranks."""
 MAX_STATE_BYTES = MAX_RECORD_BYTES // 2
@@ -57,11 +59,27 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[str, ...]
 
 
+class StoredPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an entry of a shard is, if it is not a whole tensor that all ranks share.
+
+    Attributes:
+        tensor: the tensor that it is a box of; empty for the entry's own name.
+        whole: shape of that tensor; `None` if the entry is all of it.
+        offset: where in that tensor the box begins, in each dimension.
+        own: whether the tensor is this rank's alone, whatever other ranks have under its name.
+    """
+
+    tensor: str = ""
+    whole: tuple[int, ...] | None = None
+    offset: tuple[int, ...] | None = None
+    own: bool = False
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of a snapshot, as its agent made it durable: its shards and its small state.
 
     Attributes:
-        format: `FORMAT`.
+        format: `FORMAT`, or `FORMAT_OF_RANKS` if there are several ranks.
         run_id: identity of the run, 32 hex digits; the same name in another store is another run.
         generation: which start of the trainers made it.
         step: completed optimizer steps.
@@ -74,6 +92,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         state: small state in the tagged encoding (`harness.core.tree`), still encoded.
         state_crc64nvme: of the exact bytes of `state`, 16 hex digits: a counter with a flipped bit is still JSON.
         environment: what bit-identity depends on, as text.
+        pieces: entries of the shards, by name, that are not whole tensors which all ranks share. Of several ranks only.
+        lacks: fields and states of the first part's small state that this rank does not have. Of several ranks only.
+        files: what a later version may store; this one refuses it.
     """
 
     format: int
@@ -89,6 +110,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     state: msgspec.Raw
     state_crc64nvme: str
     environment: dict[str, str] = {}
+    pieces: dict[str, StoredPiece] | msgspec.UnsetType = msgspec.UNSET
+    lacks: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    files: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def id(self) -> SnapshotId:
@@ -222,7 +246,7 @@ def combine_parts(parts: Sequence[Part]) -> Manifest:
         raise SnapshotCorrupt("no parts")
     first = ordered[0]
     manifest = Manifest(
-        format=FORMAT,
+        format=first.format,
         run_id=first.run_id,
         generation=first.generation,
         step=first.step,
@@ -278,6 +302,7 @@ _ENDS = msgspec.json.Decoder(Done)
 _QUARANTINES = msgspec.json.Decoder(Quarantine)
 _PARTS = msgspec.json.Decoder(Part)
 _MANIFESTS = msgspec.json.Decoder(Manifest)
+_FORMATS: dict[object, tuple[int, ...]] = {kind: (FORMAT, FORMAT_OF_RANKS) for kind in (Part, Manifest)}
 
 
 def _decode(data: bytes, decoder: msgspec.json.Decoder[_T], key: str) -> _T:
@@ -286,9 +311,10 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T], key: str) -> _T:
         number: Any = msgspec.json.decode(head["format"]) if "format" in head else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise SnapshotCorrupt(f"{key}: not a JSON object: {err}") from err
-    if number != FORMAT:
+    if number not in _FORMATS.get(decoder.type, (FORMAT,)):
         raise ForeignFormat(
-            f"{key}: format {number!r}; this version reads format {FORMAT}. Written by another version of the harness?"
+            f"{key}: format {number!r}; this version reads format {FORMAT}, and {FORMAT_OF_RANKS} of several ranks. "
+            "Written by another version of the harness?"
         )
     try:
         return decoder.decode(data)
@@ -298,13 +324,13 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T], key: str) -> _T:
 
 def _check_manifest(manifest: Manifest, key: str) -> Manifest:
     _require(bool(manifest.parts), key, "no parts")
-    _require(manifest.format == FORMAT, key, "format")
     world = manifest.parts[0].world_size
     ranks = tuple(part.rank for part in manifest.parts)
     _require(ranks == tuple(range(world)), key, f"parts of ranks {ranks[:16]}, expected all of 0..{world - 1} in order")
     for part in manifest.parts:
         _check_part(part, key)
-        same = (part.run_id, part.generation, part.step, part.world_size, part.directory, part.parent) == (
+        same = (part.format, part.run_id, part.generation, part.step, part.world_size, part.directory, part.parent) == (
+            manifest.format,
             manifest.run_id,
             manifest.generation,
             manifest.step,
@@ -317,7 +343,7 @@ def _check_manifest(manifest: Manifest, key: str) -> Manifest:
 
 
 def _check_part(part: Part, key: str) -> Part:
-    _require(part.format == FORMAT, key, "format")
+    _require(part.format in (FORMAT, FORMAT_OF_RANKS), key, "format")
     try:
         snapshot = part.id
         if part.parent is not None:
@@ -333,7 +359,24 @@ def _check_part(part: Part, key: str) -> Part:
         expected = shard_name(part.rank, part.world_size, index)
         _require(shard.name == expected, key, f"shard {shard.name[:80]!r}, expected {expected}")
         _check_shard(shard, key)
+    if part.format == FORMAT_OF_RANKS:
+        _check_pieces(part, key)
     return part
+
+
+def _check_pieces(part: Part, key: str) -> None:
+    if part.files is not msgspec.UNSET:
+        raise ForeignFormat(f"{key}: it has files, which this version cannot resume. Written by a later version?")
+    _require(part.pieces is not msgspec.UNSET, key, "a part of several ranks without pieces")
+    pieces = {} if part.pieces is msgspec.UNSET else part.pieces
+    for name, piece in pieces.items():
+        whole, offset = piece.whole, piece.offset
+        if piece.own or whole is None or offset is None:
+            right = piece.own and not piece.tensor and whole is None and offset is None
+        else:
+            inside = all(0 <= begin <= size < 2**63 for begin, size in zip(offset, whole, strict=False))
+            right = bool(piece.tensor) and len(whole) == len(offset) and inside
+        _require(right, key, f"piece {name[:80]!r}")
 
 
 def _check_shard(shard: ShardEntry, key: str) -> None:

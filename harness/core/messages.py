@@ -4,8 +4,10 @@ Owns which messages there are, what they carry, and their bytes: one JSON object
 liveness are `ipc.channel`. A message is decoded once, where it arrives. Anything else is refused there, so that no
 other code handles names of fields. Every time is monotonic seconds of this host, every size bytes.
 
-    trainer ──▶ agent    Hello Layout Restored FirstStep Sealed SaveWanted SignalReceived Training Finished Leaving Bye
-    agent ──▶ trainer    Welcome Refused ResumeHeader ResumeReady ResumeNone ResumeFailed Slots NoSlots Superseded
+    trainer ──▶ agent    Hello Holds Layout Restored FirstStep Sealed SaveWanted SignalReceived Training AtEnd Finished
+                         Leaving Bye
+    agent ──▶ trainer    Welcome Refused ResumeHeader ResumeSlots ResumeReady ResumeNone ResumeFailed Stores Slots
+                         NoSlots NoMeeting Superseded
     others ──▶ agent     AskStatus AskDrill Takeover
     agent ──▶ others     Status · Drilling DrillDone NoDrill · Busy HandedOver
 """
@@ -21,7 +23,7 @@ import msgspec
 from harness.core import events
 from harness.core.restart import Span
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Increased with any change that an agent and a trainer of two versions would misunderstand."""
 
 
@@ -85,6 +87,33 @@ class Hello(Message, frozen=True):
     indexes: tuple[int, ...] = ()
 
 
+class HeldTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that one of several ranks holds.
+
+    Attributes:
+        name: of the tensor.
+        dtype: as in a shard.
+        shape: of what the rank holds.
+        how: a `Holding`: shared, maybe or own.
+        whole: shape of the whole tensor, if the rank holds a part of it.
+        offset: where that part begins in the whole one.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    how: str
+    whole: tuple[int, ...] | None = None
+    offset: tuple[int, ...] | None = None
+
+
+class Holds(Message, frozen=True):
+    """What one of several ranks holds. `Stores` follows. `number` distinguishes one state of it from the next."""
+
+    tensors: tuple[HeldTensor, ...]
+    number: int
+
+
 class Layout(Message, frozen=True):
     """The trainer needs slots of `bytes`. `number` distinguishes one layout from the next."""
 
@@ -126,6 +155,8 @@ class Sealed(Message, frozen=True):
         stall_s: how long the loop waited.
         copy_s: how long it would have waited without overlap.
         held: whether it counts only once the program's exit code is known to be 0.
+        sums: of several ranks, sometimes: of each tensor that may be equal on all of them, the sum of its bytes as
+            64-bit integers, by name.
     """
 
     index: int
@@ -134,6 +165,7 @@ class Sealed(Message, frozen=True):
     stall_s: float
     copy_s: float
     held: bool = False
+    sums: dict[str, int] = {}
 
 
 class SaveWanted(Message, frozen=True):
@@ -148,6 +180,12 @@ class SignalReceived(Message, frozen=True):
 
 class Training(Message, frozen=True):
     """Another loop has begun, after the end of a loop that was taken for the end of the training."""
+
+
+class AtEnd(Message, frozen=True):
+    """One of several ranks makes no further step: it waits for the others, to seal this step with them."""
+
+    step: int
 
 
 class Finished(Message, frozen=True):
@@ -214,8 +252,15 @@ class ResumeHeader(Message, frozen=True):
     generation: GenerationInfo
 
 
+class ResumeSlots(Message, frozen=True):
+    """Descriptors of slots that come before those of `ResumeReady`: one message has few."""
+
+
 class ResumeReady(Message, frozen=True):
-    """The snapshot is in the slot whose descriptor comes with this. `verified`: every digest was compared."""
+    """The snapshot is in slots, one for each rank, whose descriptors come with this. `verified`: digests were compared.
+
+    They are in rank order, after those of `ResumeSlots`.
+    """
 
     snapshot: str
     tier: str
@@ -236,6 +281,30 @@ class ResumeFailed(Message, frozen=True):
     message: str
 
 
+class Rows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of what a rank holds of a tensor, from `first` to before `last`; all of it if there are no dimensions."""
+
+    name: str
+    first: int
+    last: int
+
+
+class Stores(Message, frozen=True):
+    """The answer to `Holds`: what this rank stores of it. It may come again, if another rank holds something else now.
+
+    Attributes:
+        rows: of tensors that several ranks share.
+        own: names of tensors that are this rank's alone.
+        compared: names of tensors that are compared between ranks now and then.
+        number: of the `Holds`.
+    """
+
+    rows: tuple[Rows, ...]
+    own: tuple[str, ...]
+    compared: tuple[str, ...]
+    number: int
+
+
 class Slots(Message, frozen=True):
     """The slots of a layout, by their indexes; their descriptors come with this."""
 
@@ -245,6 +314,13 @@ class Slots(Message, frozen=True):
 
 class NoSlots(Message, frozen=True):
     """There is no room for the slots of the layout. `error` names an exception of `harness.errors`."""
+
+    error: str
+    message: str
+
+
+class NoMeeting(Message, frozen=True):
+    """The ranks will never come to one step. `error` names an exception of `harness.errors`."""
 
     error: str
     message: str
@@ -275,6 +351,22 @@ class Forecast(msgspec.Struct, frozen=True):
     lost_steps: int
 
 
+class RankStatus(msgspec.Struct, frozen=True):
+    """One of several ranks.
+
+    Attributes:
+        rank: its number.
+        pid: of its process; `None` if it is not connected.
+        step: completed optimizer steps; `None` before its loop.
+        waits: whether it waits at that step for the other ranks.
+    """
+
+    rank: int
+    pid: int | None
+    step: int | None
+    waits: bool
+
+
 class Status(Message, frozen=True, kw_only=True):
     """The status of a run, as its live agent reports it.
 
@@ -303,6 +395,7 @@ class Status(Message, frozen=True, kw_only=True):
         unreachable: sources of notices that should answer here, but do not.
         agent_pid: of the process that answers.
         trainer_pid: of the connected trainer.
+        ranks: each of several ranks; empty for one.
     """
 
     run: str
@@ -329,6 +422,7 @@ class Status(Message, frozen=True, kw_only=True):
     unreachable: tuple[str, ...]
     agent_pid: int
     trainer_pid: int | None
+    ranks: tuple[RankStatus, ...] = ()
 
     def fields(self) -> dict[str, Any]:
         """Return the document that `harness status --json` shows."""
@@ -386,9 +480,34 @@ class HandedOver(Message, frozen=True):
 
 
 FromTrainer = (
-    Hello | Layout | Restored | FirstStep | Sealed | SaveWanted | SignalReceived | Training | Finished | Leaving | Bye
+    Hello
+    | Holds
+    | Layout
+    | Restored
+    | FirstStep
+    | Sealed
+    | SaveWanted
+    | SignalReceived
+    | Training
+    | AtEnd
+    | Finished
+    | Leaving
+    | Bye
 )
-ToTrainer = Welcome | Refused | ResumeHeader | ResumeReady | ResumeNone | ResumeFailed | Slots | NoSlots | Superseded
+ToTrainer = (
+    Welcome
+    | Refused
+    | ResumeHeader
+    | ResumeSlots
+    | ResumeReady
+    | ResumeNone
+    | ResumeFailed
+    | Stores
+    | Slots
+    | NoSlots
+    | NoMeeting
+    | Superseded
+)
 OfThisHost = AskStatus | Status | AskDrill | Drilling | DrillDone | NoDrill | Takeover | Busy | HandedOver
 AnyMessage = FromTrainer | ToTrainer | OfThisHost
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.core.shard import DTYPE_BYTES
 from harness.errors import StateError
 
 
@@ -21,6 +22,8 @@ class Holding(enum.Enum):
 
     SHARED = "shared"
     """It is equal wherever it is held: a shard of a DTensor, or what DDP keeps equal."""
+    MAYBE = "maybe"
+    """It may be equal on all ranks; until that is known, it is the rank's own."""
     OWN = "own"
     """It is this rank's alone, whatever other ranks have under the same name."""
 
@@ -34,14 +37,19 @@ class Piece:
         offset: where it begins in the whole tensor, in each dimension.
         shape: of the box.
         whole: shape of the whole tensor.
-        itemsize: bytes of an element.
+        dtype: of an element, as in a shard.
     """
 
     name: str
     offset: tuple[int, ...]
     shape: tuple[int, ...]
     whole: tuple[int, ...]
-    itemsize: int
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return DTYPE_BYTES[self.dtype]
 
     @property
     def rows(self) -> int:
@@ -63,7 +71,14 @@ class Piece:
         if (first, last) == (0, self.rows):
             return self
         offset = (self.offset[0] + first, *self.offset[1:])
-        return Piece(self.name, offset, (last - first, *self.shape[1:]), self.whole, self.itemsize)
+        return Piece(self.name, offset, (last - first, *self.shape[1:]), self.whole, self.dtype)
+
+    def contains(self, other: Piece) -> bool:
+        """Whether another box of the same tensor lies within this one."""
+        return all(
+            a <= b and b + n <= a + m
+            for a, m, b, n in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        )
 
     def meets(self, other: Piece) -> bool:
         """Whether two boxes of one tensor have an element in common."""
@@ -102,6 +117,9 @@ def assign(tables: Sequence[Sequence[Held]]) -> list[list[Piece]]:
     loads = [sum(piece.bytes for piece in pieces) for pieces in stored]
     groups: dict[tuple[int, ...], list[Piece]] = {}
     for piece, holders in shared.items():
+        if not piece.bytes:  # an empty tensor is stored too, and an empty shard of another is not
+            stored[min(holders)] += [] if math.prod(piece.whole) else [piece]
+            continue
         groups.setdefault(tuple(sorted(holders)), []).append(piece)
     for ranks in sorted(groups, key=lambda ranks: (len(ranks), ranks)):  # who has no choice comes first
         _spread(sorted(groups[ranks]), ranks, loads, stored)
@@ -153,8 +171,8 @@ def _check_cover(shared: Iterable[Piece]) -> None:
     for piece in shared:
         by_name.setdefault(piece.name, []).append(piece)
     for name, pieces in by_name.items():
-        if len({(piece.whole, piece.itemsize) for piece in pieces}) > 1:
-            shapes = sorted({str(piece.whole) for piece in pieces})
+        if len({(piece.whole, piece.dtype) for piece in pieces}) > 1:
+            shapes = sorted({f"{piece.dtype} {list(piece.whole)}" for piece in pieces})
             raise StateError(f"{name}: its ranks do not have the same tensor: {', '.join(shapes)}")
         elements = sum(math.prod(piece.shape) for piece in pieces)
         if elements != math.prod(pieces[0].whole) or any(

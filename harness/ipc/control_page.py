@@ -3,12 +3,14 @@
 Owns one page of 64-bit words in shared memory. Each word has one writer, and one method that writes it. An aligned
 8-byte store is atomic on every machine that PyTorch runs on.
 
-    AgentSide  ──COMMAND, GRANT, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS──▶  TrainerSide
-    AgentSide  ◀──TRAINER_STEP───────────────────────────────────────────────── TrainerSide
+    AgentSide  ──COMMAND, GRANT, AT_STEP, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS──▶  TrainerSide
+    AgentSide  ◀──TRAINER_STEP, HOLD───────────────────────────────────────────────────── TrainerSide
 
 COMMAND and GRANT carry a sequence number, so that the other side sees that a value is new. They are two words because
 they change independently: the agent grants a slot as soon as one is free, long before a snapshot is due, and the
-command may change while the same slot stays granted.
+command may change while the same slot stays granted. AT_STEP and HOLD are of several ranks, which meet at one step
+(`core/policy/meeting.py`); both repeat the sequence number of the command that they belong to, so that neither is taken
+for one about a later command.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ import os
 import time
 from dataclasses import dataclass
 
+from harness.core.policy.meeting import Hold
 from harness.ipc.pages import PAGE, keep_from_children
 
 NO_SLOT = 255
+_STEP_BITS = 40  # of AT_STEP: 10^12 steps; the rest is the end of the command's sequence number
+_SEQUENCE = (1 << (64 - _STEP_BITS)) - 1
 
 
 class Command(enum.IntEnum):
@@ -35,11 +40,18 @@ class Command(enum.IntEnum):
     """Take a snapshot as soon as a slot is granted, then leave the loop."""
     LEAVE = 3
     """Leave the loop without a new snapshot; the sealed ones count."""
+    SNAPSHOT_AND_COMPARE = 4
+    """Take a snapshot, and tell sums of what other ranks have as well."""
 
     @classmethod
     def of(cls, news: int) -> Command:
         """Return the command in a COMMAND word."""
         return cls(news & 0xFF)
+
+    @property
+    def takes(self) -> bool:
+        """Whether the trainer has to take a snapshot, and go on."""
+        return self in (Command.SNAPSHOT, Command.SNAPSHOT_AND_COMPARE)
 
     @property
     def leaves(self) -> bool:
@@ -52,11 +64,13 @@ class Word(enum.IntEnum):
 
     COMMAND = 0  # sequence << 8 | Command
     GRANT = 1  # sequence << 8 | slot, or NO_SLOT; that slot may be filled once for each new sequence
+    AT_STEP = 2  # sequence of COMMAND << 40 | step + 1: where all ranks carry it out
     LOCAL_STEP = 3
     DURABLE_STEP = 4
     DEADLINE_NS = 5  # monotonic; 0 for none
     ACKED = 6  # sequence of the newest seal that the agent has noticed; until then the trainer fills no slot
     TRAINER_STEP = 8  # completed optimizer steps
+    HOLD = 9  # sequence of COMMAND << 8 | Hold: what this rank does about it
 
 
 _COMMAND, _TRAINER_STEP = int(Word.COMMAND), int(Word.TRAINER_STEP)  # an enum's member costs 60 ns a use
@@ -125,9 +139,29 @@ class AgentSide(_Page):
         """Clear the step, because the trainer that wrote it is gone; the next one has completed none."""
         self.words[Word.TRAINER_STEP] = 0
 
-    def command(self, command: Command) -> None:
-        """Write the command for the next boundary; each call makes it new."""
+    def command(self, command: Command, at: int | None = None) -> None:
+        """Write the command for the next boundary; each call makes it new. Of several ranks: for the step `at`."""
+        if at is not None:
+            self._agree(self.asked + 1, at)  # first: a rank that sees the command need not wait for its step
         self._write(Word.COMMAND, command)
+
+    @property
+    def asked(self) -> int:
+        """The sequence number of the present command."""
+        return Request.decode(self.words[Word.COMMAND]).sequence
+
+    def agree(self, step: int) -> None:
+        """Write the step at which all ranks carry out the present command."""
+        self._agree(self.asked, step)
+
+    def _agree(self, sequence: int, step: int) -> None:
+        self.words[Word.AT_STEP] = (sequence & _SEQUENCE) << _STEP_BITS | (step + 1)
+
+    @property
+    def hold(self) -> Hold:
+        """What the rank says about the present command."""
+        said = Request.decode(self.words[Word.HOLD])
+        return Hold(said.value) if said.sequence == self.asked else Hold.NONE
 
     def grant(self, index: int | None) -> None:
         """Grant the slot that may be filled, or none; each call makes it new."""
@@ -169,6 +203,16 @@ class TrainerSide(_Page):
     def command(self) -> Command:
         """The agent's command for the next boundary."""
         return Command.of(self.words[_COMMAND])
+
+    def agreed(self, news: int) -> int | None:
+        """Return the step at which all ranks carry out the command in `news`; `None` while it is not agreed."""
+        word = self.words[Word.AT_STEP]
+        of_this = word >> _STEP_BITS == Request.decode(news).sequence & _SEQUENCE
+        return (word & ((1 << _STEP_BITS) - 1)) - 1 if of_this and word else None
+
+    def say(self, news: int, hold: Hold) -> None:
+        """Publish what this rank does about the command in `news`."""
+        self.words[Word.HOLD] = Request(hold, Request.decode(news).sequence).encode()
 
     def granted(self, used: int, sealed: int) -> Request | None:
         """Return the slot that may be filled now, with its grant's sequence; `None` while there is none.

@@ -56,6 +56,12 @@ def pidfd_dead(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def kill(pidfd: int) -> None:
+    """Kill the process behind `pidfd`, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
 def began_at(pid: int) -> float:
     """Return when a process of this host was started, in monotonic seconds, to 10 ms; now if it is gone already."""
     now = time.monotonic()

@@ -28,6 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from harness.core.manifest import StoredPiece
 from harness.ipc import pages
 from harness.ipc.pages import PAGE, keep_from_children
 
@@ -69,6 +72,7 @@ class SlotRecord:
         state: small state, JSON text in the tagged encoding.
         environment: what bit-identity depends on.
         sealed_at: ISO 8601 UTC.
+        pieces: of several ranks, as in `Part`.
     """
 
     step: int
@@ -79,10 +83,12 @@ class SlotRecord:
     state: str
     environment: dict[str, str]
     sealed_at: str
+    pieces: dict[str, StoredPiece] | None = None
 
     def encode(self) -> bytes:
         """Return the record's bytes: a line of JSON, then the small state unchanged."""
         head = {**vars(self), "shards": [vars(span) for span in self.shards]}
+        head["pieces"] = msgspec.to_builtins(self.pieces)
         state = str(head.pop("state"))
         return json.dumps(head).encode() + b"\n" + state.encode()
 
@@ -92,6 +98,8 @@ class SlotRecord:
         head, _, state = data.partition(b"\n")
         fields: dict[str, Any] = {**json.loads(head), "state": state.decode()}
         fields["shards"] = tuple(ShardSpan(**span) for span in fields["shards"])
+        if fields["pieces"] is not None:
+            fields["pieces"] = msgspec.convert(fields["pieces"], dict[str, StoredPiece])
         return cls(**fields)
 
 

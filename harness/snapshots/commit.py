@@ -24,6 +24,7 @@ from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
 from harness.core import events
 from harness.core.manifest import (
     FORMAT,
+    FORMAT_OF_RANKS,
     MAX_RECORD_BYTES,
     Claim,
     Done,
@@ -31,6 +32,7 @@ from harness.core.manifest import (
     Part,
     Quarantine,
     ShardEntry,
+    StoredPiece,
     combine_parts,
     encode,
     parse_claim,
@@ -55,6 +57,8 @@ class StagedPart:
         state: small state, tagged JSON text.
         environment: as in `Part`.
         sealed_at: ISO 8601 UTC.
+        pieces: of several ranks, as in `Part`.
+        lacks: of several ranks, as in `Part`.
         shards: name and bytes of each shard, in file order.
         known: size and sums that each shard must have, if known already (for a copy of a committed snapshot).
     """
@@ -66,6 +70,8 @@ class StagedPart:
     sealed_at: str
     shards: Sequence[tuple[str, Source]]
     known: Sequence[ShardEntry] | None = None
+    pieces: dict[str, StoredPiece] | msgspec.UnsetType = msgspec.UNSET
+    lacks: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -270,7 +276,7 @@ def put_part(
         attempt.stored[name] = entry
         emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how.get(name, "sent")))
     part = Part(
-        format=FORMAT,
+        format=FORMAT if wanted.world_size == 1 else FORMAT_OF_RANKS,
         run_id=staged.run_id,
         generation=staged.id.generation,
         step=staged.id.step,
@@ -283,6 +289,8 @@ def put_part(
         state=msgspec.Raw(wanted.state),
         state_crc64nvme=format_crc(crc64nvme(wanted.state)),
         environment=wanted.environment,
+        pieces=wanted.pieces,
+        lacks=wanted.lacks,
     )
     part_key = keys.part(directory, part.rank, part.world_size)
     try:
@@ -439,5 +447,5 @@ def _content(manifest: Manifest) -> list[object]:
     return [_part_content(part) for part in manifest.parts]
 
 
-def _part_content(part: Part) -> tuple[bytes, list[tuple[str, str]]]:
-    return bytes(part.state), [(shard.name, shard.crc64nvme) for shard in part.shards]
+def _part_content(part: Part) -> tuple[object, ...]:
+    return bytes(part.state), part.pieces, part.lacks, [(shard.name, shard.crc64nvme) for shard in part.shards]

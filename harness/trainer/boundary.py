@@ -147,6 +147,11 @@ class Boundary:
         self._waits |= wait
         self.look_soon()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the program waits until the snapshot that it has requested is durable."""
+        return self._waits
+
     def take_up(self) -> bool:
         """Note that the requested snapshot was taken outside of a boundary. Return whether the program waits for it."""
         waits, self.overdue, self.requested, self._waits = self._waits, False, False, False
@@ -169,6 +174,16 @@ class Boundary:
             self.overdue |= not sealed
         asked = command is Command.SNAPSHOT and news != self.seen  # an unchanged request was taken up before
         return Decision(saves=asked or self.overdue, asked=asked, waits=self._waits, sealed=sealed)
+
+    def attended(self, news: int, until: int | None) -> None:
+        """Note that a command to several ranks was acted upon, as far as it can be at this step.
+
+        Args:
+            news: the word that was acted upon.
+            until: the step at which there is more to do about it; `None` if there is nothing.
+        """
+        self.seen, self.overdue = news, False
+        self.next_due = _NEVER if until is None else until
 
     def done(self, news: int, decision: Decision, *, taken: bool, pending: bool) -> None:
         """Note that a decision was carried out.

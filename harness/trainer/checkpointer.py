@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from harness.config.settings import SOCKET_VARIABLE, check_alone, here, is_off, resolve
+from harness.config.settings import SOCKET_VARIABLE, here, is_off, resolve
 from harness.errors import ConfigError, StateError
 from harness.trainer.batches import Batches
+from harness.trainer.distributed import buckets
 from harness.trainer.link import Link
 from harness.trainer.loops import Loops
 from harness.trainer.process import script
+from harness.trainer.ranks import find_rank
 from harness.trainer.resuming import ResumedFrom
 from harness.trainer.state import capture
 from harness.trainer.state.extra import check as check_extra
@@ -69,6 +71,7 @@ class Checkpointer:
         on_interrupt: Literal["exit", "return"] = "exit",
         seed_workers: bool = True,
         overlap: bool | None = None,
+        settle_ddp: bool = True,
         run: str | None = None,
         store: str | None = None,
         local: str | None = None,
@@ -96,6 +99,9 @@ class Checkpointer:
             overlap: copy the tensors that a torch optimizer owns during the next forward and backward, instead of at
                 the boundary. Only for loops in which nothing but `optimizer.step()` changes those tensors: the first
                 snapshots are compared, and overlap is switched off if something else does. `None`: the run's setting.
+            settle_ddp: of several ranks: give each DistributedDataParallel its final gradient buckets now, by one
+                backward pass of zeros, a collective call. Without it, with three ranks or more, a resumed run differs
+                from an unbroken one in the last bits.
             run: name of the run; by default the script's name. Used only without `harness run`, like the next six.
             store: the durable store; by default ./.harness.
             local: directory of the local tier.
@@ -111,8 +117,8 @@ class Checkpointer:
             StateError: one of `states` cannot be captured, `loader` cannot be resumed exactly, or the previous
                 Checkpointer is inside one of its loops; names it, and the remedy.
             RunFinished: the run is finished, or was stopped early.
-            ConfigError: the run has no name or is being trained already; there is more than one process (WORLD_SIZE);
-                or `harness run` started this process and it has a Checkpointer already.
+            ConfigError: the run has no name or is being trained already; ranks are on several machines, or do not agree
+                how many they are; or `harness run` started this process and it has a Checkpointer already.
             SnapshotCorrupt: the run has snapshots, and none can be used.
             AgentGone: no agent answers.
             ValueError: `accumulate` is less than 1, or `on_interrupt` is another word.
@@ -122,10 +128,13 @@ class Checkpointer:
         if on_interrupt not in ("exit", "return"):
             raise ValueError('on_interrupt is "exit" or "return"')
         inert = is_off(os.environ)
-        if not inert:
-            check_alone(os.environ)
+        flat = flatten(_merged(states_by_name or {}, states))
+        if not inert and settle_ddp and not find_rank(os.environ).is_alone:
+            for line in buckets.settle(flat.values()):  # before anything of ours is hooked to a gradient
+                if find_rank(os.environ).speaks:
+                    say(line)
         self._training = Training(
-            flatten(_merged(states_by_name or {}, states)),
+            flat,
             accumulate=accumulate,
             on_interrupt=on_interrupt,
             seed_workers=seed_workers,
@@ -365,8 +374,9 @@ def _open_link(options: Mapping[str, Any]) -> Link:
     settings = None
     if not os.environ.get(SOCKET_VARIABLE):
         settings = resolve(options, os.environ, here(), script=script())
-    link = Link(settings, [sys.executable, *sys.argv], os.environ)
-    if link.detached:
+    rank = find_rank(os.environ)
+    link = Link(settings, [sys.executable, *sys.argv], os.environ, rank)
+    if link.detached and rank.speaks:
         say(
             f"run {link.settings.run!r} in {link.settings.store}, without `harness run`: "
             "no restart in place, no early fetch, no exit-code mapping"

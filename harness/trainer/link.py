@@ -29,10 +29,12 @@ from harness.ipc.control_page import TrainerSide
 from harness.ipc.process import start_agent
 from harness.ipc.runtime_dir import RuntimeDir
 from harness.ipc.slots import Slot, SlotRecord
+from harness.trainer.ranks import ALONE, Rank
 
 WAIT_NOTE_S = 3.0
 _PART_S = 10.0  # how long the end of the process waits while a dead agent is being replaced
 _ANSWER_S = 10.0  # a live agent answers its socket within milliseconds; a frozen one never does
+_LOOK_S = 0.05
 _START_S = 45.0  # until an agent listens: on a loaded host, importing Python modules takes long
 _MAX_REPLACEMENTS = 5  # in one process; an agent that dies again and again is a bug, and is reported
 
@@ -48,39 +50,68 @@ class ResumeHeader:
 
 @dataclass(frozen=True)
 class Ready:
-    """A sealed slot with the tensors to restore."""
+    """Sealed slots with the tensors to restore.
+
+    Attributes:
+        snapshot: its name.
+        tier: where it was found.
+        verified: whether its digests were compared.
+        slots: of all ranks, in order.
+        rank: this one.
+    """
 
     snapshot: str
     tier: str
     verified: bool
-    slot: Slot
+    slots: tuple[Slot, ...]
+    rank: int = 0
+
+    @property
+    def slot(self) -> Slot:
+        """This rank's own."""
+        return self.slots[self.rank]
+
+    def close(self) -> None:
+        """Close the slots, which are the agent's again."""
+        for slot in self.slots:
+            slot.close()
 
 
 class Link:
     """The trainer's connection to the agent. Created before anything else; lives as long as the process."""
 
-    def __init__(self, settings: Settings | None, script: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings | None, script: Sequence[str], environ: Mapping[str, str], rank: Rank = ALONE
+    ) -> None:
         """Connect to the agent of `harness run`, or start one. Blocks until it answers.
+
+        Of several ranks, the first on this machine starts it, and the others wait for it.
 
         Args:
             settings: for an agent that has to be started; `None` under `harness run`.
             script: this process's command line, for the agent to record.
             environ: the environment: it names the agent's socket, and a new agent inherits it.
+            rank: which of the ranks this process is.
 
         Raises:
             ConfigError: the run is being trained already, or it is finished (RunFinished).
             AgentGone: no agent answers.
         """
         self._environ = environ
+        self.rank = rank
         self._script = without_secrets(script)  # every user of this host can read an agent's command line
         self._condition = threading.Condition()
         self._head: ResumeHeader | None = None
+        self._earlier: tuple[Slot, ...] = ()  # of a snapshot in more slots than one message has
         self._ready: Ready | None = None
         self._nothing = False
         self._error: HarnessError | None = None
         self._slots: dict[int, Slot] = {}
         self._arriving: list[Slot] = []  # they are still being mapped, which takes time
         self._slot_error: HarnessError | None = None
+        self._no_meeting: HarnessError | None = None
+        self.stores: messages.Stores | None = None
+        """Of several ranks: what this one stores, as the agent has said it last."""
         self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
         self._replacements = 0
@@ -155,7 +186,7 @@ class Link:
         with self._condition:
             ready, self._ready = self._ready, None
         if ready is not None:
-            ready.slot.close()
+            ready.close()
 
     def granted(self, used: int, sealed: int) -> tuple[int, Slot] | None:
         """Return the grant and the slot that may be filled now; `None` if no slot is granted. Never blocks.
@@ -184,6 +215,11 @@ class Link:
         for slot in old.values():
             slot.close()
         self.send(messages.Layout(size, self._layout_number), repeat=True)
+
+    def check_meeting(self) -> None:
+        """Raise what the agent has told of the ranks, if they will never come to one step."""
+        if self._no_meeting is not None:
+            raise self._no_meeting
 
     @property
     def slot_error(self) -> HarnessError | None:
@@ -229,7 +265,8 @@ class Link:
         self._channel.close()
         slots = [*self._slots.values(), *self._arriving]
         if self._ready is not None:
-            slots.append(self._ready.slot)
+            slots += self._ready.slots
+        slots += self._earlier
         for fd in (self._poke_fd, self.page.fd, *(slot.fd for slot in slots)):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -282,10 +319,13 @@ class Link:
             case messages.ResumeHeader(snapshot, tier, record, generation):
                 self.generation = generation
                 self._head = ResumeHeader(snapshot, tier, SlotRecord.decode(record.encode()))
+            case messages.ResumeSlots():
+                self._earlier = (*self._earlier, *slots)
             case messages.ResumeReady(snapshot, tier, verified, generation):
                 self.generation = generation
-                self._ready = Ready(snapshot, tier, verified, slots[0])
-                if self._head is None and (found := slots[0].record()) is not None:
+                self._ready = Ready(snapshot, tier, verified, (*self._earlier, *slots), self.rank.number)
+                self._earlier = ()
+                if self._head is None and (found := self._ready.slot.record()) is not None:
                     self._head = ResumeHeader(snapshot, tier, found)
             case messages.ResumeNone(generation):
                 self.generation, self._nothing = generation, True
@@ -299,6 +339,10 @@ class Link:
                     self._slots = dict(zip(indexes, slots, strict=True))
             case messages.NoSlots(error, text):
                 self._slot_error = _error_from(error, text)
+            case messages.Stores() as stores:
+                self.stores = stores
+            case messages.NoMeeting(error, text):
+                self._no_meeting = _error_from(error, text)
             case messages.Superseded():
                 self.superseded = True
 
@@ -358,8 +402,27 @@ class Link:
         return channel
 
     def _start_agent(self, environ: Mapping[str, str]) -> Channel:
+        if not self.rank.is_first_here:
+            return self._wait_for_agent()
         arguments = [self._settings.to_json(), json.dumps(list(self._script))]
         return start_agent(self._runtime_dir, arguments, environ, wait_s=_START_S)
+
+    def _wait_for_agent(self) -> Channel:
+        """Connect to the agent that the first rank on this machine starts, once that rank is connected.
+
+        Raises:
+            ConnectionError: it has not come.
+        """
+        give_up_at = time.monotonic() + _START_S + _ANSWER_S
+        while time.monotonic() < give_up_at:
+            channel = connect(self._runtime_dir.socket, _ANSWER_S)
+            if channel is not None:
+                if not self._busy_elsewhere(channel):
+                    channel.socket.settimeout(None)
+                    return channel
+                channel.close()
+            time.sleep(_LOOK_S)
+        raise ConnectionError(f"{self.rank}: no agent has come; the first rank on this machine starts it")
 
     # ---- connecting -------------------------------------------------------------------------------------------------
 
@@ -378,7 +441,7 @@ class Link:
         try:
             self._runtime_dir.prepare()
             channel = connect(self._runtime_dir.socket, _ANSWER_S)
-            if channel is not None and self._busy_elsewhere(channel):
+            if channel is not None and (not self.rank.is_first_here or self._busy_elsewhere(channel)):
                 channel.close()
                 channel = None
         except TimeoutError as err:
@@ -395,9 +458,8 @@ class Link:
             channel.socket.settimeout(None)
             return channel
         try:
-            return start_agent(
-                self._runtime_dir, [settings.to_json(), json.dumps(list(self._script))], self._environ, wait_s=_START_S
-            )
+            self._settings = settings
+            return self._start_agent(self._environ)
         except ConnectionError as err:
             raise ConfigError(str(err)) from err
 
@@ -418,7 +480,8 @@ class Link:
     ) -> tuple[messages.Welcome, int]:
         """Send hello; return the agent's answer and the control page's descriptor. Raises ConfigError if refused."""
         try:
-            channel.send(messages.Hello(messages.PROTOCOL, generation=generation, indexes=indexes), fds)
+            rank, size = self.rank.number, self.rank.world_size
+            channel.send(messages.Hello(messages.PROTOCOL, rank, size, generation, indexes), fds)
             answer = channel.receive()
         except ChannelClosed as err:
             raise AgentGone(f"the agent ended before it answered: {err}") from err

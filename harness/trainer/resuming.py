@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from torch import Tensor
+
 from harness.core import tree
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt, StateError
@@ -21,12 +23,13 @@ from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.loaders.instrument import instrument
 from harness.trainer.loaders.persistent import PersistentLoaders
 from harness.trainer.position import Position
-from harness.trainer.staging.stager import read_tensors
+from harness.trainer.staging.stager import read_snapshot
 from harness.trainer.state.compare import references
 from harness.trainer.state.environment import environment
 from harness.trainer.state.kinds import is_array, is_tensor
 from harness.trainer.state.restore import restore, restore_values
 from harness.trainer.state.rng import capture_moment, restore_rng
+from harness.trainer.state.stored import Pieces
 from harness.trainer.state.unlisted import Unlisted
 
 
@@ -181,7 +184,7 @@ class Resumption:
             return small.extra
         ready = self.wait()
         assert ready is not None
-        values: dict[str, Any] = restore_values(small.extra, read_tensors(ready.slot, record_of(ready)), small.devices)
+        values: dict[str, Any] = restore_values(small.extra, tensors_of(ready), small.devices)
         return values
 
     def confirm(self) -> SmallState | None:
@@ -247,8 +250,7 @@ def make_live(
     for line in _differences(record.environment, environment()):
         say(f"bit-identity is not promised: {line}")
     small = SmallState.of(ready.snapshot, ready.tier, record)
-    tensors = read_tensors(ready.slot, record)
-    restore(states, small.states, tensors, unlisted)
+    restore(states, small.states, tensors_of(ready), unlisted)
     return small
 
 
@@ -278,6 +280,11 @@ def _refilled(live: Any, stored: Any) -> Any:
 
 def _has_tensors(values: Any) -> bool:
     return next(references(values), None) is not None
+
+
+def tensors_of(ready: Ready) -> dict[str, Tensor | Pieces]:
+    """Return the tensors of a snapshot as views into its slots. Raises SnapshotCorrupt."""
+    return read_snapshot(ready.slots, ready.rank)
 
 
 def record_of(ready: Ready) -> SlotRecord:

@@ -42,22 +42,25 @@ class Saving:
             if not settled:  # after an error too: the agent asks again only after a seal
                 self._boundary.want()
 
-    def take(self, *, overlap: bool = False) -> bool:
+    def take(self, *, overlap: bool = False, compares: bool = False) -> bool:
         """Seal a snapshot of this step, if a slot is free; return whether it is sealed. See `Stager.stage`."""
-        return self._stager.stage(self._boundary.step, overlap=overlap)
+        return self._stager.stage(self._boundary.step, overlap=overlap, compares=compares)
 
     def take_waiting(self) -> None:
         """Take a snapshot, and wait for a slot: the loop is over, or the program waits for this snapshot anyway.
 
         Gives up if the agent wants the loop left without it, if there is no agent, or if the deadline has passed.
         """
-        if not self._stager.planned:
-            self._stager.plan(self._boundary.step)
-        while not self.take():
+        while not (self._plan_if_needed() and self.take()):
             page = self._link.page
             if page.command is Command.LEAVE or self._link.gone or page.time_is_up:
                 return
             time.sleep(_POLL_S)
+
+    def _plan_if_needed(self) -> bool:
+        if not self._stager.planned:
+            self._stager.plan(self._boundary.step)
+        return self._stager.planned
 
     def carry_out(self, decision: Decision, news: int, *, overlap: bool) -> None:
         """Carry out the decision at a boundary that does not end the loop.

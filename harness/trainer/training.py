@@ -32,6 +32,7 @@ from harness.ipc.control_page import Command, TrainerSide
 from harness.trainer.boundary import Boundary
 from harness.trainer.hazards import Hazards
 from harness.trainer.link import Link
+from harness.trainer.meeting import Meeting
 from harness.trainer.process import Process
 from harness.trainer.replay import Loop, Replay
 from harness.trainer.resuming import Loaders, ResumedFrom, Resumption, SmallState, refill
@@ -104,6 +105,7 @@ class Training:
         self._wanted_at = 0.0
         self.page = TrainerSide(None)
         self.witness: Witness | None = None
+        self._meeting: Meeting | None = None
         self._hooks = [self._watch_optimizers()]
 
     def connect(self, link: Link, overlap: bool | None) -> None:
@@ -125,9 +127,12 @@ class Training:
 
     def _connect(self, link: Link, overlap: bool | None) -> None:
         self.link, self.page = link, link.page
-        self.boundary.every_steps = link.settings.every_steps
         self.stager = Stager(link, self.states, self._capture, self._small_state, Overlap(say))
         self.saving = Saving(link, self.stager, self.boundary, say)
+        if link.rank.is_alone:
+            self.boundary.every_steps = link.settings.every_steps
+        else:  # the agent counts for all
+            self._meeting = Meeting(link, self.saving, self.stager, self.boundary, say)
         self._overlaps = link.settings.overlap if overlap is None else overlap
         if self._overlaps:
             self._hooks.append(before_updates(lambda: self.settle(updating=True)))
@@ -167,6 +172,11 @@ class Training:
             return
         if self.signalled and self.process.has_handler(signal.SIGTERM):
             self.saving.wait_answer()  # the program's own handler may end it: this may be the last boundary
+        overlap = self._overlaps and kind != "evaluating"
+        if self._meeting is not None:
+            if self._meeting.attend(overlap=overlap):
+                self.leave()
+            return
         news = self.page.news
         decision = self.boundary.decide(news, self.stager.sealed_step)
         if decision.leaves:
@@ -175,7 +185,7 @@ class Training:
             self.leave()
         else:
             # Not before a validation, which may swap weights and takes long: the snapshot is sealed first.
-            self.saving.carry_out(decision, news, overlap=self._overlaps and kind != "evaluating")
+            self.saving.carry_out(decision, news, overlap=overlap)
 
     @property
     def has_unsealed_steps(self) -> bool:
@@ -191,7 +201,9 @@ class Training:
     def leave_if_told(self) -> None:
         """Leave the loop if an interruption notice demands it. See `Checkpointer.safe_point`."""
         self.settle()
-        if not self.inert and self.page.news != self.boundary.seen and self.page.command.leaves:
+        if self._meeting is not None:
+            self.leave_if_it_presses()
+        elif not self.inert and self.page.news != self.boundary.seen and self.page.command.leaves:
             self.leave()
 
     def leave_if_it_presses(self) -> None:
@@ -203,9 +215,12 @@ class Training:
             return
         command = self.page.command
         self.settle()
+        if self._meeting is not None and command is not Command.LEAVE:
+            return self._meeting.stand()
         current = self.stager.sealed_step == self.boundary.step
         if command is Command.LEAVE or (command is Command.SNAPSHOT_AND_LEAVE and current):
             self.leave()
+        return None
 
     def _check_thread(self) -> None:
         """Refuse a loop in another thread than the training. The thread that trains may wait for it: it is woken."""
@@ -222,7 +237,7 @@ class Training:
         self.saving.wait_answer()
 
     def _capture(self, sure: bool) -> Captured:
-        return capture(self.states, self.unlisted, self.extra, sure=sure)
+        return capture(self.states, self.unlisted, self.extra, sure=sure, alone=self.link.rank.is_alone)
 
     def _small_state(self, step: int, captured: Captured) -> dict[str, Any]:
         size = len(tree.dumps(captured.extra))
@@ -260,7 +275,7 @@ class Training:
         self.page.completed(self.boundary.step)
         self.replay.leave_stage(completed)
         try:
-            self.saving.take_waiting()
+            self._take_last()
             if self.boundary.take_up():
                 self.saving.wait_durable()
         except StateError as err:
@@ -290,6 +305,8 @@ class Training:
         self.interrupted = True
         if self._on_interrupt == "return":
             return
+        if not (self.link.rank.is_alone or self.link.detached):
+            raise SystemExit(0)  # else torchrun would take it for a failure; `harness run` knows how the run ends
         asked = ExitCode.SUPERSEDED if self.link.superseded else ExitCode.INTERRUPTED
         raise SystemExit(int(ExitCode.CTRL_C if self.process.ctrl_c else asked))
 
@@ -303,7 +320,7 @@ class Training:
         self.boundary.overdue = False
         self.stager.holds = hold
         self.replay.place.kind = "end"
-        self.saving.take_waiting()
+        self._take_last()
         if self.stager.sealed_step != self.boundary.step:
             if not self.link.gone:
                 self.leave()  # the time was up, or the agent wants the loop left with the newest sealed snapshot
@@ -314,6 +331,13 @@ class Training:
         self.link.send(messages.Finished(self.boundary.step), repeat=True)
         if not hold:
             self.saving.wait_durable()
+
+    def _take_last(self) -> None:
+        """Take a snapshot where there is no later boundary; of several ranks, together with the others."""
+        if self._meeting is None:
+            self.saving.take_waiting()
+        elif self.stager.sealed_step != self.boundary.step:
+            self._meeting.attend_last()
 
     def at_exit(self) -> None:
         """Part from the agent as the process ends.
@@ -375,7 +399,7 @@ class Training:
         at_boundary = self.replay.hand is not None and self.sees_optimizers and between_steps
         if at_boundary and self.page.command is Command.SNAPSHOT_AND_LEAVE:
             self.replay.place.kind = "step"
-            self.saving.take_waiting()
+            self._take_last()
         self.link.send(messages.Leaving(), repeat=True)
         self.saving.wait_durable()
 

@@ -18,6 +18,7 @@ from harness.ipc.control_page import AgentSide, TrainerSide
 from harness.ipc.slots import Slot, SlotRecord
 from harness.trainer import checkpointer, process, training
 from harness.trainer.link import Ready, ResumeHeader
+from harness.trainer.ranks import ALONE
 
 BATCHES = [torch.ones(1, 2)] * 4
 
@@ -25,7 +26,8 @@ BATCHES = [torch.ones(1, 2)] * 4
 class PlayedLink:
     """An agent that grants a slot whenever it is asked, and makes what is sealed durable at once."""
 
-    slot_error = None
+    slot_error = stores = None
+    rank = ALONE
     superseded = detached = gone = False
     sequence = restarts = 0
 
@@ -49,7 +51,7 @@ class PlayedLink:
         return None if self.resumes is None else ResumeHeader(self._snapshot, "memory", record_of(self.resumes))
 
     def wait_ready(self) -> Ready | None:
-        return None if self.resumes is None else Ready(self._snapshot, "memory", True, self.resumes)
+        return None if self.resumes is None else Ready(self._snapshot, "memory", True, (self.resumes,))
 
     def drop_ready(self) -> None: ...
 

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from cloud.digest import combine, crc64nvme, format_crc
 from cloud.directory.direct import aligned_buffer
 from cloud.errors import NotFound, Truncated
@@ -28,8 +30,8 @@ from cloud.store import ObjectStore
 from harness.agent.resume.preallocate import OutOfMemory, Preallocation
 from harness.agent.resume_point import MemoryCopy, ResumePoint
 from harness.agent.save.slot_pool import Medium, SlotRequest
-from harness.core import events
-from harness.core.manifest import ForeignFormat, Manifest, Part
+from harness.core import events, small_state
+from harness.core.manifest import FORMAT_OF_RANKS, ForeignFormat, Manifest, Part
 from harness.core.policy.copying import patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
@@ -134,7 +136,7 @@ class Finder:
         manifest = self._read_manifest(copy)
         check_run(manifest, self._run_id)
         self._emit(events.Located(snapshot=str(copy.id), tier=copy.tier))
-        head(copy, tuple(to_record(part) for part in manifest.parts))
+        head(copy, to_records(manifest))
         return self._from_store(copy, manifest)
 
     def _read_manifest(self, copy: StoredCopy) -> Manifest:
@@ -177,34 +179,34 @@ class Finder:
         """Fetch the parts of all ranks. If one part cannot be fetched, the whole copy is unusable."""
         began_at, slots = time.monotonic(), list[Slot]()
         try:
-            for part in manifest.parts:
-                slots.append(self._fetch_part(copy, manifest, part))
+            for part, record in zip(manifest.parts, to_records(manifest), strict=True):
+                slots.append(self._fetch_part(copy, manifest, part, record))
         except BaseException:
             for slot in slots:
                 slot.close()
             raise
         seconds = self._emit_fetched(copy, manifest.payload_bytes, began_at, verified=True)
-        parts = tuple(to_record(part) for part in manifest.parts)
-        return ResumePoint(copy.id, copy.tier, tuple(slots), parts, (), True, seconds, manifest)
+        return ResumePoint(copy.id, copy.tier, tuple(slots), to_records(manifest), (), True, seconds, manifest)
 
-    def _fetch_part(self, copy: StoredCopy, manifest: Manifest, part: Part) -> Slot:
-        record = to_record(part)
+    def _fetch_part(self, copy: StoredCopy, manifest: Manifest, part: Part, record: SlotRecord) -> Slot:
         size = slot_bytes(record.shards, len(record.encode()))
         # A trainer on the CPU, or one that builds its state there, will need as much memory again.
         reserve = size if self._slot_disk is not None else 0
         wanted = SlotRequest(size, self._slot_disk, reserve_bytes=reserve)
         try:
-            return self._fetch(copy, manifest, part, wanted.begin())
+            return self._fetch(copy, manifest, part, record, wanted.begin())
         except OutOfMemory:
-            return self._fetch(copy, manifest, part, replace(wanted, medium=Medium.DISK).begin())
+            return self._fetch(copy, manifest, part, record, replace(wanted, medium=Medium.DISK).begin())
 
-    def _fetch(self, copy: StoredCopy, manifest: Manifest, part: Part, begun: tuple[Slot, Generator[int]]) -> Slot:
+    def _fetch(
+        self, copy: StoredCopy, manifest: Manifest, part: Part, record: SlotRecord, begun: tuple[Slot, Generator[int]]
+    ) -> Slot:
         """Fill and seal a slot whose allocation has begun."""
         slot, making = begun
         ahead = Preallocation(making)
         try:
             try:
-                self._fill(slot, ahead, copy.store, manifest.directory, part)
+                self._fill(slot, ahead, copy.store, manifest.directory, part, record)
             except (NotFound, Truncated) as err:
                 self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
                 raise (_Missing if isinstance(err, NotFound) else _NotRead)(str(err)) from err
@@ -213,17 +215,19 @@ class Finder:
                 # IMPORTANT: the kernel drops pages that the disk fails to write: verified now, and missing when read.
                 with _disk_failures():
                     os.fdatasync(slot.fd)
-            slot.seal(to_record(part), 0)
+            slot.seal(record, 0)
         except BaseException:
             ahead.stop()
             slot.close()
             raise
         return slot
 
-    def _fill(self, slot: Slot, ahead: Preallocation, store: ObjectStore, directory: str, part: Part) -> None:
+    def _fill(
+        self, slot: Slot, ahead: Preallocation, store: ObjectStore, directory: str, part: Part, record: SlotRecord
+    ) -> None:
         deadline = Deadline.after(patience_s(part.payload_bytes, FETCH_S))
         slot.begin()
-        for span, shard in zip(to_record(part).shards, part.shards, strict=True):
+        for span, shard in zip(record.shards, part.shards, strict=True):
             stored = StoredShard(store, self._keys.payload(directory, shard.name), shard)
             info = _again(partial(stored.stat, deadline))
             try:
@@ -306,8 +310,16 @@ def _fetch_shard(shard: StoredShard, slot: Slot, span: ShardSpan, ahead: Preallo
     return total
 
 
-def to_record(part: Part) -> SlotRecord:
-    """Return the slot record that describes a stored part: the same as its trainer sealed."""
+def to_records(manifest: Manifest) -> Records:
+    """Return the slot records that describe a stored snapshot's parts: the same as their trainers sealed."""
+    first = bytes(manifest.parts[0].state)
+    return tuple(_to_record(part, first) for part in manifest.parts)
+
+
+def _to_record(part: Part, first: bytes) -> SlotRecord:
+    state = bytes(part.state)
+    if part.rank and part.format == FORMAT_OF_RANKS:
+        state = small_state.join(first, state, () if part.lacks is msgspec.UNSET else part.lacks)
     spans: tuple[ShardSpan, ...] = place_shards([(shard.name, shard.size) for shard in part.shards])
     return SlotRecord(
         step=part.step,
@@ -315,7 +327,8 @@ def to_record(part: Part) -> SlotRecord:
         world_size=part.world_size,
         generation=part.generation,
         shards=spans,
-        state=bytes(part.state).decode(),
+        state=state.decode(),
         environment=part.environment,
         sealed_at=part.sealed_at,
+        pieces=None if part.pieces is msgspec.UNSET else part.pieces,
     )

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from cloud.store import ObjectStore
 from harness.agent.generation import Generation
 from harness.agent.resume_point import SealedSlot, SnapshotSet
+from harness.core import small_state
 from harness.core.manifest import Manifest, Part
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.snapshots import commit
@@ -44,7 +47,7 @@ class MemorySnapshot:
             id=SnapshotId(self.generation.number, self.step),
             run_id=self.generation.run_id,
             parent=self.generation.parent,
-            parts=[_stage_slot(sealed) for sealed in self.slots],
+            parts=[_stage_slot(sealed, self.slots[0]) for sealed in self.slots],
         )
 
     def attempt(self) -> commit.Attempt:
@@ -109,6 +112,8 @@ class LocalSnapshot:
             sealed_at=part.sealed_at,
             shards=shards,
             known=part.shards,
+            pieces=part.pieces,
+            lacks=part.lacks,
         )
 
     def attempt(self) -> commit.Attempt:
@@ -119,13 +124,18 @@ class LocalSnapshot:
 Job = MemorySnapshot | LocalSnapshot
 
 
-def _stage_slot(sealed: SealedSlot) -> commit.StagedPart:
-    record = sealed.record
+def _stage_slot(sealed: SealedSlot, first: SealedSlot) -> commit.StagedPart:
+    record, lacks = sealed.record, tuple[str, ...]()
+    state = record.state.encode()
+    if sealed is not first:
+        state, lacks = small_state.split(first.record.state.encode(), state)
     return commit.StagedPart(
         rank=record.rank,
         world_size=record.world_size,
-        state=record.state.encode(),
+        state=state,
         environment=record.environment,
         sealed_at=record.sealed_at,
         shards=[(span.name, sealed.slot.shard(span)) for span in record.shards],
+        pieces=msgspec.UNSET if record.pieces is None else record.pieces,
+        lacks=lacks or msgspec.UNSET,
     )

@@ -193,6 +193,16 @@ class SavePipeline:
         if slots is not None:
             self._on_set(MemorySnapshot(slots, generation, time.monotonic()))
 
+    def void(self, index: int) -> None:
+        """Make a set void of which this slot is the last: its ranks differ where they should be equal."""
+        self._last_sequence[self.pool.rank_of(index)] = self.pool[index].sequence
+        for other in (*self._gathering.indexes, *self._held):
+            self.pool[other].begin()
+            self.pool.release(other, "held")
+        self._held.clear()
+        self.forget_incomplete()
+        self.pool[index].begin()
+
     def forget_incomplete(self) -> None:
         """Drop incomplete sets, since the trainers have ended: a step that only some ranks sealed is no snapshot."""
         for index in self._gathering.indexes:

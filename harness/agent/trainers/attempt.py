@@ -5,7 +5,7 @@ Owns what is known of one process between its start and its exit; decides nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.agent.resume_point import ResumePoint
 from harness.core import events
@@ -23,9 +23,10 @@ class TrainerAttempt:
             Python's own.
         last_ended_at: monotonic; when the previous attempt in this agent ended.
         spawned_at: monotonic; when its process was started. `None` for one that another agent saw start.
-        connected: whether a Checkpointer said hello.
+        greeted: the ranks whose Checkpointer has said hello.
+        broken_at: monotonic; when the first of several ranks ended by a failure, so that the others cannot go on.
         first_step_at: monotonic; when the first optimizer step was complete.
-        finished_step: the step at which the last loop ended.
+        finished_step: the step at which the last loop ended, on all ranks.
         exit_code: how the process ended; `None` while it lives, and for a trainer that is not our child and crashed.
         raised: whether its Checkpointer said goodbye because of an exception, or an exit code that says so.
         stopped_early: whether it said that the program left its outermost loop before its end, by its own choice.
@@ -35,13 +36,15 @@ class TrainerAttempt:
         resumed_step: the step where it began.
         restored: whether it has restored the snapshot's state.
         stepped: the trainer's message about its first step, until `Restarted` is emitted.
+        told: the ranks that have sent a message, by its kind, of those that count once all have sent it.
     """
 
     began_at: float
     starting_at: float
     last_ended_at: float | None = None
     spawned_at: float | None = None
-    connected: bool = False
+    greeted: set[int] = field(default_factory=set)
+    broken_at: float | None = None
     first_step_at: float | None = None
     finished_step: int | None = None
     exit_code: int | None = None
@@ -53,6 +56,19 @@ class TrainerAttempt:
     resumed_step: int = 0
     restored: bool = False
     stepped: FirstStep | None = None
+
+    told: dict[type, set[int]] = field(default_factory=dict)
+
+    def is_last(self, kind: type, rank: int, of: int) -> bool:
+        """Note that a rank has sent a message of this kind; return whether all of `of` ranks have now."""
+        ranks = self.told.setdefault(kind, set())
+        ranks.add(rank)
+        return len(ranks) == of
+
+    @property
+    def connected(self) -> bool:
+        """Whether a Checkpointer said hello."""
+        return bool(self.greeted)
 
     def restarted(self, last_ended_at: float | None, point: ResumePoint | None) -> events.Restarted | None:
         """Return how long its start took, in parts; `None` if this agent has not seen all of it.

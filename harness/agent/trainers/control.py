@@ -13,6 +13,7 @@ from __future__ import annotations
 from cloud.notice import Deadline
 from harness.agent.save.pipeline import Steps
 from harness.agent.save.slot_pool import TRAINER, SlotPool
+from harness.core.policy.meeting import View
 from harness.ipc.control_page import AgentSide, Command
 
 
@@ -25,6 +26,8 @@ class TrainerControl:
         self._commanded = Command.NOTHING
         self._granted: int | None = None
         self._laid_out = False
+        self.at_end = False
+        """Whether the rank has said that it makes no further step."""
         self.layout_bytes: int | None = None
         """Size of a slot of the trainer's present layout; `None` until it has told one."""
 
@@ -39,6 +42,11 @@ class TrainerControl:
     def trainer_step(self) -> int | None:
         """Steps that the trainer has completed; `None` before its loop. From any thread."""
         return self._page.trainer_step
+
+    @property
+    def view(self) -> View:
+        """What is seen of the rank, for the agreement on a step."""
+        return View(self._page.trainer_step, self._page.hold, at_end=self.at_end)
 
     def tell_steps(self, steps: Steps) -> None:
         """Publish the newest committed steps on the control page."""
@@ -78,6 +86,11 @@ class TrainerControl:
         self.layout_bytes, self._laid_out = slot_bytes, False
         self._revoke()
 
+    def await_layout(self) -> None:
+        """Note that the rank has to lay out its slots anew: nothing is granted before."""
+        self._laid_out = False
+        self._revoke()
+
     def end_layout(self) -> None:
         """Note that the trainer has got its slots."""
         self._laid_out = True
@@ -91,7 +104,7 @@ class TrainerControl:
 
     def answered(self) -> None:
         """Withdraw the command to take a snapshot: one is sealed."""
-        if self._commanded is Command.SNAPSHOT:
+        if self._commanded.takes:
             self.command(Command.NOTHING)
 
     def acknowledge(self, sequence: int) -> None:
@@ -106,6 +119,11 @@ class TrainerControl:
     # ---- commands ---------------------------------------------------------------------------------------------------
 
     @property
+    def commanded(self) -> Command:
+        """The present command."""
+        return self._commanded
+
+    @property
     def may_ask(self) -> bool:
         """Whether a snapshot can be asked for: a slot is granted, and nothing else is commanded."""
         return self._granted is not None and self._commanded is Command.NOTHING
@@ -116,6 +134,20 @@ class TrainerControl:
             self._commanded = command
             self._page.command(command)
 
+    def ask(self, command: Command, at: int | None = None) -> None:
+        """Set the command for the next boundary, anew: what was agreed or said about an earlier one is void.
+
+        Args:
+            command: what to do.
+            at: the step at which all ranks do it; `None` if that is still to be agreed.
+        """
+        self._commanded = command
+        self._page.command(command, at)
+
+    def agree(self, step: int) -> None:
+        """Tell the rank the step at which all ranks carry out the command."""
+        self._page.agree(step)
+
     def _revoke(self) -> None:
         """Withdraw the grant: the trainer has used it, waits for another layout, or is dead."""
         if self._granted is not None:
@@ -124,5 +156,5 @@ class TrainerControl:
         self._page.grant(None)
 
     def _clear(self) -> None:
-        self._commanded, self._granted = Command.NOTHING, None
+        self._commanded, self._granted, self.at_end = Command.NOTHING, None, False
         self.layout_bytes, self._laid_out = None, False

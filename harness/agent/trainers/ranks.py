@@ -1,9 +1,9 @@
 """The ranks of this node: each has its own connection, and all get the same commands.
 
-Owns a control page, a connection and a supply of slots for each, and the reasons why a snapshot is wanted from all of
-them. Knows neither notices nor stores. Main thread of the agent, except for `trainer_step`.
+Owns a control page, a connection and a supply of slots for each, the reasons why a snapshot is wanted from all of them,
+and which of them have taken it. Knows neither notices nor stores. Main thread of the agent, except for `trainer_step`.
 
-    reason ──▶ COMMAND to every rank, once each has a slot ──▶ a seal of each
+    reason ──▶ COMMAND to every rank, once each has a slot ──▶ of several: one step (`meeting.py`) ──▶ a seal of each
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from harness.agent.context import Context
 from harness.agent.save.pipeline import Steps
 from harness.agent.save.slot_pool import SlotPool
 from harness.agent.trainers.control import TrainerControl
+from harness.agent.trainers.holdings import Difference, Holdings
+from harness.agent.trainers.meeting import Meeting
 from harness.agent.trainers.slots import SlotSupply
+from harness.core.messages import RankStatus, Sealed
 from harness.ipc.channel import Channel
 from harness.ipc.control_page import Command
 
@@ -57,13 +60,35 @@ class Rank:
         self.control.forget()
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A snapshot that every rank has sealed.
+
+    Attributes:
+        step: completed optimizer steps.
+        bytes: of all ranks.
+        copy_s: how long the slowest rank would have waited without overlap.
+        differences: tensors that were taken for equal on all ranks, and are not: the snapshot is void.
+        changed: whether ranks store something else from now on.
+    """
+
+    step: int
+    bytes: int
+    copy_s: float
+    differences: tuple[Difference, ...] = ()
+    changed: bool = False
+
+
 class Ranks:
-    """All ranks of the node, in order. It has rank 0; others are added when they are first asked for."""
+    """All ranks of the node, in order. There is always rank 0; the first hello tells how many there are."""
 
     def __init__(self, context: Context, pool: SlotPool) -> None:
         """Start with rank 0, without a connection."""
         self._context, self._pool = context, pool
         self._all: tuple[Rank, ...] = (Rank(0, context, pool),)  # replaced as a whole: another thread reads it
+        self._sealed: dict[int, Sealed] = {}  # the newest of each rank
+        self.meeting = Meeting(lambda: [rank.control for rank in self])
+        self.holdings = Holdings()
         self.reasons: set[str] = set()
         """The reasons why a snapshot is wanted at the next boundary; empty if none is wanted."""
 
@@ -73,13 +98,25 @@ class Ranks:
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._all)
 
+    def expect(self, world_size: int) -> None:
+        """Have so many ranks. Only while none is connected, or if they are as many."""
+        kept = self._all[:world_size]
+        added = (Rank(number, self._context, self._pool) for number in range(len(kept), world_size))
+        self._all = (*kept, *added)
+
     def of(self, number: int) -> Rank:
-        """Return the rank of this number; add it if it is new."""
-        found = next((rank for rank in self._all if rank.number == number), None)
-        if found is None:
-            found = Rank(number, self._context, self._pool)
-            self._all = tuple(sorted((*self._all, found), key=lambda rank: rank.number))
-        return found
+        """Return the rank of this number."""
+        return self._all[number]
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other ranks than rank 0."""
+        return len(self._all) > 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank is connected."""
+        return all(rank.connection is not None for rank in self)
 
     def at(self, channel: Channel) -> Rank | None:
         """Return the rank that the connection belongs to; `None` if there is none."""
@@ -100,6 +137,13 @@ class Ranks:
         return min(known) if len(known) == len(steps) else None
 
     @property
+    def farthest_step(self) -> int | None:
+        """Steps that the rank that is ahead of all has completed; `None` while one is before its loop."""
+        steps = [rank.control.trainer_step for rank in self]
+        known = [step for step in steps if step is not None]
+        return max(known) if len(known) == len(steps) else None
+
+    @property
     def layout_bytes(self) -> int | None:
         """Size of a snapshot by the present layouts; `None` until all are known."""
         sizes = [rank.control.layout_bytes for rank in self]
@@ -108,23 +152,68 @@ class Ranks:
 
     @property
     def may_ask(self) -> bool:
-        """Whether a snapshot can be asked for: each has a slot granted, and nothing else is commanded."""
-        return all(rank.control.may_ask for rank in self)
+        """Whether a snapshot can be asked for: each has a slot granted, and nothing else is commanded.
+
+        Several ranks have to be in their loops, too: those that are would wait for the others.
+        """
+        ready = all(rank.control.may_ask for rank in self)
+        return ready and (not self.several or self.trainer_step is not None)
 
     def grant(self) -> None:
         """Keep a free slot granted to each rank."""
         for rank in self:
             rank.control.grant()
 
-    def command(self, command: Command) -> None:
-        """Set the command for the next boundary of all ranks. Does nothing if it is set already."""
-        for rank in self:
-            rank.control.command(command)
+    def command(self, command: Command, at: int | None = None) -> None:
+        """Set the command for the next boundary of all ranks. Does nothing if it is set already.
 
-    def sealed(self, rank: Rank) -> None:
-        """Note that a rank has sealed a snapshot, so that no request for one is left."""
+        Args:
+            command: what they do.
+            at: of several ranks, the step at which they do it; `None` for the next one that all can come to.
+        """
+        if self.several and any(rank.control.commanded is not command for rank in self):
+            self.meeting.ask(command, at)
+        elif not self.several:
+            self._all[0].control.command(command)
+
+    def sealed(self, rank: Rank, sealed: Sealed) -> Taken | None:
+        """Note that a rank has sealed a snapshot. If all have sealed that step, return it: no request is left."""
+        self._sealed[rank.number] = sealed
+        theirs = [found for each in self if (found := self._sealed.get(each.number)) and found.step == sealed.step]
+        if len(theirs) < len(self):
+            return None
         self.reasons.clear()
-        rank.control.answered()
+        for each in self:
+            each.control.answered()
+        differences, changed = list[Difference](), False
+        if self.several:
+            self.meeting.close()
+            differences, changed = self.holdings.judge([each.sums for each in theirs])
+        if differences:
+            self.reasons.add("difference")
+        size, copy_s = sum(each.bytes for each in theirs), max(each.copy_s for each in theirs)
+        return Taken(sealed.step, size, copy_s, tuple(differences), changed)
+
+    def lay_out_anew(self) -> None:
+        """Have all ranks lay out their slots anew at their next boundaries. A snapshot that is asked for has to wait."""
+        for rank in self:
+            rank.control.await_layout()
+        command = self._all[0].control.commanded
+        self.meeting.ask(Command.NOTHING if command.takes else command)
+
+    def status(self) -> tuple[RankStatus, ...]:
+        """Return what `harness status` shows of several ranks; nothing for one."""
+        if not self.several:
+            return ()
+        return tuple(
+            RankStatus(
+                rank.number,
+                None if rank.connection is None else rank.connection.pid,
+                rank.control.trainer_step,
+                rank.control.view.waits,
+            )
+            for rank in self
+        )
 
     def tell_steps(self, steps: Steps) -> None:
         """Publish the newest committed steps on the control pages."""
@@ -138,5 +227,8 @@ class Ranks:
 
     def begin_again(self) -> None:
         """Reset the control pages for new trainers: no step is made, and nothing is commanded."""
+        self._sealed.clear()
+        self.holdings.forget()
+        self.meeting.close()
         for rank in self:
             rank.control.begin_again()

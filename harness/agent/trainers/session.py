@@ -1,10 +1,11 @@
-"""The trainer as its agent sees it: a process, the connections of its ranks, and one attempt after the other.
+"""The trainer as its agent sees it: its processes, one for each rank, and one attempt after the other.
 
 Owns the child, the connections, and the current attempt: how a trainer starts, is recognized, learns what it resumes,
 and is found to be dead. Knows no notices, and decides nothing about ends: it reports them to the agent.
 
     spawn ──▶ Hello ──▶ Welcome, resume point or none ──▶ Layout ──▶ Slots ──▶ messages ──▶ dead ──▶ left
               Hello of a trainer whose agent died ──▶ its generation, page and slots are adopted
+              the first dead rank ──▶ the others hang in a collective: they are killed ──▶ left
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ from harness.config.program import Program
 from harness.config.settings import SOCKET_VARIABLE
 from harness.core import events, messages
 from harness.core.messages import FromTrainer, Hello, Layout, Refused
-from harness.errors import HarnessError
-from harness.ipc.channel import Channel, ChannelClosed, peer_pid
-from harness.ipc.process import began_at, open_pidfd, pidfd_dead
+from harness.core.policy.meeting import Uneven
+from harness.errors import HarnessError, StateError
+from harness.ipc.channel import MAX_FDS, Channel, ChannelClosed, peer_pid
+from harness.ipc.process import began_at, kill, open_pidfd, pidfd_dead
 from harness.ipc.slots import Slot
 
 ATTACH_S = 10.0  # how long it takes, at most, until the process that started an agent says hello
 MOST_OF_HEADER = 1 << 20  # characters of small state that are sent ahead of the tensors; more of it is in the slot only
 _KILL_AFTER_S = 3.0
+_SIBLINGS_S = 2.0  # until the other ranks of a dead one are killed: their own errors say more, if they come
 _BUSY_S = 0.1
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
@@ -101,6 +104,8 @@ class Trainer:
         """Whether a generation that was about to begin was given up."""
         self.attached = False
         """Whether a trainer has connected whose agent had died."""
+        self._late: list[tuple[Channel, Hello]] = []
+        """Hellos of ranks that wait for another generation to begin."""
 
     @property
     def holder_pid(self) -> int | None:
@@ -126,7 +131,7 @@ class Trainer:
     @property
     def trains(self) -> bool:
         """Whether a trainer is connected that can take one more snapshot."""
-        return self.connected and self.attempt.finished_step is None
+        return self.connected and self._ranks.complete and self.attempt.finished_step is None
 
     @property
     def connected(self) -> bool:
@@ -145,6 +150,10 @@ class Trainer:
         if command is None:
             return
         environment = {
+            # For torchrun: with the first, ranks that it restarts find each other; and it does not kill a rank that
+            # is leaving before the time is up.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(self._context.settings.grace_s)),
             **self._program.environ,
             SOCKET_VARIABLE: str(self._server.address),
             "HARNESS_RUN_ID": self._startup.generation.run_id,
@@ -196,8 +205,9 @@ class Trainer:
         self.attempt.over = self._program.is_child
 
     def await_attach(self) -> bool:
-        """Block until the trainer of a dead agent connects, before anything is decided. Return whether it did."""
-        return self._await(lambda: self.attached)
+        """Block until all ranks of a dead agent connect, before anything is decided. Return whether one did."""
+        self._await(lambda: self.attached and self._ranks.complete)
+        return self.attached
 
     def await_hello(self) -> bool:
         """Block until a trainer is connected, for `ATTACH_S` at most. Return whether one is."""
@@ -217,33 +227,71 @@ class Trainer:
         """
         if hello.protocol != messages.PROTOCOL:
             return channel.send(Refused("the agent and the trainer use different versions of the harness"))
-        if (hello.rank, hello.world_size) != (0, 1):
-            return channel.send(
-                Refused(f"this is rank {hello.rank} of {hello.world_size}: this version supports one training process")
-            )
+        if not 0 <= hello.rank < hello.world_size:
+            return channel.send(Refused(f"there is no rank {hello.rank} of {hello.world_size}"))
+        if self._is_of_this_attempt(channel, hello):
+            if not self.attempt.connected:
+                self._ranks.expect(hello.world_size)
+            return self._admit_or_refuse(channel, hello, fds)
+        if self.attempt.broken_at is not None and self._began_before(self.attempt.broken_at, channel):
+            return channel.send(Refused("another rank of this training has failed: all begin again"))
+        if leaving or (self.begins and not self._late):
+            return self._turn_away(channel)
+        self._late.append((channel, hello))
+        if len(self._late) > 1:
+            return None  # another rank of the same training has come first
+        # Its own parent (torchrun, a loop) has started it again.
+        self._end_siblings()
+        return self.begin_again(self._admit_late, self._turn_all_away)
+
+    def _is_of_this_attempt(self, channel: Channel, hello: Hello) -> bool:
+        """Whether a process belongs to the present attempt, as opposed to one that its own parent has begun."""
+        attempt, number = self.attempt, hello.rank
+        if hello.generation is not None or not attempt.connected:
+            return True
+        if attempt.broken_at is not None:
+            return False
+        rank = self._ranks.of(number) if number < len(self._ranks) else None
+        there = None if rank is None else rank.connection
+        lives = there is not None and not pidfd_dead(there.pidfd)
+        return lives or number not in attempt.greeted or hello.world_size != len(self._ranks)
+
+    def _began_before(self, moment: float, channel: Channel) -> bool:
+        return self._server.has(channel) and began_at(peer_pid(channel)) < moment
+
+    def _admit_or_refuse(self, channel: Channel, hello: Hello, fds: Sequence[int] = ()) -> None:
+        if hello.world_size != len(self._ranks):
+            others = f"others of this training say that there are {len(self._ranks)}"
+            return channel.send(Refused(f"this is rank {hello.rank} of {hello.world_size}, and {others}"))
         rank = self._ranks.of(hello.rank)
         if (there := rank.connection) is not None and not pidfd_dead(there.pidfd):
+            which = "" if hello.world_size == 1 else f", as rank {hello.rank} of {hello.world_size}"
             return channel.send(
                 Refused(
-                    f"run {self._context.settings.run!r} is being trained by process {there.pid} already; "
-                    "a process has one Checkpointer, and a run has one trainer: give the other one a name with --run"
+                    f"run {self._context.settings.run!r} is being trained by process {there.pid} already{which}; "
+                    "a process has one Checkpointer, and a run has one trainer: give the other one a name with --run. "
+                    "Several processes of one training have ranks: call init_process_group before Checkpointer, or "
+                    "start them with torchrun"
                 )
             )
         self._drop(rank)
-        if not (self.attempt.connected and hello.generation is None):
-            return self._admit(rank, channel, hello, fds)
-        if leaving or self.begins:
-            return self._turn_away(channel)
-        # Its own parent (torchrun, a loop) has started it again.
-        return self.begin_again(lambda: self._admit_late(rank, channel, hello), lambda: self._turn_away(channel))
+        return self._admit(rank, channel, hello, fds)
 
     def _turn_away(self, channel: Channel) -> None:
         with contextlib.suppress(ChannelClosed):
             channel.send(Refused("this agent is shutting down: it begins no new generation"))
 
-    def _admit_late(self, rank: Rank, channel: Channel, hello: Hello) -> None:
-        with contextlib.suppress(ChannelClosed):  # the trainer died while its generation was begun
-            self._admit(rank, channel, hello, ())
+    def _turn_all_away(self) -> None:
+        late, self._late = self._late, []
+        for channel, _ in late:
+            self._turn_away(channel)
+
+    def _admit_late(self) -> None:
+        late, self._late = self._late, []
+        self._ranks.expect(late[0][1].world_size)
+        for channel, hello in late:
+            with contextlib.suppress(ChannelClosed):  # the trainer died while its generation was begun
+                self._admit_or_refuse(channel, hello)
 
     def _admit(self, rank: Rank, channel: Channel, hello: Hello, fds: Sequence[int]) -> None:
         pidfd = None
@@ -254,7 +302,7 @@ class Trainer:
             return  # the trainer has died already
         rank.connection = Connection(channel, pid, pidfd)
         self._loop.watch(pidfd, lambda: self._on_dead(rank))
-        self.attempt.connected = True
+        self.attempt.greeted.add(rank.number)
         if hello.generation is None and self.attempt.spawned_at is None:
             self.attempt.spawned_at = began_at(pid)
         if hello.generation is not None:
@@ -305,6 +353,7 @@ class Trainer:
                 self._tell_resume(rank.number, rank.connection.channel)
 
     def _tell_resume(self, rank: int, channel: Channel) -> None:
+        """Tell one rank. Several get the slots of all of them: a shared tensor may lie in any."""
         startup = self._startup
         generation = startup.generation.info  # it may not have been known yet when the trainer said hello
         with contextlib.suppress(ChannelClosed):
@@ -314,12 +363,19 @@ class Trainer:
                 channel.send(messages.ResumeFailed(type(startup.error).__name__, str(startup.error)))
             elif startup.finding is Finding.READY and (point := startup.point) is not None:
                 if len(point.slots) == len(self._ranks):
-                    ready = messages.ResumeReady(str(point.id), point.tier, point.verified, generation)
-                    channel.send(ready, [point.slots[rank].fd])
+                    fds = [slot.fd for slot in point.slots]
+                    while len(fds) > MAX_FDS:
+                        channel.send(messages.ResumeSlots(), fds[:MAX_FDS])
+                        del fds[:MAX_FDS]
+                    channel.send(messages.ResumeReady(str(point.id), point.tier, point.verified, generation), fds)
                 else:  # the share of one rank is no state to train on
                     why = f"snapshot {point.id} is of {len(point.slots)} ranks, and this run has {len(self._ranks)}"
                     channel.send(messages.ResumeFailed("StateError", why))
-            elif (header := startup.header) is not None and len(header.records[rank].state) <= MOST_OF_HEADER:
+            elif (
+                (header := startup.header) is not None
+                and len(header.records) == len(self._ranks)
+                and len(header.records[rank].state) <= MOST_OF_HEADER
+            ):
                 record = header.records[rank].encode().decode()
                 channel.send(messages.ResumeHeader(str(header.copy.id), header.copy.tier, record, generation))
 
@@ -329,6 +385,13 @@ class Trainer:
             with contextlib.suppress(ChannelClosed):
                 connection.channel.send(messages.Superseded())
 
+    def tell_uneven(self, why: Uneven) -> None:
+        """Tell the ranks that their loops end at different steps: the one that waits for the others raises it."""
+        self._ranks.meeting.close()
+        for connection in self._ranks.connections:
+            with contextlib.suppress(ChannelClosed):
+                connection.channel.send(messages.NoMeeting("StateError", f"{why}: give all ranks as many batches"))
+
     def signal(self, signum: int) -> None:
         """Pass a signal on to the child, if there is one."""
         if self.child is not None:
@@ -337,36 +400,62 @@ class Trainer:
     # ---- messages from the trainer ----------------------------------------------------------------------------------
 
     def on_message(self, rank: Rank, message: FromTrainer) -> None:
-        """Handle a message of a rank about itself."""
-        attempt = self.attempt
+        """Handle a message of a rank about itself. What all ranks do counts once the last has done it."""
+        attempt, is_last = self.attempt, partial(self.attempt.is_last, rank=rank.number, of=len(self._ranks))
         match message:
+            case messages.Holds():
+                self._ranks.holdings.tell(rank.number, message)
+                self.tell_stores()
             case Layout():
                 rank.control.begin_layout(message.bytes)
                 rank.supply.want(message, partial(self._deliver, rank))
-            case messages.Restored(snapshot, step, seconds):
+            case messages.Restored(snapshot, step, seconds) if is_last(messages.Restored):
                 self._emit(events.Restored(snapshot=snapshot, step=step, seconds=seconds))
                 attempt.resumed_step, attempt.restored = step, True
-                self._release_resume(rank)
-            case messages.FirstStep(step):
+                self._release_resume()
+            case messages.FirstStep(step) if is_last(messages.FirstStep):
                 attempt.first_step_at, attempt.stepped = time.monotonic(), message
                 self._emit(events.FirstStep(step=step, seconds=attempt.first_step_at - attempt.began_at))
             case messages.SaveWanted():
                 self._ranks.reasons.add("save")
                 self._pipeline.save_newest_now()
             case messages.Training():
-                attempt.finished_step = None
+                attempt.finished_step, rank.control.at_end = None, False
+                for kind in (messages.AtEnd, messages.Finished):
+                    attempt.told.pop(kind, None)
                 self._pipeline.set_urgent(False)
             case messages.Leaving():
                 self._pipeline.save_newest_now()
-            case messages.Finished(step):
+            case messages.AtEnd():
+                rank.control.at_end = True
+                if is_last(messages.AtEnd):
+                    self._ranks.reasons.add("end")
+            case messages.Finished(step) if is_last(messages.Finished):
                 attempt.finished_step = step
                 self._emit(events.TrainerFinished(step=step))
                 self._pipeline.save_newest_now()
             case messages.Bye(exception, early, hopeless, process_lives) if rank.connection is not None:
                 rank.connection.said_bye, rank.connection.exception = True, exception
-                attempt.raised, attempt.stopped_early, attempt.hopeless = exception, early, hopeless
+                attempt.raised, attempt.stopped_early = attempt.raised or exception, attempt.stopped_early or early
+                attempt.hopeless = attempt.hopeless or hopeless
                 if process_lives and not self._program.is_child:
                     self._on_dead(rank)  # for this agent it is
+
+    def tell_stores(self) -> None:
+        """Tell each rank what it stores, once all have told what they hold."""
+        try:
+            stores = self._ranks.holdings.stores(len(self._ranks))
+        except StateError as err:
+            for connection in self._ranks.connections:
+                with contextlib.suppress(ChannelClosed):
+                    connection.channel.send(messages.NoSlots("StateError", str(err)))
+            return
+        for rank, its in zip(self._ranks, stores or (), strict=False):
+            if rank.connection is not None:
+                with contextlib.suppress(ChannelClosed):
+                    rank.connection.channel.send(its)
+        if stores is not None:
+            self._ranks.lay_out_anew()
 
     def _deliver(self, rank: Rank, layout: Layout, made: list[int] | HarnessError) -> None:
         """Send a rank its slots, or why there are none."""
@@ -407,13 +496,46 @@ class Trainer:
         os.close(connection.pidfd)
         self._server.hang_up(connection.channel)
         rank.forget()
+        self._note_broken(connection)
         if self.connected:
-            return  # the other ranks are about to end as well
+            return
         self.attempt.ended_at = time.monotonic()
         self._release_resume()
         self._ranks.reasons.clear()
         self._tell.lost()
         self._pipeline.take_left_over(self._startup.generation)
+
+    def _note_broken(self, ended: Connection) -> None:
+        """Note that one of several ranks has failed. The others hang in a collective, and cannot answer a signal."""
+        if self._ranks.several and (ended.exception or not ended.said_bye) and self.attempt.broken_at is None:
+            self.attempt.broken_at = time.monotonic()
+
+    @property
+    def broken(self) -> bool:
+        """Whether one of several ranks has failed: what its launcher then does to the others is no notice."""
+        if self.attempt.broken_at is None:  # its pidfd may not have been looked at yet
+            for rank in self._ranks if self._ranks.several else ():
+                if rank.connection is not None and pidfd_dead(rank.connection.pidfd):
+                    self._on_dead(rank)
+        return self.attempt.broken_at is not None
+
+    def end_siblings_in_time(self) -> None:
+        """Kill the other ranks of one that has failed, if they have not ended by themselves within seconds."""
+        broken_at = self.attempt.broken_at
+        if broken_at is not None and self.connected and time.monotonic() - broken_at > _SIBLINGS_S:
+            self._end_siblings()
+
+    def _end_siblings(self) -> None:
+        """Kill every connected rank, and wait until none can write to a slot any more."""
+        for connection in self._ranks.connections:
+            kill(connection.pidfd)
+        give_up_at = time.monotonic() + _KILL_AFTER_S
+        for rank in self._ranks:
+            while (there := rank.connection) is not None and time.monotonic() < give_up_at:
+                if pidfd_dead(there.pidfd):
+                    self._on_dead(rank)
+                else:
+                    threading.Event().wait(0.005)
 
     def stop(self, within_s: float = math.inf) -> None:
         """As the last resort, send SIGTERM to the child alone, then SIGKILL.
@@ -428,6 +550,7 @@ class Trainer:
         while child.reap() is None:
             if time.monotonic() > give_up_at:
                 child.signal(signal.SIGKILL)
+                self._end_siblings()
             threading.Event().wait(0.02)
         self._on_child_exit()
 
@@ -465,12 +588,15 @@ class Trainer:
                         self._tell.last_word(rank, message)
         self._drop(rank)
         if not self._program.is_child and not self.connected:
-            self._left(0 if connection.said_bye and not connection.exception else None)
+            well = connection.said_bye and not connection.exception and self.attempt.broken_at is None
+            self._left(0 if well else None)
 
     def _on_child_exit(self) -> None:
         child = self.child
         if child is None or (code := child.reap()) is None:
             return
+        if self._ranks.several:  # the launcher has died, and its ranks have not
+            self._end_siblings()
         for rank in self._ranks:
             self._on_dead(rank)
         self._loop.forget(child.pidfd)

@@ -38,10 +38,22 @@ class View:
     Attributes:
         step: completed steps; `None` before the rank's loop.
         hold: what it says about the present ask; `NONE` if what it says is about an earlier one.
+        at_end: whether it has said before that it makes no further step.
     """
 
     step: int | None
     hold: Hold = Hold.NONE
+    at_end: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it makes no further step."""
+        return self.at_end or self.hold is Hold.LAST
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for the other ranks."""
+        return self.hold in (Hold.HOLDS, Hold.LAST)
 
 
 class Uneven(Exception):
@@ -50,10 +62,6 @@ class Uneven(Exception):
     def __init__(self, steps: Sequence[int | None]) -> None:
         super().__init__(f"the loops of the ranks end at different steps: {', '.join(map(str, steps))}")
         self.steps = tuple(steps)
-
-
-class AskAgain(Exception):
-    """A rank was beyond the step before it had seen the ask."""
 
 
 def agree(views: Sequence[View], sealed: int | None) -> int | None:
@@ -66,16 +74,13 @@ def agree(views: Sequence[View], sealed: int | None) -> int | None:
         sealed: the step that all have sealed already; `None` for none.
 
     Raises:
-        AskAgain: a rank is beyond the step of the present ask.
         Uneven: a rank makes no further step, and another is beyond it.
     """
-    if any(view.hold is Hold.PASSED for view in views):
-        raise AskAgain
     steps = [view.step for view in views if view.step is not None]
     if len(steps) < len(views):
         return None
     top = max(steps)
-    last = [view.step for view in views if view.hold is Hold.LAST and view.step is not None]
+    last = [view.step for view in views if view.is_last and view.step is not None]
     if last:
         if top > min(last):
             raise Uneven([view.step for view in views])
@@ -83,6 +88,13 @@ def agree(views: Sequence[View], sealed: int | None) -> int | None:
     if all(view.hold is Hold.HOLDS for view in views) and min(steps) == top != sealed:
         return top  # for example all have entered a validation: there is no later boundary for a while
     return top + 1
+
+
+def is_void(views: Sequence[View], agreed: int) -> bool:
+    """Return whether not all ranks can seal the agreed step any more: one is beyond it, or ends before it."""
+    return any(
+        view.hold is Hold.PASSED or (view.is_last and view.step is not None and view.step < agreed) for view in views
+    )
 
 
 class Move(enum.Enum):

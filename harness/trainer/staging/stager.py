@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +26,21 @@ import torch
 from torch import Tensor
 
 from harness.core import tree
-from harness.core.manifest import MAX_STATE_BYTES
+from harness.core.manifest import MAX_STATE_BYTES, StoredPiece
 from harness.core.messages import Sealed
 from harness.core.shard import ShardLayout, TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
-from harness.errors import NoSpace, StateError
+from harness.errors import NoSpace, SnapshotCorrupt, StateError
 from harness.ipc.slots import ShardSpan, Slot, SlotFull, SlotRecord, place_shards, slot_bytes
 from harness.ipc.window import Window
 from harness.trainer.copy import to_slot
 from harness.trainer.link import Link
 from harness.trainer.staging.overlap import Deferred, Overlap, Work
+from harness.trainer.staging.shares import Entry, Shares
+from harness.trainer.staging.shares import specs as share_specs
 from harness.trainer.state.capture import Captured, check_encoding
 from harness.trainer.state.environment import environment
+from harness.trainer.state.stored import Pieces
 
 _SLACK = 1.5
 """A slot that is asked for again is larger than needed by this factor."""
@@ -45,12 +48,34 @@ _SLACK = 1.5
 
 @dataclass(frozen=True)
 class _Layout:
-    """The plan of a slot: which tensors lie where, and everything else that is the same in each snapshot."""
+    """The plan of a slot: which tensors lie where, and everything else that is the same in each snapshot.
+
+    Attributes:
+        specs: of all captured tensors.
+        shards: of those that are stored.
+        spans: of the shards.
+        environment: what bit-identity depends on.
+        entries: of several ranks: what this one stores; `None` for everything.
+    """
 
     specs: tuple[TensorSpec, ...]
     shards: tuple[ShardLayout, ...]
     spans: tuple[ShardSpan, ...]
     environment: dict[str, str]
+    entries: tuple[Entry, ...] | None
+
+    def tensors(self, captured: Captured) -> Mapping[str, Tensor]:
+        """Return what is stored, by its name in the shards."""
+        if self.entries is None:
+            return captured.tensors
+        return {entry.name: entry.of(captured.tensors) for entry in self.entries}
+
+    @property
+    def pieces(self) -> dict[str, StoredPiece] | None:
+        """Of several ranks: the entries that are not whole tensors which all share."""
+        if self.entries is None:
+            return None
+        return {entry.name: entry.piece for entry in self.entries if entry.piece is not None}
 
 
 @dataclass(frozen=True)
@@ -64,6 +89,7 @@ class _Pending:
         record: the record with which it is sealed.
         work: the thread's copy or comparison.
         stall_s: how long the loop waited at the boundary.
+        sums: see `Sealed`.
     """
 
     step: int
@@ -72,6 +98,7 @@ class _Pending:
     record: SlotRecord
     work: Work
     stall_s: float
+    sums: dict[str, int]
 
 
 class Stager:
@@ -98,6 +125,7 @@ class Stager:
         self._capture, self._small_state = capture_now, small_state
         self._pending: _Pending | None = None
         self._settling = threading.Lock()
+        self._shares = None if link.rank.is_alone else Shares(link)
         self._layout: _Layout | None = None
         self._views: weakref.WeakKeyDictionary[Slot, tuple[_Layout, dict[str, Tensor]]] = weakref.WeakKeyDictionary()
         self._record_bytes = 0
@@ -118,17 +146,21 @@ class Stager:
     @property
     def planned(self) -> bool:
         """Whether slots were asked for, and their layout still stands."""
-        return self._layout is not None
+        return self._layout is not None and not (self._shares is not None and self._shares.stale)
 
     def plan(self, step: int) -> None:
         """Lay out the slots for the states as they are now, and ask the agent for them. Does not wait.
 
+        Of several ranks, each is told first what it stores; until then there is no plan.
+
         Raises:
             StateError: something in the states cannot be stored; names it, and the remedy.
         """
-        self._ask(self._lay_out(step, self._capture(False)))
+        captured = self._capture(False)
+        if (needed := self._lay_out(step, captured)) is not None:
+            self._ask(needed)
 
-    def stage(self, step: int, *, overlap: bool = False) -> bool:
+    def stage(self, step: int, *, overlap: bool = False, compares: bool = False) -> bool:
         """Copy the live state into the granted slot and seal it. This is the only call that blocks the training step.
 
         A step is sealed once: (generation, step) names one snapshot, and never two.
@@ -136,6 +168,7 @@ class Stager:
         Args:
             step: completed optimizer steps.
             overlap: let a thread copy the tensors of an optimizer, and let `settle` seal.
+            compares: tell the agent sums of what other ranks have as well.
 
         Returns:
             Whether `step` is sealed, or will be by `settle`. False, at once, while there is no slot to fill, and if
@@ -157,9 +190,11 @@ class Stager:
         started = time.perf_counter()
         captured = self._capture(True)
         layout = self._layout
-        if layout is None or tuple(captured.specs()) != layout.specs:
+        if layout is None or not self._fits(layout, captured):
             needed = self._lay_out(step, captured)
-            if needed > slot.size:
+            if needed is None:
+                return False
+            if needed > slot.size or self._shares is not None:  # the agent has to know of a rank's new layout
                 self._ask(needed)
                 return False
             layout = self._layout
@@ -167,23 +202,25 @@ class Stager:
         record = self._record(step, captured, layout)
         slot.begin()
         deferred = self._copy(slot, layout, captured, overlap=overlap)
-        if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started):
-            self._ask(self._lay_out(step, captured))
+        sums = self._shares.sums(captured) if self._shares is not None and compares else {}
+        if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started, sums=sums):
+            self.plan(step)
             return False
         if deferred:
             work = self._overlap.begin(deferred)
-            self._pending = _Pending(step, grant, slot, record, work, time.perf_counter() - started)
+            self._pending = _Pending(step, grant, slot, record, work, time.perf_counter() - started, sums)
         return True
 
     def _copy(self, slot: Slot, layout: _Layout, captured: Captured, *, overlap: bool) -> tuple[Deferred, ...]:
         """Copy what has to be copied at the boundary; return the tensors left for a thread to copy, or to compare."""
+        tensors = layout.tensors(captured)
         if slot.on_disk:
-            self._pass_through(slot, layout, captured)
+            self._pass_through(slot, layout, tensors)
             return ()
         views = self._views_of(slot, layout)
-        deferred = self._overlap.choose(self._states, captured.tensors, views) if overlap else ()
+        deferred = self._overlap.choose(self._states, tensors, views) if overlap else ()
         left = set() if self._overlap.validating else {item.name for item in deferred}
-        now = {name: tensor for name, tensor in captured.tensors.items() if name not in left}
+        now = {name: tensor for name, tensor in tensors.items() if name not in left}
         to_slot.copy_into({name: views[name] for name in now}, now)
         return deferred
 
@@ -228,11 +265,19 @@ class Stager:
             if updating:
                 self._overlap.note_valid(work.deferred)
             return True
-        return self._seal(
-            pending.grant, pending.slot, pending.record, started - pending.stall_s, pending.stall_s + copied_s
-        )
+        began, copy_s = started - pending.stall_s, pending.stall_s + copied_s
+        return self._seal(pending.grant, pending.slot, pending.record, began, copy_s, sums=pending.sums)
 
-    def _seal(self, grant: int, slot: Slot, record: SlotRecord, started: float, copy_s: float | None = None) -> bool:
+    def _seal(
+        self,
+        grant: int,
+        slot: Slot,
+        record: SlotRecord,
+        started: float,
+        copy_s: float | None = None,
+        *,
+        sums: dict[str, int],
+    ) -> bool:
         """Seal the slot and tell the agent. Return False if the record does not fit into the slot.
 
         Args:
@@ -241,6 +286,7 @@ class Stager:
             record: the record that names them.
             started: when the loop began to wait; with overlap, when it would have begun, had it waited in one go.
             copy_s: how long the same snapshot takes without overlap, at most; `None`: as long as the loop waited.
+            sums: see `Sealed`.
         """
         try:
             slot.seal(record, self._sequence + 1)
@@ -260,22 +306,36 @@ class Stager:
                 stall_s,
                 stall_s if copy_s is None else copy_s,
                 self.holds,
+                sums,
             )
         )
         return True
 
-    def _lay_out(self, step: int, captured: Captured) -> int:
-        """Plan slots for what was captured. Return the bytes that one has to have."""
-        specs = tuple(captured.specs())
-        shards = plan_shards(specs)
+    def _fits(self, layout: _Layout, captured: Captured) -> bool:
+        """Whether what was captured has the layout that was planned."""
+        same = tuple(captured.specs()) == layout.specs
+        return same and (self._shares is None or (self._shares.is_told(captured) and not self._shares.stale))
+
+    def _lay_out(self, step: int, captured: Captured) -> int | None:
+        """Plan slots for what was captured. Return the bytes that one has to have; `None` while that is not known."""
+        specs, entries = tuple(captured.specs()), None
+        if self._shares is not None:
+            self._shares.tell(captured)
+            if (entries := self._shares.entries(captured)) is None:
+                self._layout = None
+                return None
+        shards = plan_shards(specs if entries is None else share_specs(entries, captured))
         small = self._dumped(step, captured)
         if tree.dumps(tree.loads(small)) != small:
             raise StateError(
                 "small state does not survive its own encoding: please report this, with your states' types"
             )
         check_encoding(captured.tree)
-        spans = place_shards([(shard_name(0, 1, shard.index), shard.size) for shard in shards])
-        self._layout = _Layout(specs, shards, spans, environment())
+        rank = self._link.rank
+        spans = place_shards(
+            [(shard_name(rank.number, rank.world_size, shard.index), shard.size) for shard in shards]
+        )
+        self._layout = _Layout(specs, shards, spans, environment(), entries)
         devices = sorted({tensor.device for tensor in captured.tensors.values() if tensor.is_cuda}, key=str)
         self._prepare = functools.partial(self._pin, devices[0]) if devices else None
         return slot_bytes(spans, max(len(small), self._record_bytes))
@@ -314,12 +374,12 @@ class Stager:
         self._views[slot] = (layout, found)
         return found
 
-    def _pass_through(self, slot: Slot, layout: _Layout, captured: Captured) -> None:
+    def _pass_through(self, slot: Slot, layout: _Layout, tensors: Mapping[str, Tensor]) -> None:
         """Copy into a slot on disk, for which memory has no room: the loop waits for that disk."""
         _write_headers(slot, layout)
         window = Window(slot)
         try:
-            to_slot.copy_through(window, layout.shards, [span.offset for span in layout.spans], captured.tensors)
+            to_slot.copy_through(window, layout.shards, [span.offset for span in layout.spans], tensors)
         except OSError as err:
             raise NoSpace(
                 f"there is no memory for a snapshot, and the disk used instead has failed: {err.strerror}"
@@ -328,13 +388,14 @@ class Stager:
     def _record(self, step: int, captured: Captured, layout: _Layout) -> SlotRecord:
         return SlotRecord(
             step=step,
-            rank=0,
-            world_size=1,
+            rank=self._link.rank.number,
+            world_size=self._link.rank.world_size,
             generation=self._link.generation.number,
             shards=layout.spans,
             state=self._dumped(step, captured).decode(),
             environment=layout.environment,
             sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            pieces=layout.pieces,
         )
 
     def _dumped(self, step: int, captured: Captured) -> bytes:
@@ -351,6 +412,46 @@ class Stager:
 def _write_headers(slot: Slot, layout: _Layout) -> None:
     for shard, span in zip(layout.shards, layout.spans, strict=True):
         slot.buffer[span.offset : span.offset + len(shard.header)] = shard.header
+
+
+def read_snapshot(slots: Sequence[Slot], rank: int) -> dict[str, Tensor | Pieces]:
+    """Return the tensors of a snapshot as views into its slots: this rank's own, and what all ranks share.
+
+    Args:
+        slots: of all ranks, in order.
+        rank: this one.
+
+    Raises:
+        SnapshotCorrupt: a slot is not what its record says, or a tensor's pieces are not all of it.
+    """
+    if len(slots) == 1:
+        return dict(_tensors_of(slots[0]))
+    shared: dict[str, Tensor | Pieces] = {}
+    own: dict[str, Tensor] = {}
+    boxes: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}
+    wholes: dict[str, tuple[int, ...]] = {}
+    for number, slot in enumerate(slots):
+        record = slot.record()
+        pieces = {} if record is None or record.pieces is None else record.pieces
+        for entry, tensor in _tensors_of(slot).items():
+            piece = pieces.get(entry)
+            if piece is None:
+                shared[entry] = tensor
+            elif piece.own:
+                own |= {entry: tensor} if number == rank else {}
+            elif piece.whole is not None and piece.offset is not None:
+                boxes.setdefault(piece.tensor, []).append((piece.offset, tensor))
+                wholes[piece.tensor] = piece.whole
+    for name, found in boxes.items():
+        shared[name] = Pieces(wholes[name], tuple(found)).checked(name)
+    return {**shared, **own}
+
+
+def _tensors_of(slot: Slot) -> dict[str, Tensor]:
+    record = slot.record()
+    if record is None:
+        raise SnapshotCorrupt("a slot of the snapshot was lost from memory")
+    return read_tensors(slot, record)
 
 
 def read_tensors(slot: Slot, record: SlotRecord) -> dict[str, Tensor]:

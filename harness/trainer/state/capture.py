@@ -4,6 +4,8 @@ Owns what a snapshot's tree looks like, and how its tensors are named; `restore.
 
     {"model": Module, ...}  --capture-->  Captured(tree of small values with TensorRefs, tensors by name)
 
+Of several ranks, each captures what it has itself: of a DTensor its local part, with the place of that in the whole.
+
 A state's node in the tree is {"kind": Kind, "state": its state_dict, ...}. Tensors leave the state_dict and are named
 by their path: "model/transformer.h.0.weight", "optimizer/state/0/exp_avg". A tensor reached twice is stored once.
 
@@ -12,9 +14,10 @@ Nothing here draws a random number, or knows of slots, shards and steps. numpy i
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -23,17 +26,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.core import tree as trees
+from harness.core.pieces import Holding
 from harness.core.shard import TensorSpec
 from harness.core.tree import EnumValue, TensorRef, format_path
 from harness.errors import StateError
 from harness.trainer.copy.to_slot import DTYPE_NAMES
+from harness.trainer.distributed.boxes import Box, box_of, is_dtensor, local_of
+from harness.trainer.distributed.claims import Claims
 from harness.trainer.state.kinds import (
     Kind,
+    by_name,
     classify,
     describe_parameters,
     flatten,
     is_array,
     is_tensor,
+    names_of,
     parameter_names,
     plain_keys,
 )
@@ -57,6 +65,8 @@ class Captured:
             optimizer has is never frozen, so that the two sides of a GAN, frozen in turns, have one layout.
         extra: the user's plain values, in the same form as `tree`.
         devices: where tensors of `extra` are that are not on the CPU, by name.
+        boxes: of several ranks: where a local tensor lies in the whole one, by name. Others are whole.
+        holdings: of several ranks: what is said of a tensor, by name. Others are the rank's own.
     """
 
     tree: dict[str, Any]
@@ -64,6 +74,8 @@ class Captured:
     frozen: frozenset[str]
     extra: dict[Any, Any] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
+    boxes: dict[str, Box] = field(default_factory=dict)
+    holdings: dict[str, Holding] = field(default_factory=dict)
 
     def specs(self) -> list[TensorSpec]:
         """Return the descriptions of the tensors that `plan_shards` needs."""
@@ -79,6 +91,7 @@ def capture(
     extra: Mapping[Any, Any] | None = None,
     *,
     sure: bool = True,
+    alone: bool = True,
 ) -> Captured:
     """Take every state apart into small values and tensors. Copies no tensor.
 
@@ -87,13 +100,14 @@ def capture(
         unlisted: captures what is not in the state_dicts.
         extra: the user's plain values.
         sure: whether gradients are captured of which it is not known yet whether they matter. Not for a layout.
+        alone: whether there are no other ranks.
 
     Raises:
         StateError: something in a state cannot be stored; names its path, its type and the remedy.
     """
     flat = flatten(states)
     names = parameter_names(flat)
-    walk = _Walk(_optimized(flat))
+    walk = _Walk(_optimized(flat), None if alone else Claims(flat))
     tree = {}
     for name, state in flat.items():
         tree[name] = _capture_state(name, state, names, walk)
@@ -108,7 +122,7 @@ def capture(
         for name, tensor in walk.tensors.items()
         if name not in before and tensor.device.type != "cpu"
     }
-    return Captured(tree, walk.tensors, frozenset(walk.frozen), kept, devices)
+    return Captured(tree, walk.tensors, frozenset(walk.frozen), kept, devices, walk.boxes, walk.holdings)
 
 
 def check_value(value: Any, path: Sequence[str | int]) -> None:
@@ -137,8 +151,9 @@ def _capture_state(name: str, state: Any, names: Mapping[int, str], walk: _Walk)
         case Kind.MODULE:
             node["state"] = _capture_module(state, path, walk)
         case Kind.OPTIMIZER:
-            node["state"] = walk.value(state.state_dict(), path)
-            node["params"] = describe_parameters(state, names)
+            params = describe_parameters(state, names)
+            node["state"] = _capture_optimizer(state, path, params, walk)
+            node["params"] = params
         case Kind.TORCH_GENERATOR:
             node["state"] = tensor_bytes(state.get_state())
         case Kind.NUMPY_GENERATOR:
@@ -150,8 +165,26 @@ def _capture_state(name: str, state: Any, names: Mapping[int, str], walk: _Walk)
     return node
 
 
+def _capture_optimizer(optimizer: Optimizer, path: list[str | int], params: list[list[Any]], walk: _Walk) -> Any:
+    live = optimizer.state_dict()
+    if walk.claims is None:
+        return walk.value(live, path)
+    named = by_name(live, params)
+    if named is None:  # it has its own form of state_dict
+        return walk.value(live, path)
+    in_order = [param for group in optimizer.param_groups for param in group["params"]]
+    holders = dict(zip(names_of(params), in_order, strict=True))
+    state = {}
+    for key, values in named["state"].items():
+        with walk.held_as(holders.get(key)):
+            state[key] = walk.value(values, [*path, "state", key])
+    return {**walk.value({**named, "state": {}}, path), "state": state}
+
+
 def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> dict[str, Any]:
     live = module.state_dict()
+    own: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
     frozen = {
         key
         for key, param in module.named_parameters(remove_duplicate=False)
@@ -161,7 +194,8 @@ def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> di
     for key, plain in plain_keys(module, live).items():
         path.append(plain)
         value = live[key]
-        captured[plain] = walk.tensor(value, path, key in frozen) if is_tensor(value) else walk.value(value, path)
+        with walk.held_as(own.get(key)):
+            captured[plain] = walk.tensor(value, path, key in frozen) if is_tensor(value) else walk.value(value, path)
         if is_tensor(value) and 0 in value.stride() and _is_expanded(value):
             _refuse_tensor(path, "an expanded buffer, whose entries share memory", "make it with expand(...).clone()")
         path.pop()
@@ -188,8 +222,12 @@ def _optimized(flat: Mapping[str, object]) -> frozenset[int]:
 class _Walk:
     """One pass over state_dicts, which takes tensors out, and copies everything else and checks that it is storable."""
 
-    def __init__(self, optimized: frozenset[int]) -> None:
+    def __init__(self, optimized: frozenset[int], claims: Claims | None = None) -> None:
         self.optimized = optimized
+        self.claims = claims
+        self.boxes: dict[str, Box] = {}
+        self.holdings: dict[str, Holding] = {}
+        self._holding = Holding.OWN
         self.tensors: dict[str, Tensor] = {}
         self.frozen: set[str] = set()
         self._stored: dict[Hashable, str] = {}
@@ -216,7 +254,9 @@ class _Walk:
     def tensor(self, tensor: Tensor, path: list[str | int], frozen: bool = False, prefix: str = "") -> TensorRef:
         """Return a reference to a tensor; add it to `tensors`, unless the very same memory is there by another name."""
         check_tensor(tensor, path)
-        tensor = tensor.detach()
+        box, tensor = None, tensor.detach()
+        if is_dtensor(tensor):
+            box, tensor = box_of(tensor, path), local_of(tensor)
         order = _memory_order(tensor)
         alias = alias_of(tensor)
         if (form := _stored_form(tensor)) is None:
@@ -226,6 +266,9 @@ class _Walk:
         if name is None:
             name = self._name(path)
             self.tensors[name] = form
+            if box is not None:
+                self.boxes[name] = box if form is tensor else box.of_pairs
+            self.holdings[name] = self._holding if box is None else Holding.SHARED
             if frozen:
                 self.frozen.add(name)
             if alias is not None:
@@ -233,6 +276,16 @@ class _Walk:
         elif not frozen:
             self.frozen.discard(name)
         return TensorRef(name, DTYPE_NAMES[form.dtype], kind.removesuffix("-") or "plain", order)
+
+    @contextlib.contextmanager
+    def held_as(self, holder: Tensor | None) -> Iterator[None]:
+        """Say of tensors that they are as equal on all ranks as `holder` is, a parameter or a buffer of a module."""
+        if holder is not None and self.claims is not None:
+            self._holding = self.claims.of(holder)
+        try:
+            yield
+        finally:
+            self._holding = Holding.OWN
 
     def _inside(self, value: Any, path: list[str | int], key: Any) -> Any:
         if len(path) >= trees.MAX_DEPTH:
@@ -267,6 +320,8 @@ class _Walk:
 
 def check_tensor(tensor: Tensor, path: Sequence[str | int]) -> None:
     """Raise StateError for a tensor that no shard can hold, or that has no shape yet."""
+    if is_dtensor(tensor):
+        return check_tensor(local_of(tensor), path)
     if nn.parameter.is_lazy(tensor):
         _refuse_tensor(path, "a lazy parameter without a shape", "run one batch through the module first")
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
@@ -281,6 +336,7 @@ def check_tensor(tensor: Tensor, path: Sequence[str | int]) -> None:
         _refuse_tensor(path, f"a tensor of layout {tensor.layout}", "store its indices and its values, or to_dense()")
     if tensor.is_meta:
         _refuse_tensor(path, "a tensor on the meta device", "give the model its weights first: model.to_empty(...)")
+    return None
 
 
 def _stored_form(tensor: Tensor) -> Tensor | None:
@@ -301,6 +357,8 @@ def _memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 def alias_of(tensor: Tensor) -> Hashable | None:
     """Return a key that is equal for tensors with the same memory, seen the same way; `None` for an empty tensor."""
+    if is_dtensor(tensor):
+        return alias_of(local_of(tensor))
     if tensor.numel() == 0:
         return None
     where = (tensor.device, tensor.data_ptr())

@@ -121,6 +121,46 @@ def describe_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> list[
     return [[names.get(id(param), list(param.shape)) for param in group["params"]] for group in optimizer.param_groups]
 
 
+def names_of(params: list[list[Any]]) -> list[str | int]:
+    """Return the name of each parameter of an optimizer, in order; its position if it has none."""
+    every = [param for group in params for param in group]
+    return [param if isinstance(param, str) else position for position, param in enumerate(every)]
+
+
+def by_name(state_dict: Mapping[str, Any], params: list[list[Any]]) -> dict[str, Any] | None:
+    """Return an optimizer's state_dict with the names of parameters in place of their positions.
+
+    Args:
+        state_dict: the optimizer's.
+        params: see `describe_parameters`.
+
+    Returns:
+        `None` if it has another form than that of torch's own optimizers.
+    """
+    return _renamed(state_dict, dict(enumerate(names_of(params))))
+
+
+def by_position(saved: Mapping[str, Any], params: list[list[Any]]) -> dict[str, Any]:
+    """The inverse of `by_name`: return what `load_state_dict` takes. Unchanged if the positions are there already."""
+    found = _renamed(saved, {name: position for position, name in enumerate(names_of(params))})
+    return dict(saved) if found is None else found
+
+
+def _renamed(state_dict: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any] | None:
+    state, groups = state_dict.get("state"), state_dict.get("param_groups")
+    if not isinstance(state, dict) or not isinstance(groups, list):
+        return None
+    if not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups):
+        return None
+    if not all(key in names for key in (*state, *(param for group in groups for param in group["params"]))):
+        return None
+    return {
+        **state_dict,
+        "state": {names[key]: values for key, values in state.items()},
+        "param_groups": [{**group, "params": [names[param] for param in group["params"]]} for group in groups],
+    }
+
+
 def added_groups(node: Mapping[str, Any], live: int, known: Collection[str]) -> list[list[str]]:
     """Return the parameters' names of the groups that were added during the training, if a start has none of them.
 
@@ -135,7 +175,7 @@ def added_groups(node: Mapping[str, Any], live: int, known: Collection[str]) -> 
 
 
 def plain_keys(module: nn.Module, keys: Mapping[str, Any]) -> dict[str, str]:
-    """Return each key without the prefixes that torch.compile, DistributedDataParallel and DataParallel put into it.
+    """Return each key without the prefixes of wrappers: torch.compile, (Distributed)DataParallel, checkpoint_wrapper.
 
     The wrapper modules decide, not the text of the key: a model may have a child of its own called `module`, as
     AveragedModel has.
@@ -161,8 +201,15 @@ def plain_keys(module: nn.Module, keys: Mapping[str, Any]) -> dict[str, str]:
 def _wrapped_as(module: nn.Module) -> str | None:
     if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return "module."
+    if _is_checkpoint_wrapper(module):
+        return "_checkpoint_wrapped_module."
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds; without it nothing is compiled
     return "_orig_mod." if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None
+
+
+def _is_checkpoint_wrapper(module: nn.Module) -> bool:
+    wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    return wrappers is not None and isinstance(module, wrappers.CheckpointWrapper)
 
 
 def is_tensor(value: object) -> bool:

@@ -22,16 +22,25 @@ from harness.core.tree import EnumValue, TensorRef, format_path
 from harness.errors import StateError
 from harness.trainer.state.capture import alias_of
 from harness.trainer.state.compare import compare_names, compare_state, mapping, node_of
-from harness.trainer.state.kinds import SAME_PROGRAM, Kind, flatten, is_tensor, parameter_names, plain_keys
+from harness.trainer.state.kinds import (
+    SAME_PROGRAM,
+    Kind,
+    by_position,
+    describe_parameters,
+    flatten,
+    is_tensor,
+    parameter_names,
+    plain_keys,
+)
 from harness.trainer.state.rng import arrays_from_bytes, bytes_tensor
-from harness.trainer.state.stored import Stored
+from harness.trainer.state.stored import Pieces, Stored
 from harness.trainer.state.unlisted import Unlisted
 
 
 def restore(
     states: Mapping[str, object],
     tree: dict[str, Any],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | Pieces],
     unlisted: Unlisted | None = None,
 ) -> None:
     """Put states back to what `capture` saw. Compares all of them first: a difference raises before any is changed.
@@ -67,7 +76,7 @@ def restore(
             state, node = flat[name], tree[name]
             if unlisted is not None and isinstance(state, Optimizer):
                 unlisted.prepare_optimizer(name, state, node)
-            loads.append((name, _prepare(name, state, node, stored)))
+            loads.append((name, _prepare(name, state, node, stored, names)))
             if unlisted is not None and isinstance(state, nn.Module):
                 loads.append((name, unlisted.prepare_module(name, state, node, stored)))
     stored.fill()
@@ -76,7 +85,7 @@ def restore(
             load()
 
 
-def restore_values(values: Any, tensors: Mapping[str, Tensor], devices: Mapping[str, str]) -> Any:
+def restore_values(values: Any, tensors: Mapping[str, Tensor | Pieces], devices: Mapping[str, str]) -> Any:
     """Return a captured tree of plain values in its live form. Its tensors and arrays are copies.
 
     Args:
@@ -105,7 +114,9 @@ def _refusals(name: str) -> Iterator[None]:
         raise StateError(f"{name}: it refused its stored state ({err}): {SAME_PROGRAM}") from err
 
 
-def _prepare(name: str, state: Any, node: dict[str, Any], stored: Stored) -> Callable[[], object]:
+def _prepare(
+    name: str, state: Any, node: dict[str, Any], stored: Stored, names: Mapping[int, str]
+) -> Callable[[], object]:
     """Return the call that gives a state its stored form, to be made once the tensors are copied."""
     saved = node["state"]
     path: list[str | int] = [name]
@@ -113,6 +124,8 @@ def _prepare(name: str, state: Any, node: dict[str, Any], stored: Stored) -> Cal
         case Kind.MODULE:
             return _prepare_module(state, saved, stored, path)
         case Kind.OPTIMIZER:
+            if isinstance(saved, dict):
+                saved = by_position(saved, describe_parameters(state, names))
             return _prepare_optimizer(state, saved, stored, path)
         case Kind.TORCH_GENERATOR:
             return lambda: state.set_state(bytes_tensor(saved))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.policy.meeting import AskAgain, Hold, Move, Uneven, View, agree, move
+from harness.core.policy.meeting import Hold, Move, Uneven, View, agree, is_void, move
 
 
 @dataclass
@@ -78,16 +78,18 @@ class PlayedAgent:
             if self._todo:
                 self._todo.pop().ask = self.ask
                 return
-            views = [View(w.step, w.said[1] if w.said[0] == self.ask else Hold.NONE) for w in self.ranks]
-            self.agreed = agree(views, sealed=None)
+            self.agreed = agree(self._views(), sealed=None)
             self._todo = list(self.ranks)
             return
         if self._todo:
             words = self._todo.pop()
             words.at = (self.ask, self.agreed or 0)
             return
-        if any(w.said == (self.ask, Hold.PASSED) for w in self.ranks):
+        if is_void(self._views(), self.agreed or 0):
             self._begin()
+
+    def _views(self) -> list[View]:
+        return [View(w.step, w.said[1] if w.said[0] == self.ask else Hold.NONE) for w in self.ranks]
 
 
 @given(
@@ -149,9 +151,11 @@ def test_ranks_that_all_stand_at_a_step_seal_that_one_unless_it_is_sealed() -> N
     assert agree([View(7, Hold.HOLDS), View(7)], sealed=5) == 8
 
 
-def test_a_rank_that_has_passed_is_asked_again() -> None:
-    with pytest.raises(AskAgain):
-        agree([View(7, Hold.HOLDS), View(9, Hold.PASSED)], sealed=None)
+def test_a_step_that_a_rank_has_passed_or_will_not_come_to_is_void() -> None:
+    assert is_void([View(7, Hold.HOLDS), View(9, Hold.PASSED)], agreed=8)
+    assert is_void([View(7, Hold.LAST), View(7)], agreed=8)
+    assert is_void([View(7, at_end=True), View(7)], agreed=8)
+    assert not is_void([View(8, Hold.LAST), View(7)], agreed=8)
 
 
 def test_loops_of_different_lengths_are_named() -> None:

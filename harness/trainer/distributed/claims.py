@@ -1,0 +1,70 @@
+"""Claims: what is said of a tensor before anybody compares it: equal on all ranks, perhaps, or this rank's alone.
+
+Owns what follows from the wrappers of torch.distributed. What it calls shared or perhaps shared is proved later: the
+agent compares sums of it (`core/pieces.py`, `agent/trainers/holdings.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.core.pieces import Holding
+from harness.errors import StateError
+
+_FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
+_ZERO: Final = "torch.distributed.optim.zero_redundancy_optimizer"
+
+
+class Claims:
+    """What the wrappers around the states say. Made anew for each capture: a wrapper may come late."""
+
+    def __init__(self, flat: Mapping[str, object]) -> None:
+        """Look at the states.
+
+        Args:
+            flat: the states, by name.
+
+        Raises:
+            StateError: one of them is wrapped in a way that cannot be stored; names the remedy.
+        """
+        self._synchronized: set[int] = set()
+        self._apart: set[int] = set()
+        for name, state in flat.items():
+            _refuse(name, state)
+            if isinstance(state, nn.Module):
+                for wrapper in _wrappers(state):
+                    ignored = set(wrapper.parameters_to_ignore)
+                    for key, param in wrapper.module.named_parameters(remove_duplicate=False):
+                        if key not in ignored:
+                            self._synchronized.add(id(param))
+                    self._apart.update(id(buffer) for buffer in wrapper.module.buffers())
+
+    def of(self, tensor: object) -> Holding:
+        """Return what is said of a module's parameter or buffer, or of an optimizer's state of that parameter."""
+        if id(tensor) in self._synchronized:
+            return Holding.SHARED
+        return Holding.OWN if id(tensor) in self._apart else Holding.MAYBE
+
+
+def _wrappers(module: nn.Module) -> Iterator[Any]:
+    return (child for child in module.modules() if isinstance(child, DistributedDataParallel))
+
+
+def _refuse(name: str, state: object) -> None:
+    fsdp, zero = sys.modules.get(_FSDP), sys.modules.get(_ZERO)
+    if fsdp is not None and isinstance(state, nn.Module):
+        if any(isinstance(child, fsdp.FullyShardedDataParallel) for child in state.modules()):
+            raise StateError(
+                f"{name}: FullyShardedDataParallel gathers the whole model for each state_dict: use fully_shard "
+                "(torch.distributed.fsdp), whose parameters are saved where they are"
+            )
+    if zero is not None and isinstance(state, zero.ZeroRedundancyOptimizer):
+        raise StateError(
+            f"{name}: ZeroRedundancyOptimizer gathers its state on one rank for each state_dict: use fully_shard with "
+            "a torch optimizer, which divides the state of the optimizer too"
+        )

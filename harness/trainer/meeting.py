@@ -1,0 +1,133 @@
+"""Meeting: one rank's side of the agreement on a step at which all ranks take a snapshot.
+
+Owns what a rank of several does at a boundary while something is commanded: it goes on to the agreed step, seals it,
+and waits where it must. `core/policy/meeting.py` decides, `staging/` takes the snapshot. A rank that trains and has no
+command never comes here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from harness.core import messages
+from harness.core.policy.meeting import Hold, Move, move
+from harness.ipc.control_page import Command
+from harness.trainer.boundary import Boundary
+from harness.trainer.link import Link
+from harness.trainer.saving import Saving
+from harness.trainer.staging.stager import Stager
+
+_POLL_S = 0.001
+_TOLD_S = 60.0
+
+
+class Meeting:
+    """One of several ranks. Used from the thread that trains."""
+
+    def __init__(
+        self, link: Link, saving: Saving, stager: Stager, boundary: Boundary, say: Callable[[str], None]
+    ) -> None:
+        """Attend nothing yet.
+
+        Args:
+            link: the connection to the agent.
+            saving: takes the snapshots.
+            stager: knows what is sealed.
+            boundary: counts the steps.
+            say: shows a line to the user.
+        """
+        self._link, self._saving, self._stager, self._boundary = link, saving, stager, boundary
+        self._say = say
+
+    def attend(self, *, overlap: bool) -> bool:
+        """Act at the boundary of a step. Return whether to leave the loop.
+
+        Blocks until the step is agreed, milliseconds as a rule; and before it leaves, until all ranks have sealed it.
+
+        Args:
+            overlap: let a thread copy the tensors of an optimizer.
+
+        Raises:
+            StateError: the ranks will never come to one step; or something in the states cannot be stored.
+            NoSpace: there is no room for a snapshot.
+        """
+        return self._act(last=False, overlap=overlap)
+
+    def attend_last(self) -> bool:
+        """Seal the last step together with the other ranks. Return whether to leave without that.
+
+        Blocks until all ranks are at their end, or the agent wants the loop left. Raises what `attend` raises.
+        """
+        self._link.send(messages.AtEnd(self._boundary.step), repeat=True)
+        try:
+            return self._act(last=True, overlap=False)
+        finally:
+            self._link.forget(messages.AtEnd)
+
+    def stand(self) -> None:
+        """Say, within a validation, that this rank has sealed its step, and makes no other one for a while."""
+        page = self._link.page
+        news = page.news
+        if Command.of(news) is Command.SNAPSHOT_AND_LEAVE and self._stager.sealed_step == self._boundary.step:
+            page.say(news, Hold.HOLDS)
+
+    def _act(self, *, last: bool, overlap: bool) -> bool:
+        link, boundary, stager = self._link, self._boundary, self._stager
+        tell_at = time.monotonic() + _TOLD_S
+        while not link.gone:
+            link.check_meeting()
+            if not stager.planned:
+                stager.plan(boundary.step)
+            page = link.page
+            news = page.news
+            command = Command.of(news)
+            if command is Command.LEAVE:
+                return True
+            if command is Command.NOTHING:
+                if not last:
+                    boundary.attended(news, None)
+                    return False
+                if stager.sealed_step == boundary.step:
+                    return False
+                page.say(news, Hold.LAST)
+                self._rest(tell_at)
+                continue
+            agreed = page.agreed(news)
+            match move(boundary.step, agreed, stager.sealed_step, last=last, leaves=command.leaves):
+                case Move.HOLD:
+                    page.say(news, Hold.LAST if last else Hold.HOLDS)
+                    if command.leaves and page.time_is_up:
+                        return True
+                    tell_at = self._rest(tell_at)
+                case Move.SEAL if self._seal(command, waits=command.leaves or last, overlap=overlap):
+                    if stager.pending:
+                        boundary.attended(news, boundary.step + 1)
+                        return False
+                    if boundary.take_up() and not (command.leaves or last):
+                        self._saving.wait_durable()
+                case Move.SEAL | Move.PASS:
+                    page.say(news, Hold.PASSED)
+                    boundary.attended(news, boundary.step + 1)
+                    return False
+                case Move.GO_ON:
+                    boundary.attended(news, agreed if agreed is not None and agreed > boundary.step else None)
+                    return False
+        return False
+
+    def _seal(self, command: Command, *, waits: bool, overlap: bool) -> bool:
+        """Take the snapshot, if a slot is granted; wait for one if there is no later step. Return whether it is."""
+        if waits:
+            self._saving.take_waiting()
+        else:
+            compares = command is Command.SNAPSHOT_AND_COMPARE
+            self._saving.take(overlap=overlap and not self._boundary.waits, compares=compares)
+        return self._stager.pending or self._stager.sealed_step == self._boundary.step
+
+    def _rest(self, tell_at: float) -> float:
+        """Pause; say, seldom, that the other ranks are waited for. Return when to say it next."""
+        time.sleep(_POLL_S)
+        if time.monotonic() < tell_at:
+            return tell_at
+        self._say(f"at step {self._boundary.step}, waiting for the other ranks")
+        return time.monotonic() + 10 * _TOLD_S
