@@ -366,9 +366,7 @@ class Agent:
     def _void(self, index: int, taken: Taken) -> None:
         """Drop a snapshot in which one rank's share stands for others that are not equal."""
         for difference in taken.differences:
-            self._journal.emit(
-                events.RanksDiffer(step=taken.step, tensor=difference.tensor, ranks=difference.ranks)
-            )
+            self._journal.emit(events.RanksDiffer(step=taken.step, tensor=difference.tensor, ranks=difference.ranks))
         self._pipeline.void(index)
 
     def _on_commit(self, steps: Steps) -> None:

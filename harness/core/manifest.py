@@ -302,7 +302,7 @@ _ENDS = msgspec.json.Decoder(Done)
 _QUARANTINES = msgspec.json.Decoder(Quarantine)
 _PARTS = msgspec.json.Decoder(Part)
 _MANIFESTS = msgspec.json.Decoder(Manifest)
-_FORMATS: dict[object, tuple[int, ...]] = {kind: (FORMAT, FORMAT_OF_RANKS) for kind in (Part, Manifest)}
+_FORMATS: dict[object, tuple[int, ...]] = dict.fromkeys((Part, Manifest), (FORMAT, FORMAT_OF_RANKS))
 
 
 def _decode(data: bytes, decoder: msgspec.json.Decoder[_T], key: str) -> _T:

@@ -212,7 +212,7 @@ class Training:
         That is so if the newest sealed snapshot is of this very step, or if the agent does not want another one.
         """
         if self.inert or self.interrupted or self.page.news == self.boundary.seen:
-            return
+            return None
         command = self.page.command
         self.settle()
         if self._meeting is not None and command is not Command.LEAVE:

@@ -332,9 +332,7 @@ class Stager:
             )
         check_encoding(captured.tree)
         rank = self._link.rank
-        spans = place_shards(
-            [(shard_name(rank.number, rank.world_size, shard.index), shard.size) for shard in shards]
-        )
+        spans = place_shards([(shard_name(rank.number, rank.world_size, shard.index), shard.size) for shard in shards])
         self._layout = _Layout(specs, shards, spans, environment(), entries)
         devices = sorted({tensor.device for tensor in captured.tensors.values() if tensor.is_cuda}, key=str)
         self._prepare = functools.partial(self._pin, devices[0]) if devices else None

@@ -181,8 +181,10 @@ class Stored:
 
 def _complex(pairs: Tensor) -> Tensor:
     if 0 in pairs.stride() and pairs.numel() > 1:  # shown only
-        return pairs.new_empty(1, dtype=pairs.dtype.to_complex()).reshape((1,) * (pairs.dim() - 1)).expand(
-            pairs.shape[:-1]
+        return (
+            pairs.new_empty(1, dtype=pairs.dtype.to_complex())
+            .reshape((1,) * (pairs.dim() - 1))
+            .expand(pairs.shape[:-1])
         )
     return torch.view_as_complex(pairs)
 

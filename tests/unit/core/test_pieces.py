@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from harness.core.pieces import Held, Holding, Piece, assign, balance
 from harness.errors import StateError
 
-SHAPES = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["BF16", "F32", "F64"])), min_size=1, max_size=20)
+SHAPES = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["BF16", "F32", "F64"])), min_size=1, max_size=20
+)
 
 
 def whole(name: str, shape: tuple[int, ...], dtype: str = "F32") -> Piece:

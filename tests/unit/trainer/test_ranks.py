@@ -19,7 +19,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "environ", [{}, {"RANK": "0"}, {"WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": "1"}]
+    "environ",
+    [{}, {"RANK": "0"}, {"WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": "1"}],
 )
 def test_a_process_without_a_launcher_is_alone(environ: dict[str, str]) -> None:
     assert find_rank(environ) == Rank()
