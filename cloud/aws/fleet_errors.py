@@ -80,9 +80,9 @@ _STRANGER = {"AuthFailure", "InvalidClientTokenId", "MissingAuthenticationToken"
 _SIGNATURE = {"IncompleteSignature", "InvalidSignature", "SignatureDoesNotMatch"}
 _INVALID = {
     "InvalidParameter",
-    "InvocationDoesNotExist",
     "InvalidParameterCombination",
     "InvalidParameterValue",
+    "InvocationDoesNotExist",
     "NotFound",
     "ValidationError",
 }

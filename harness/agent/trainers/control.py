@@ -87,7 +87,7 @@ class TrainerControl:
         self._revoke()
 
     def await_layout(self) -> None:
-        """Note that the rank has to lay out its slots anew: nothing is granted before."""
+        """Note that the rank has to plan its slots again: nothing is granted before."""
         self._laid_out = False
         self._revoke()
 
@@ -135,7 +135,7 @@ class TrainerControl:
             self._page.command(command)
 
     def ask(self, command: Command, at: int | None = None) -> None:
-        """Set the command for the next boundary, anew: what was agreed or said about an earlier one is void.
+        """Set the command for the next boundary. What was agreed or said about an earlier one is void.
 
         Args:
             command: what to do.

@@ -53,7 +53,7 @@ class Meeting:
         return next((poll_s for until_s, poll_s in _POLLS_S if age_s < until_s), _SELDOM_S)
 
     def ask(self, command: Command, at: int | None = None) -> None:
-        """Ask all ranks anew. An earlier ask is void, for a rank that has not carried it out."""
+        """Ask all ranks. An earlier ask is void, for a rank that has not carried it out."""
         self._command, self.agreed, self._asked_at = command, at, time.monotonic()
         for control in self._controls():
             control.ask(command, at)

@@ -194,8 +194,8 @@ class Ranks:
         size, copy_s = sum(each.bytes for each in theirs), max(each.copy_s for each in theirs)
         return Taken(sealed.step, size, copy_s, tuple(differences), changed)
 
-    def lay_out_anew(self) -> None:
-        """Have all ranks lay out their slots anew at their next boundaries. A snapshot that is asked for has to wait."""
+    def plan_again(self) -> None:
+        """Have all ranks plan their slots again at their next boundaries. A snapshot that is asked for has to wait."""
         for rank in self:
             rank.control.await_layout()
         command = self._all[0].control.commanded

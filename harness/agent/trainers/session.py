@@ -455,7 +455,7 @@ class Trainer:
                 with contextlib.suppress(ChannelClosed):
                     rank.connection.channel.send(its)
         if stores is not None:
-            self._ranks.lay_out_anew()
+            self._ranks.plan_again()
 
     def _deliver(self, rank: Rank, layout: Layout, made: list[int] | HarnessError) -> None:
         """Send a rank its slots, or why there are none."""

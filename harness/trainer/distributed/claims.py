@@ -21,7 +21,7 @@ _ZERO: Final = "torch.distributed.optim.zero_redundancy_optimizer"
 
 
 class Claims:
-    """What the wrappers around the states say. Made anew for each capture: a wrapper may come late."""
+    """What the wrappers around the states say. Made for each capture: a wrapper may come late."""
 
     def __init__(self, flat: Mapping[str, object]) -> None:
         """Look at the states.
