@@ -346,7 +346,12 @@ class Agent:
         if sealed.index not in self._pipeline.pool:
             return
         self._journal.emit(
-            events.Sealed(step=sealed.step, bytes=sealed.bytes, stall_s=sealed.stall_s, rank=rank.number)
+            events.Sealed(
+                step=sealed.step,
+                bytes=sealed.bytes,
+                stall_s=sealed.stall_s,
+                rank=rank.number if self._ranks.several else None,
+            )
         )
         taken = self._ranks.sealed(rank, sealed)
         if taken is not None and taken.differences:

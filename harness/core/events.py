@@ -206,12 +206,19 @@ class Due(Event, frozen=True):
 
 
 class Sealed(Event, frozen=True):
-    """A rank's share of a snapshot is complete in memory. `stall_s` is how long its training loop waited for it."""
+    """A snapshot is complete in memory; of several ranks, the share of `rank`.
+
+    Attributes:
+        step: completed optimizer steps.
+        bytes: of its tensors.
+        stall_s: how long the training loop waited for it.
+        rank: whose share it is; `None` if there is one rank only.
+    """
 
     step: int
     bytes: int
     stall_s: float
-    rank: int = 0
+    rank: int | None = None
 
 
 class RanksDiffer(Event, frozen=True):

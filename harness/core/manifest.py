@@ -10,7 +10,7 @@ add some; another `format` number is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,6 +73,17 @@ class StoredPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     whole: tuple[int, ...] | None = None
     offset: tuple[int, ...] | None = None
     own: bool = False
+
+
+def pieces_to_json(pieces: Mapping[str, StoredPiece]) -> dict[str, Any]:
+    """Return entries of shards, by name, as plain values."""
+    found: dict[str, Any] = msgspec.to_builtins(pieces)
+    return found
+
+
+def pieces_from_json(value: Any) -> dict[str, StoredPiece]:
+    """The inverse of `pieces_to_json`. Raises ValueError on anything else."""
+    return msgspec.convert(value, dict[str, StoredPiece])
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,6 +372,8 @@ def _check_part(part: Part, key: str) -> Part:
         _check_shard(shard, key)
     if part.format == FORMAT_OF_RANKS:
         _check_pieces(part, key)
+    else:
+        _require(part.world_size == 1, key, f"format {FORMAT} with several ranks")
     return part
 
 

@@ -6,8 +6,8 @@ other code handles names of fields. Every time is monotonic seconds of this host
 
     trainer ──▶ agent    Hello Holds Layout Restored FirstStep Sealed SaveWanted SignalReceived Training AtEnd Finished
                          Leaving Bye
-    agent ──▶ trainer    Welcome Refused ResumeHeader ResumeSlots ResumeReady ResumeNone ResumeFailed Stores Slots
-                         NoSlots NoMeeting Superseded
+    agent ──▶ trainer    Welcome Refused ResumeHeader ResumeSlots ResumeReady ResumeNone ResumeFailed Stores HoldsWanted
+                         Slots NoSlots NoMeeting Superseded
     others ──▶ agent     AskStatus AskDrill Takeover
     agent ──▶ others     Status · Drilling DrillDone NoDrill · Busy HandedOver
 """
@@ -97,6 +97,7 @@ class HeldTensor(msgspec.Struct, frozen=True, array_like=True):
         how: a `Holding`: shared, maybe or own.
         whole: shape of the whole tensor, if the rank holds a part of it.
         offset: where that part begins in the whole one.
+        group: of a parameter that is kept equal on a group of ranks: the index of that group.
     """
 
     name: str
@@ -105,13 +106,21 @@ class HeldTensor(msgspec.Struct, frozen=True, array_like=True):
     how: str
     whole: tuple[int, ...] | None = None
     offset: tuple[int, ...] | None = None
+    group: int | None = None
 
 
 class Holds(Message, frozen=True):
-    """What one of several ranks holds. `Stores` follows. `number` distinguishes one state of it from the next."""
+    """What one of several ranks holds. `Stores` follows.
+
+    Attributes:
+        tensors: what it holds.
+        number: distinguishes one state of it from the next.
+        groups: the groups of ranks that keep a parameter equal.
+    """
 
     tensors: tuple[HeldTensor, ...]
     number: int
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class Layout(Message, frozen=True):
@@ -303,6 +312,10 @@ class Stores(Message, frozen=True):
     own: tuple[str, ...]
     compared: tuple[str, ...]
     number: int
+
+
+class HoldsWanted(Message, frozen=True):
+    """What the ranks hold does not fit together, perhaps because they told it at different steps: tell it again."""
 
 
 class Slots(Message, frozen=True):
@@ -503,6 +516,7 @@ ToTrainer = (
     | ResumeNone
     | ResumeFailed
     | Stores
+    | HoldsWanted
     | Slots
     | NoSlots
     | NoMeeting

@@ -43,8 +43,8 @@ def join(first: bytes, differing: bytes, lacks: Iterable[str]) -> bytes:
     """
     mine, theirs, gone = _fields(first), _fields(differing), set(lacks)
     whole = {**mine, **theirs}
-    both_plain = (inner := _states(mine)) is not None and (other_inner := _states(theirs)) is not None
-    if _STATES in theirs and both_plain:
+    inner, other_inner = _states(mine), _states(theirs)
+    if _STATES in theirs and inner is not None and other_inner is not None:
         of_states = f"{_STATES}/"
         without = {name.removeprefix(of_states) for name in gone if name.startswith(of_states)}
         whole[_STATES] = msgspec.Raw(_text(_without({**inner, **other_inner}, without)))

@@ -28,9 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from harness.core.manifest import StoredPiece
+from harness.core.manifest import StoredPiece, pieces_from_json, pieces_to_json
 from harness.ipc import pages
 from harness.ipc.pages import PAGE, keep_from_children
 
@@ -88,8 +86,9 @@ class SlotRecord:
     def encode(self) -> bytes:
         """Return the record's bytes: a line of JSON, then the small state unchanged."""
         head = {**vars(self), "shards": [vars(span) for span in self.shards]}
-        head["pieces"] = msgspec.to_builtins(self.pieces)
         state = str(head.pop("state"))
+        if (pieces := head.pop("pieces")) is not None:
+            head["pieces"] = pieces_to_json(pieces)
         return json.dumps(head).encode() + b"\n" + state.encode()
 
     @classmethod
@@ -98,8 +97,8 @@ class SlotRecord:
         head, _, state = data.partition(b"\n")
         fields: dict[str, Any] = {**json.loads(head), "state": state.decode()}
         fields["shards"] = tuple(ShardSpan(**span) for span in fields["shards"])
-        if fields["pieces"] is not None:
-            fields["pieces"] = msgspec.convert(fields["pieces"], dict[str, StoredPiece])
+        if "pieces" in fields:
+            fields["pieces"] = pieces_from_json(fields["pieces"])
         return cls(**fields)
 
 

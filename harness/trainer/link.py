@@ -112,6 +112,8 @@ class Link:
         self._no_meeting: HarnessError | None = None
         self.stores: messages.Stores | None = None
         """Of several ranks: what this one stores, as the agent has said it last."""
+        self.holds_wanted = False
+        """Whether the agent wants to be told again what this rank holds; set to false as that is told."""
         self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
         self._replacements = 0
@@ -341,6 +343,8 @@ class Link:
                 self._slot_error = _error_from(error, text)
             case messages.Stores() as stores:
                 self.stores = stores
+            case messages.HoldsWanted():
+                self.stores, self.holds_wanted = None, True
             case messages.NoMeeting(error, text):
                 self._no_meeting = _error_from(error, text)
             case messages.Superseded():

@@ -54,9 +54,12 @@ DEFECTS = (
         "a snapshot is sealed before it is copied",
         "harness/trainer/staging/stager.py",
         "        deferred = self._copy(slot, layout, captured, overlap=overlap)\n"
-        "        if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started):\n",
-        "        sealed = self._seal(grant, slot, record, started)\n"
+        "        sums = self._shares.sums(captured) if self._shares is not None and compares else {}\n"
+        "        if (not deferred or self._overlap.validating) "
+        "and not self._seal(grant, slot, record, started, sums=sums):\n",
+        "        sealed = self._seal(grant, slot, record, started, sums={})\n"
         "        deferred = self._copy(slot, layout, captured, overlap=overlap)\n"
+        "        sums = dict[str, int]()\n"
         "        if not sealed:\n",
         TRAINER,
     ),

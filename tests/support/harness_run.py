@@ -5,7 +5,8 @@
 Options come in pairs; those of `harness run` are passed on. Beside them:
 
     --at EVENT:NTH:ACTION[,...]  when EVENT is emitted for the NTH time: kill-trainer, kill-agent or kill-both (real
-                                 SIGKILLs, from inside, at exactly that line), terminate (SIGTERM to the agent), or
+                                 SIGKILLs, from inside, at exactly that line), kill-rank (the last of several ranks),
+                                 terminate (SIGTERM to the agent), or
                                  terminate-group (to its process group: trainer and DataLoader workers as well), or
                                  release (nothing but FILE, see below);
                                  EVENT@remote and EVENT@local count those of one tier
@@ -127,6 +128,8 @@ class At:
             return
         if self.release is not None:
             self.release.touch()
+        if self.action == "kill-rank":
+            os.kill(self.agent._ranks.connections[-1].pid, signal.SIGKILL)
         if self.action in ("kill-trainer", "kill-both"):
             assert child is not None, f"no trainer lives at {self.event} {self.nth}"
             os.kill(child.pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ LIMITS_S = {
     "node": 180,
     "power": 300,
     "process": 180,
+    "ranks": 240,
     "soak": 600,
     "terraform": 480,  # whoever asks first for the applied module waits for the apply
 }

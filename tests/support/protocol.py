@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cloud.digest import crc64nvme, format_crc
 from cloud.directory.filesystem import FileSystem
 from cloud.errors import NotFound, OutcomeUnknown, Unavailable
 from cloud.notice import Deadline
 from cloud.retry import RetryingStore
 from cloud.store import CHUNK_BYTES, ObjectInfo, ObjectStore, Progress, Receipt, Source
-from harness.core.manifest import ShardEntry, parse_manifest, parse_part
+from harness.core.manifest import ShardEntry, StoredPiece, parse_manifest, parse_part
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
 from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_bytes
 from harness.snapshots.commit import Staged, StagedPart
@@ -342,9 +344,10 @@ class Content:
                 StagedPart(
                     rank=rank,
                     world_size=self.world_size,
-                    state=self.state.encode(),
+                    state=b"{}" if rank else self.state.encode(),
                     environment={},
                     sealed_at=SEALED_AT,
+                    pieces=self._pieces or msgspec.UNSET,
                     shards=[
                         (shard_name(rank, self.world_size, index), memoryview(data))
                         for index, data in enumerate(self.shards_of(rank))
@@ -378,7 +381,13 @@ class Content:
             state=self.state,
             environment={},
             sealed_at=SEALED_AT,
+            pieces=self._pieces,
         )
+
+    @property
+    def _pieces(self) -> dict[str, StoredPiece] | None:
+        """Of several ranks: each has its own."""
+        return None if self.world_size == 1 else {"weights": StoredPiece(own=True)}
 
     def fill(self, slot: Slot, rank: int = 0, *, half: bool = False) -> None:
         """Copy the shards into the slot, as a trainer does; or die over it."""

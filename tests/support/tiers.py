@@ -35,6 +35,7 @@ FOLDERS: Mapping[str, Tier] = MappingProxyType({
     "node/install": Tier.ALL,  # pip and environments
     "power": Tier.ALL,  # a power cut between any two system calls
     "process/kills": Tier.ALL,  # a kill at every event
+    "ranks": Tier.ALL,  # several ranks under torchrun
     "process/shown": Tier.ALL,  # what is shown to others: demo and benchmarks
     "process/torch": Tier.ALL,  # real trainings
     "soak": Tier.ALL,  # a minute of it

@@ -1,4 +1,4 @@
-"""What several ranks hold of the state, who stores what of it, and whether what is said to be equal is equal.
+"""What several ranks hold of the state, who stores what of it, and whether what should be equal is equal.
 
 Owns the ranks' tables, and what comparisons have shown; `core/pieces.py` assigns. Main thread of the agent.
 
@@ -8,14 +8,17 @@ Owns the ranks' tables, and what comparisons have shown; `core/pieces.py` assign
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.messages import HeldTensor, Holds, Rows, Stores
 from harness.core.pieces import Held, Holding, Piece, assign
+from harness.errors import StateError
 
 _FIRST_COMPARED = 2
 _COMPARED_EVERY = 16
+_ROUNDS = 3
+"""So often all ranks tell what they hold until it counts as not fitting together: they tell it at different steps."""
 
 
 @dataclass(frozen=True)
@@ -35,37 +38,72 @@ class Holdings:
         self._equal: set[str] = set()
         self._unequal: set[str] = set()
         self._sets = 0
+        self._told: set[int] = set()
+        self._rounds = 0
+        self._wanted = False
+        self._known: dict[int, Stores] = {}  # what each rank was told last
 
     def forget(self) -> None:
         """Forget the tables: their ranks are gone. What was compared is still known."""
         self._tables.clear()
-        self._sets = 0
+        self._told.clear()
+        self._known.clear()
+        self._sets = self._rounds = 0
+        self._wanted = False
 
     def tell(self, rank: int, holds: Holds) -> None:
         """Note what a rank holds now."""
         self._tables[rank] = holds
+        self._told.add(rank)
 
-    def stores(self, count: int) -> list[Stores] | None:
-        """Return what each of `count` ranks stores; `None` while the table of one is not known.
+    def news(self, count: int) -> dict[int, Stores]:
+        """Return what each of `count` ranks stores, by rank, where that has changed; empty while it is not known.
+
+        Tables that do not fit together may be of different steps: then they are wanted again (`take_wanted`).
 
         Raises:
-            StateError: the tables do not fit together.
+            StateError: the tables do not fit together, however often they are told.
         """
         if len(self._tables) < count:
-            return None
-        tables = [self._tables[rank] for rank in range(count)]
+            return {}
+        try:
+            found = self._assigned([self._tables[rank] for rank in range(count)])
+        except StateError:
+            if len(self._told) < count:
+                return {}  # others tell theirs in a moment
+            self._rounds += 1
+            if self._rounds == _ROUNDS:
+                raise
+            self._told.clear()
+            self._wanted = True
+            return {}
+        self._rounds = 0
+        news = {rank: stores for rank, stores in enumerate(found) if self._known.get(rank) != stores}
+        self._known |= news
+        return news
+
+    def take_wanted(self) -> bool:
+        """Return, once, whether all ranks have to tell again what they hold."""
+        wanted, self._wanted = self._wanted, False
+        if wanted:
+            self._known.clear()
+        return wanted
+
+    def _assigned(self, tables: Sequence[Holds]) -> list[Stores]:
+        _check_groups(tables)
         held = [[self._held(tensor) for tensor in table.tensors] for table in tables]
-        shared = [[one for one in row if one.how is Holding.SHARED] for row in held]
-        sources = [_by_name(row) for row in shared]
+        sources = [_by_name(one for one in row if one.how is Holding.SHARED) for row in held]
         compared = self._compared(tables)
         return [
             Stores(
-                rows=tuple(_rows_of(piece, sources[rank][piece.name]) for piece in pieces),
+                rows=tuple(
+                    _rows_of(piece, sources[rank][piece.name]) for piece in pieces if piece.name in sources[rank]
+                ),
                 own=tuple(one.piece.name for one in held[rank] if one.how is Holding.OWN),
                 compared=tuple(tensor.name for tensor in tables[rank].tensors if _key(tensor) in compared),
                 number=tables[rank].number,
             )
-            for rank, pieces in enumerate(assign(shared))
+            for rank, pieces in enumerate(assign(held))
         ]
 
     @property
@@ -116,11 +154,32 @@ class Holdings:
         return {key: ranks for key, ranks in holders.items() if len(ranks) > 1}
 
 
+def _check_groups(tables: Sequence[Holds]) -> None:
+    """Raise StateError unless the ranks of each group have the same parameters."""
+    kept: dict[tuple[int, ...], dict[int, dict[str, str]]] = {}
+    for rank, table in enumerate(tables):
+        for tensor in table.tensors:
+            if tensor.group is not None:
+                form = f"{tensor.dtype} {list(tensor.shape)}"
+                kept.setdefault(table.groups[tensor.group], {}).setdefault(rank, {})[tensor.name] = form
+    for group, by_rank in kept.items():
+        first = min(by_rank)
+        for rank in group:
+            mine, theirs = by_rank[first], by_rank.get(rank, {})
+            for name in [*mine, *theirs]:
+                if mine.get(name) != theirs.get(name):
+                    raise StateError(
+                        f"{name}: DistributedDataParallel keeps it equal on ranks {', '.join(map(str, group))}, and it "
+                        f"is {mine.get(name, 'missing')} on rank {first} and {theirs.get(name, 'missing')} on rank "
+                        f"{rank}: build the same model on all of them"
+                    )
+
+
 def _key(tensor: HeldTensor) -> tuple[str, object, object]:
     return tensor.name, tensor.offset, tensor.shape
 
 
-def _by_name(held: Sequence[Held]) -> dict[str, list[Piece]]:
+def _by_name(held: Iterable[Held]) -> dict[str, list[Piece]]:
     found: dict[str, list[Piece]] = {}
     for one in held:
         found.setdefault(one.piece.name, []).append(one.piece)

@@ -381,16 +381,12 @@ class Trainer:
 
     def tell_superseded(self) -> None:
         """Tell the trainer that it is superseded: its parent process may see only the trainer's own exit code."""
-        for connection in self._ranks.connections:
-            with contextlib.suppress(ChannelClosed):
-                connection.channel.send(messages.Superseded())
+        self._tell_all(messages.Superseded())
 
     def tell_uneven(self, why: Uneven) -> None:
         """Tell the ranks that their loops end at different steps: the one that waits for the others raises it."""
         self._ranks.meeting.close()
-        for connection in self._ranks.connections:
-            with contextlib.suppress(ChannelClosed):
-                connection.channel.send(messages.NoMeeting("StateError", f"{why}: give all ranks as many batches"))
+        self._tell_all(messages.NoMeeting("StateError", f"{why}: give all ranks as many batches"))
 
     def signal(self, signum: int) -> None:
         """Pass a signal on to the child, if there is one."""
@@ -442,20 +438,26 @@ class Trainer:
                     self._on_dead(rank)  # for this agent it is
 
     def tell_stores(self) -> None:
-        """Tell each rank what it stores, once all have told what they hold."""
+        """Tell each rank what it stores, if that has changed, once all have told what they hold."""
+        ranks, holdings = self._ranks, self._ranks.holdings
         try:
-            stores = self._ranks.holdings.stores(len(self._ranks))
+            news = holdings.news(len(ranks))
         except StateError as err:
-            for connection in self._ranks.connections:
+            return self._tell_all(messages.NoSlots("StateError", str(err)))
+        for number, stores in news.items():
+            if (connection := ranks.of(number).connection) is not None:
                 with contextlib.suppress(ChannelClosed):
-                    connection.channel.send(messages.NoSlots("StateError", str(err)))
-            return
-        for rank, its in zip(self._ranks, stores or (), strict=False):
-            if rank.connection is not None:
-                with contextlib.suppress(ChannelClosed):
-                    rank.connection.channel.send(its)
-        if stores is not None:
-            self._ranks.plan_again()
+                    connection.channel.send(stores)
+        if wanted := holdings.take_wanted():
+            self._tell_all(messages.HoldsWanted())
+        if news or wanted:
+            ranks.plan_again()
+        return None
+
+    def _tell_all(self, message: messages.ToTrainer) -> None:
+        for connection in self._ranks.connections:
+            with contextlib.suppress(ChannelClosed):
+                connection.channel.send(message)
 
     def _deliver(self, rank: Rank, layout: Layout, made: list[int] | HarnessError) -> None:
         """Send a rank its slots, or why there are none."""

@@ -1,7 +1,7 @@
 """Boxes: which part of a whole tensor this rank holds.
 
-Owns the arithmetic of DTensor's placements, as far as a snapshot needs it: a rank's local tensor is one box of the whole
-one, or it is refused. Makes no collective call; imports torch.distributed.tensor only where a program has it already.
+Owns the arithmetic of DTensor's placements, as far as a snapshot needs it: a rank's local tensor is one box of the
+whole one, or it is refused. Makes no collective call; imports torch.distributed.tensor only where a program has it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def box_of(tensor: Any, path: list[str | int]) -> Box:
     shape = tuple(local_of(tensor).shape)
     if coordinate is None:  # this rank is not in the mesh
         return Box(whole, (0,) * len(whole), shape)
-    indexes = {}
+    indexes: dict[int, Tensor] = {}
     for axis, placement in enumerate(placements):
         if placement.is_partial():
             raise StateError(
@@ -113,11 +113,11 @@ def box_of(tensor: Any, path: list[str | int]) -> Box:
         dim = getattr(placement, "dim", None)
         if dim is not None:  # Shard, and its strided form, which is no subclass of it in every version of torch
             dim %= len(whole)
-            there = indexes.get(dim, torch.arange(whole[dim]))
+            there = indexes.get(dim, torch.arange(whole[dim])).reshape((1,) * dim + (-1,))
             indexes[dim] = placement._split_tensor(there, mesh.size(axis), with_padding=False)[0][coordinate[axis]]
     offset = [0] * len(whole)
-    for dim, there in indexes.items():
-        count = there.numel()
+    for dim, split in indexes.items():
+        there, count = split.flatten(), split.numel()
         offset[dim] = int(there[0]) if count else whole[dim]
         if count != shape[dim] or (count and int(there[-1]) - offset[dim] != count - 1):
             raise StateError(

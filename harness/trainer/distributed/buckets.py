@@ -1,9 +1,9 @@
 """Buckets: gives DistributedDataParallel its final gradient buckets before the first step.
 
-DDP sums gradients bucket by bucket, and rebuilds its buckets once, after its first iteration, in the order in which the
-gradients came. A resumed life begins with the first buckets again, and with three ranks or more sums its first gradients
-in another order than the unbroken run did: the last bits differ, for good. So every life, the unbroken one too, is led
-past that: one backward pass of zeros, parameter by parameter. The next forward builds the final buckets.
+DDP sums gradients bucket by bucket, and rebuilds its buckets once, after its first iteration, in the order in which
+the gradients came. A resumed life begins with the first buckets again, and with three ranks or more sums its first
+gradients in another order than the unbroken run did: the last bits differ, for good. So every life, the unbroken one
+too, is led past that: one backward pass of zeros, parameter by parameter. The next forward builds the final buckets.
 
 Owns which wrappers that is right for. It makes the collective calls of one backward pass.
 """

@@ -1,4 +1,4 @@
-"""Claims: what is said of a tensor before anybody compares it: equal on all ranks, perhaps, or this rank's alone.
+"""Claims: whether a tensor should be equal on all ranks, may be, or is this rank's alone, before it is compared.
 
 Owns what follows from the wrappers of torch.distributed. What it calls shared or perhaps shared is proved later: the
 agent compares sums of it (`core/pieces.py`, `agent/trainers/holdings.py`).
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,20 +33,30 @@ class Claims:
         Raises:
             StateError: one of them is wrapped in a way that cannot be stored; names the remedy.
         """
-        self._synchronized: set[int] = set()
+        self._synchronized: dict[int, int] = {}  # the group of each parameter, by its identity
+        groups: dict[tuple[int, ...], int] = {}
         self._apart: set[int] = set()
         for name, state in flat.items():
             _refuse(name, state)
             if isinstance(state, nn.Module):
                 for wrapper in _wrappers(state):
+                    ranks = tuple(torch.distributed.get_process_group_ranks(wrapper.process_group))
+                    group = groups.setdefault(ranks, len(groups))
                     ignored = set(wrapper.parameters_to_ignore)
                     for key, param in wrapper.module.named_parameters(remove_duplicate=False):
                         if key not in ignored:
-                            self._synchronized.add(id(param))
+                            self._synchronized[id(param)] = group
                     self._apart.update(id(buffer) for buffer in wrapper.module.buffers())
 
+        self.groups = tuple(groups)
+        """The groups of ranks that keep parameters equal."""
+
+    def group_of(self, tensor: object) -> int | None:
+        """Return the index of the group that keeps a parameter equal; `None` if none does."""
+        return self._synchronized.get(id(tensor))
+
     def of(self, tensor: object) -> Holding:
-        """Return what is said of a module's parameter or buffer, or of an optimizer's state of that parameter."""
+        """Return how a rank holds a module's parameter or buffer, or an optimizer's state of that parameter."""
         if id(tensor) in self._synchronized:
             return Holding.SHARED
         return Holding.OWN if id(tensor) in self._apart else Holding.MAYBE
@@ -57,12 +68,12 @@ def _wrappers(module: nn.Module) -> Iterator[Any]:
 
 def _refuse(name: str, state: object) -> None:
     fsdp, zero = sys.modules.get(_FSDP), sys.modules.get(_ZERO)
-    if fsdp is not None and isinstance(state, nn.Module):
-        if any(isinstance(child, fsdp.FullyShardedDataParallel) for child in state.modules()):
-            raise StateError(
-                f"{name}: FullyShardedDataParallel gathers the whole model for each state_dict: use fully_shard "
-                "(torch.distributed.fsdp), whose parameters are saved where they are"
-            )
+    children = state.modules() if isinstance(state, nn.Module) else ()
+    if fsdp is not None and any(isinstance(child, fsdp.FullyShardedDataParallel) for child in children):
+        raise StateError(
+            f"{name}: FullyShardedDataParallel gathers the whole model for each state_dict: use fully_shard "
+            "(torch.distributed.fsdp), whose parameters are saved where they are"
+        )
     if zero is not None and isinstance(state, zero.ZeroRedundancyOptimizer):
         raise StateError(
             f"{name}: ZeroRedundancyOptimizer gathers its state on one rank for each state_dict: use fully_shard with "

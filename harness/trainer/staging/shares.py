@@ -1,7 +1,7 @@
 """Shares: what one of several ranks stores of what it holds.
 
-Owns this rank's table for the agent, and what the agent's answer means for its tensors. `core/pieces.py` assigns, in the
-agent, which knows the tables of all ranks. Copies nothing.
+Owns this rank's table for the agent, and what the agent's answer means for its tensors. `core/pieces.py` assigns, in
+the agent, which knows the tables of all ranks. Copies nothing.
 
     captured ─▶ table ─▶ Holds ─▶ agent, once it has all tables ─▶ Stores ─▶ entries of this rank's shards
 """
@@ -52,6 +52,7 @@ class Shares:
         """Tell nothing yet."""
         self._link = link
         self._told: tuple[HeldTensor, ...] | None = None
+        self._groups: tuple[tuple[int, ...], ...] = ()
         self._number = 0
         self._used: Stores | None = None
 
@@ -65,12 +66,13 @@ class Shares:
         return self._told == _table(captured)
 
     def tell(self, captured: Captured) -> None:
-        """Tell the agent what this rank holds, unless it knows. Does not wait."""
+        """Tell the agent what this rank holds, unless it knows or wants it again. Does not wait."""
         table = _table(captured)
-        if table == self._told:
+        if (table, captured.groups) == (self._told, self._groups) and not self._link.holds_wanted:
             return
-        self._told, self._number = table, self._number + 1
-        self._link.send(Holds(table, self._number), repeat=True)
+        self._link.holds_wanted = False
+        self._told, self._groups, self._number = table, captured.groups, self._number + 1
+        self._link.send(Holds(table, self._number, captured.groups), repeat=True)
 
     def entries(self, captured: Captured) -> tuple[Entry, ...] | None:
         """Return what this rank stores; `None` while the agent has not answered."""
@@ -100,7 +102,7 @@ def specs(entries: Iterable[Entry], captured: Captured) -> list[TensorSpec]:
 def byte_sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return, for each tensor, the sum of its bytes as 64-bit integers, modulo 2^64: equal for equal bytes."""
     sums = {name: _byte_sum(tensor) for name, tensor in tensors.items()}
-    found = {}
+    found: dict[str, int] = {}
     for device in {total.device for total in sums.values()}:  # one wait for each device
         names = [name for name, total in sums.items() if total.device == device]
         found |= dict(zip(names, torch.stack([sums[name] for name in names]).tolist(), strict=True))
@@ -122,7 +124,8 @@ def _table(captured: Captured) -> tuple[HeldTensor, ...]:
         box = captured.boxes.get(name)
         how = captured.holdings.get(name, Holding.OWN).value
         whole, offset = (None, None) if box is None else (box.whole, box.offset)
-        table.append(HeldTensor(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), how, whole, offset))
+        group = captured.kept_equal.get(name)
+        table.append(HeldTensor(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), how, whole, offset, group))
     return tuple(table)
 
 

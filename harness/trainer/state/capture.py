@@ -66,7 +66,9 @@ class Captured:
         extra: the user's plain values, in the same form as `tree`.
         devices: where tensors of `extra` are that are not on the CPU, by name.
         boxes: of several ranks: where a local tensor lies in the whole one, by name. Others are whole.
-        holdings: of several ranks: what is said of a tensor, by name. Others are the rank's own.
+        holdings: of several ranks: how this one holds a tensor, by name. Others are its own.
+        kept_equal: of several ranks: the parameters that a group of ranks keeps equal, and the index of that group.
+        groups: those groups of ranks.
     """
 
     tree: dict[str, Any]
@@ -76,6 +78,8 @@ class Captured:
     devices: dict[str, str] = field(default_factory=dict)
     boxes: dict[str, Box] = field(default_factory=dict)
     holdings: dict[str, Holding] = field(default_factory=dict)
+    kept_equal: dict[str, int] = field(default_factory=dict)
+    groups: tuple[tuple[int, ...], ...] = ()
 
     def specs(self) -> list[TensorSpec]:
         """Return the descriptions of the tensors that `plan_shards` needs."""
@@ -122,7 +126,17 @@ def capture(
         for name, tensor in walk.tensors.items()
         if name not in before and tensor.device.type != "cpu"
     }
-    return Captured(tree, walk.tensors, frozenset(walk.frozen), kept, devices, walk.boxes, walk.holdings)
+    return Captured(
+        tree,
+        walk.tensors,
+        frozenset(walk.frozen),
+        kept,
+        devices,
+        walk.boxes,
+        walk.holdings,
+        walk.kept_equal,
+        () if walk.claims is None else walk.claims.groups,
+    )
 
 
 def check_value(value: Any, path: Sequence[str | int]) -> None:
@@ -194,7 +208,7 @@ def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> di
     for key, plain in plain_keys(module, live).items():
         path.append(plain)
         value = live[key]
-        with walk.held_as(own.get(key)):
+        with walk.held_as(own.get(key), itself=True):
             captured[plain] = walk.tensor(value, path, key in frozen) if is_tensor(value) else walk.value(value, path)
         if is_tensor(value) and 0 in value.stride() and _is_expanded(value):
             _refuse_tensor(path, "an expanded buffer, whose entries share memory", "make it with expand(...).clone()")
@@ -227,7 +241,9 @@ class _Walk:
         self.claims = claims
         self.boxes: dict[str, Box] = {}
         self.holdings: dict[str, Holding] = {}
+        self.kept_equal: dict[str, int] = {}
         self._holding = Holding.OWN
+        self._group: int | None = None
         self.tensors: dict[str, Tensor] = {}
         self.frozen: set[str] = set()
         self._stored: dict[Hashable, str] = {}
@@ -269,6 +285,8 @@ class _Walk:
             if box is not None:
                 self.boxes[name] = box if form is tensor else box.of_pairs
             self.holdings[name] = self._holding if box is None else Holding.SHARED
+            if self._group is not None:
+                self.kept_equal[name] = self._group
             if frozen:
                 self.frozen.add(name)
             if alias is not None:
@@ -278,14 +296,20 @@ class _Walk:
         return TensorRef(name, DTYPE_NAMES[form.dtype], kind.removesuffix("-") or "plain", order)
 
     @contextlib.contextmanager
-    def held_as(self, holder: Tensor | None) -> Iterator[None]:
-        """Say of tensors that they are as equal on all ranks as `holder` is, a parameter or a buffer of a module."""
+    def held_as(self, holder: Tensor | None, *, itself: bool = False) -> Iterator[None]:
+        """Say of tensors that they are as equal on all ranks as `holder` is, a parameter or a buffer of a module.
+
+        Args:
+            holder: the parameter or buffer; `None` if none is known.
+            itself: whether the tensor is that parameter or buffer, and not an optimizer's state of it.
+        """
         if holder is not None and self.claims is not None:
             self._holding = self.claims.of(holder)
+            self._group = self.claims.group_of(holder) if itself else None
         try:
             yield
         finally:
-            self._holding = Holding.OWN
+            self._holding, self._group = Holding.OWN, None
 
     def _inside(self, value: Any, path: list[str | int], key: Any) -> Any:
         if len(path) >= trees.MAX_DEPTH:

@@ -4,11 +4,15 @@ Owns the knowledge of when gradients were accumulated, and what the program does
 from two parameters of each optimizer that had a gradient at its first step, so that watching costs next to nothing.
 
     optimizer.step() ─▶ consumed ─▶ set to None, to zero, or kept ─▶ backward: pending ─▶ optimizer.step()
+
+A hook on a parameter tells of a backward. `fully_shard` calls none: of a DTensor, the gradient itself is compared with
+the one that the optimizer has consumed.
 """
 
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -16,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from harness.trainer.copy import cuda_runtime
+from harness.trainer.distributed.boxes import is_dtensor, local_of
 
 _SAMPLES: Final = 2
 
@@ -36,23 +41,36 @@ class Watched:
     """The gradients of one optimizer's parameters.
 
     Attributes:
-        pending: whether some were accumulated since the optimizer's last step; true before its first one.
         habit: what the program does with them after a step.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         """Watch nothing yet: the first step tells which parameters have gradients."""
         self.optimizer = optimizer
-        self.pending = True
         self.habit = Habit.UNKNOWN
+        self._pending = True
         self._samples: list[Tensor] = []
         self._hooks: list[Any] = []
+        self._sharded: list[_Consumed] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether some were accumulated since the optimizer's last step; true before its first one."""
+        return self._pending or any(consumed.has_changed for consumed in self._sharded)
 
     def stepped(self) -> None:
         """Note that the optimizer has stepped."""
-        self.pending = False
+        self._pending = False
         if not self._samples:
             self._choose()
+        for consumed in self._sharded:
+            if self.habit is Habit.UNKNOWN:
+                self.habit = consumed.habit
+            consumed.note()
+
+    def restore(self, *, pending: bool, habit: Habit) -> None:
+        """Continue with what was known when a snapshot was taken."""
+        self._pending, self.habit = pending, habit
 
     def are_read(self, *, sure: bool) -> bool:
         """Whether a later step may read the gradients that there are now: then they have to be in a snapshot.
@@ -61,7 +79,7 @@ class Watched:
             sure: what the program does with them is not known before its second step. Then assume that they are read.
         """
         unknown = sure and self.habit is Habit.UNKNOWN
-        return self.pending or unknown or self.habit is Habit.KEPT or not self._hooks
+        return self.pending or unknown or self.habit is Habit.KEPT or not (self._hooks or self._sharded)
 
     def remove(self) -> None:
         """Watch no longer."""
@@ -72,7 +90,8 @@ class Watched:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         found = [param for param in params if param.grad is not None and param.requires_grad and param.is_leaf]
         self._samples = [found[0], found[-1]][:_SAMPLES] if len(found) > 1 else found
-        for param in self._samples:
+        self._sharded = [_Consumed(param) for param in self._samples if is_dtensor(param)]
+        for param in self._samples if not self._sharded else ():
             self._hooks.append(param.register_hook(self._accumulates))  # type: ignore[no-untyped-call]
 
     def _accumulates(self, _added: Tensor) -> None:
@@ -84,7 +103,39 @@ class Watched:
                 self.habit = Habit.DROPPED
             else:
                 self.habit = Habit.KEPT if any(bool(grad.any()) for grad in grads if grad is not None) else Habit.ZEROED
-        self.pending = True
+        self._pending = True
+
+
+class _Consumed:
+    """The gradient of a sharded parameter, as its optimizer has consumed it."""
+
+    def __init__(self, param: Tensor) -> None:
+        self._param = param
+        self._grad: weakref.ref[Tensor] | None = None
+        self._version = 0
+
+    def note(self) -> None:
+        grad = self._param.grad
+        self._grad, self._version = (None, 0) if grad is None else (weakref.ref(grad), _version(grad))
+
+    @property
+    def habit(self) -> Habit:
+        """What was done with it, as far as the present gradient shows."""
+        if self._grad is None or not self.has_changed:
+            return Habit.UNKNOWN
+        return Habit.DROPPED if self._param.grad is not self._grad() else Habit.KEPT
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there is another gradient now, or more of this one."""
+        grad = self._param.grad
+        if grad is None or self._grad is None:
+            return grad is not None
+        return grad is not self._grad() or _version(grad) != self._version
+
+
+def _version(grad: Tensor) -> int:
+    return grad._version + local_of(grad)._version if is_dtensor(grad) else grad._version
 
 
 class Gradients:

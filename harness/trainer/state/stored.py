@@ -101,8 +101,10 @@ class Stored:
         key = (ref.name, ref.kind)
         if key not in self._copies:
             view = self.view(ref)
-            if is_dtensor(like) and like.shape == view.shape:
-                return self._copy_part(ref, like)
+            if like is not None and is_dtensor(like) and like.shape == view.shape:
+                self._copies[key] = self._part_like(ref, like)
+                self._wait(ref, self._copies[key])
+                return self._copies[key]
             device = torch.device(self._devices.get(ref.name, view.device)) if like is None else like.device
             order = ref.order or tuple(range(view.dim()))
             place = sorted(range(len(order)), key=lambda dim: order[dim])
@@ -119,13 +121,11 @@ class Stored:
             self._wait(ref, self._copies[key])
         return self._copies[key]
 
-    def _copy_part(self, ref: TensorRef, like: Any) -> Any:
-        """Return a DTensor with the placements of `like`; `fill` fills its local part."""
+    def _part_like(self, ref: TensorRef, like: Tensor) -> Tensor:
+        """Return a DTensor with the placements of `like`, and new memory for its local part."""
         local = local_of(like)
-        made = torch.empty(local.shape, dtype=self.view(ref).dtype, device=local.device)
-        whole = self._copies[ref.name, ref.kind] = dtensor_like(like, made)
-        self._wait(ref, whole)
-        return whole
+        made: Tensor = dtensor_like(like, torch.empty(local.shape, dtype=self.view(ref).dtype, device=local.device))
+        return made
 
     def _wait(self, ref: TensorRef, live: Any) -> None:
         """Have `fill` copy a stored tensor into `live`: of a DTensor its local part, from each piece that meets it."""

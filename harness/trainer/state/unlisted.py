@@ -180,7 +180,7 @@ class Unlisted:
             optimizer.add_param_group({"params": [params[param] for param in group]})
         watched = self.gradients.of(optimizer)
         if watched is not None and "habit" in node:
-            watched.pending, watched.habit = bool(node["pending"]), Habit(node["habit"])
+            watched.restore(pending=bool(node["pending"]), habit=Habit(node["habit"]))
 
     def _parameters(self) -> dict[str, Tensor]:
         """Return all parameters of all modules, by the names by which an optimizer's node knows them."""

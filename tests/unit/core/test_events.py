@@ -22,6 +22,9 @@ def sample(kind: type[events.Event]) -> events.Event:
         if typing.get_origin(hint) is dict:
             values[name] = {"part": 1.5}
             continue
+        if typing.get_origin(hint) is tuple:
+            values[name] = (1, 2)
+            continue
         plain = next((arm for arm in typing.get_args(hint) if arm is not type(None)), hint)
         values[name] = SAMPLES[plain]
     return kind(**values)

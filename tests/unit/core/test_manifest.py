@@ -9,13 +9,16 @@ import pytest
 
 from harness.core.manifest import (
     FORMAT,
+    FORMAT_OF_RANKS,
     MAX_CHUNK_BYTES,
     Claim,
     Done,
+    ForeignFormat,
     Manifest,
     Part,
     Quarantine,
     ShardEntry,
+    StoredPiece,
     combine_parts,
     encode,
     parse_claim,
@@ -47,6 +50,18 @@ MANIFEST_JSON = (
     '"directory":"00000007-000000012000-0123456789abcdef","parent":"00000006-000000011000",'
     f'"parts":[{PART_JSON}]}}'
 )
+RANK_JSON = (
+    PART_JSON.replace('"format":1', '"format":2')
+    .replace('"rank":0,"world_size":1', '"rank":%d,"world_size":2')
+    .replace("rank-00000-of-00001", "rank-%05d-of-00002")
+)
+RANKS_JSON = MANIFEST_JSON.replace('"format":1', '"format":2', 1).replace(
+    PART_JSON,
+    (RANK_JSON % (0, 0))[:-1]
+    + ',"pieces":{"model/bias":{"own":true}}},'
+    + (RANK_JSON % (1, 1)).replace('"state":{"step":12000}', '"state":{}')[:-1]
+    + ',"pieces":{"model/weight@2,0":{"tensor":"model/weight","whole":[4,3],"offset":[2,0]}},"lacks":["states/ema"]}',
+)
 CLAIM_JSON = (
     '{"format":1,"run_id":"0123456789abcdef0123456789abcdef","generation":7,"nonce":"0123456789abcdef",'
     '"claimed_at":"2026-01-02T03:04:05.678+00:00","host":"node-1","pid":4711,"fresh":false,'
@@ -72,7 +87,7 @@ def part(rank: int = 0, world_size: int = 1, **changes: Any) -> Part:
         chunks=("00000000000000bb", "00000000000000cc"),
     )
     whole = Part(
-        format=FORMAT,
+        format=FORMAT if world_size == 1 else FORMAT_OF_RANKS,
         run_id=RUN_ID,
         generation=7,
         step=12000,
@@ -85,6 +100,7 @@ def part(rank: int = 0, world_size: int = 1, **changes: Any) -> Part:
         state=msgspec.Raw(b'{"step":12000}'),
         state_crc64nvme="00000000000000dd",
         environment={"torch": "2.13"},
+        pieces=msgspec.UNSET if world_size == 1 else {"model/bias": StoredPiece(own=True)},
     )
     return msgspec.structs.replace(whole, **changes)
 
@@ -107,6 +123,7 @@ CLAIM = Claim(
     continues=True,
     back_to="00000001-000000000040",
 )
+BOX = StoredPiece(tensor="model/weight", whole=(4, 3), offset=(2, 0))
 DONE = Done(
     format=FORMAT,
     generation=7,
@@ -128,6 +145,16 @@ RECORDS = {
     "claim": (CLAIM, CLAIM_JSON, lambda data: parse_claim(data, KEY)),
     "part": (part(), PART_JSON, lambda data: parse_part(data, KEY)),
     "manifest": (combine_parts([part()]), MANIFEST_JSON, lambda data: parse_manifest(data, KEYS, ID)),
+    "manifest of ranks": (
+        combine_parts(
+            [
+                part(0, 2),
+                part(1, 2, pieces={"model/weight@2,0": BOX}, state=msgspec.Raw(b"{}"), lacks=("states/ema",)),
+            ]
+        ),
+        RANKS_JSON,
+        lambda data: parse_manifest(data, KEYS, ID),
+    ),
     "done": (DONE, DONE_JSON, lambda data: parse_done(data, KEY)),
     "quarantine": (QUARANTINE, QUARANTINE_JSON, lambda data: parse_quarantine(data, KEY)),
 }
@@ -177,6 +204,36 @@ def test_a_manifest_is_a_function_of_its_parts_whoever_writes_it() -> None:
     assert encode(combine_parts(parts)) == encode(combine_parts(parts[::-1]))
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        {},
+        {"own": True, "tensor": "w"},
+        {"own": True, "whole": [4], "offset": [0]},
+        {"tensor": "w", "whole": [4, 3]},
+        {"tensor": "w", "offset": [0, 0]},
+        {"whole": [4, 3], "offset": [0, 0]},
+        {"tensor": "w", "whole": [4, 3], "offset": [0]},
+        {"tensor": "w", "whole": [4, 3], "offset": [5, 0]},
+        {"tensor": "w", "whole": [4, 3], "offset": [-1, 0]},
+        {"tensor": "w", "whole": [2**63, 3], "offset": [0, 0]},
+    ],
+)
+def test_a_piece_that_is_no_box_of_a_tensor_is_refused(piece: dict[str, Any]) -> None:
+    with pytest.raises(SnapshotCorrupt, match="piece"):
+        parse_manifest(changed(RANKS_JSON, "parts", 0, "pieces", value={"model/weight": piece}), KEYS, ID)
+
+
+def test_files_of_a_later_version_are_refused_as_its_own() -> None:
+    with pytest.raises(ForeignFormat, match="has files"):
+        parse_manifest(changed(RANKS_JSON, "parts", 0, "files", value={"state.bin": "a"}), KEYS, ID)
+
+
+def test_several_ranks_in_format_1_are_refused() -> None:
+    with pytest.raises(SnapshotCorrupt, match="several ranks"):
+        parse_part((RANK_JSON % (0, 0)).replace('"format":2', '"format":1').encode(), KEY)
+
+
 # ---- what is no record at all ---------------------------------------------------------------------------------------
 
 GARBAGE = {
@@ -206,7 +263,7 @@ def test_garbage_is_refused_by_name(kind: str, data: bytes) -> None:
     assert len(str(refusal.value)) < 1000
 
 
-@pytest.mark.parametrize("number", [0, 2, 99, "1", 1.5, None])
+@pytest.mark.parametrize("number", [0, 3, 99, "1", 1.5, None])
 def test_another_format_number_is_refused_as_another_versions(kind: str, number: Any) -> None:
     _, text, parse = RECORDS[kind]
 
@@ -216,7 +273,7 @@ def test_another_format_number_is_refused_as_another_versions(kind: str, number:
 
 def test_a_missing_field_is_refused_by_name(kind: str) -> None:
     record, text, parse = RECORDS[kind]
-    optional = {"environment", "settings", "agent", "place", "continues", "back_to"}
+    optional = {"environment", "settings", "agent", "place", "continues", "back_to", "pieces", "lacks", "files"}
     for name in set(record.__struct_encode_fields__) - optional:
         whole = json.loads(text)
         del whole[name]
@@ -229,7 +286,7 @@ def test_a_missing_field_is_refused_by_name(kind: str) -> None:
 
 def test_a_field_of_another_type_is_refused(kind: str) -> None:
     record, text, parse = RECORDS[kind]
-    for name in set(record.__struct_encode_fields__) - {"state"}:
+    for name in set(record.__struct_encode_fields__) - {"state", "files"}:
         with pytest.raises(SnapshotCorrupt, match=KEY):
             parse(changed(text, name, value={"unexpected": []}))
 
@@ -336,8 +393,10 @@ def test_a_manifest_with_parts_out_of_rank_order_is_refused() -> None:
 
 
 def test_a_part_of_another_format_inside_a_manifest_is_refused() -> None:
-    with pytest.raises(SnapshotCorrupt, match="format"):
-        parse_manifest(changed(MANIFEST_JSON, "parts", 0, "format", value=2), KEYS, ID)
+    with pytest.raises(SnapshotCorrupt, match="another snapshot"):
+        parse_manifest(changed(MANIFEST_JSON, "format", value=2), KEYS, ID)
+    with pytest.raises(SnapshotCorrupt, match="several ranks"):
+        parse_manifest(changed(RANKS_JSON, "parts", 0, "format", value=1), KEYS, ID)
 
 
 @pytest.mark.parametrize(("name", "value"), [("generation", 0), ("run_id", "x"), ("run_id", "../" + RUN_ID)])

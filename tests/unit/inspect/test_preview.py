@@ -79,12 +79,12 @@ def payload(root: str, snapshot: SnapshotId) -> Path:
 
 def test_a_newer_version_s_snapshot_refuses_a_start(settings: Settings, store: ObjectStore) -> None:
     path = Path(settings.store) / KEYS.commit(SECOND)
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":3'))
     found = look(settings)
 
     assert found.used is None
     assert found.refused == ExitCode.USAGE
-    assert "format 2" in found.why
+    assert "format 3" in found.why
     assert "resume with a version that knows it" in found.why
 
 

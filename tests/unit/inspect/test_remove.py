@@ -36,9 +36,9 @@ def test_nothing_is_removed_and_no_drill_begun_while_the_agent_is_frozen(setting
 @pytest.mark.parametrize("which", [str(SECOND), "ALL"])
 def test_rm_does_not_touch_what_a_newer_version_wrote(settings: Settings, store: Path, which: str) -> None:
     path = store / KEYS.commit(SECOND)
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":3'))
 
-    with pytest.raises(SnapshotCorrupt, match="format 2"):
+    with pytest.raises(SnapshotCorrupt, match="format 3"):
         list(remove(settings, which))
 
     assert path.exists()

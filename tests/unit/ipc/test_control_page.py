@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.policy.meeting import Hold
 from harness.ipc.control_page import AgentSide, Command, Request, TrainerSide, Word
 from tests.support.forks import seen_in_a_fork
 
@@ -40,10 +41,46 @@ def test_a_request_survives_its_word(command: Command, sequence: int) -> None:
 
 def test_the_words_are_pinned() -> None:
     assert {word.name: word.value for word in Word} == {
-        "COMMAND": 0, "GRANT": 1, "LOCAL_STEP": 3, "DURABLE_STEP": 4, "DEADLINE_NS": 5, "ACKED": 6, "TRAINER_STEP": 8,
+        "COMMAND": 0, "GRANT": 1, "AT_STEP": 2, "LOCAL_STEP": 3, "DURABLE_STEP": 4, "DEADLINE_NS": 5, "ACKED": 6,
+        "TRAINER_STEP": 8, "HOLD": 9,
     }  # fmt: skip
-    commands = (Command.NOTHING, Command.SNAPSHOT, Command.SNAPSHOT_AND_LEAVE, Command.LEAVE)
-    assert [command.value for command in commands] == [0, 1, 2, 3]
+    assert {command.name: command.value for command in Command} == {
+        "NOTHING": 0, "SNAPSHOT": 1, "SNAPSHOT_AND_LEAVE": 2, "LEAVE": 3, "SNAPSHOT_AND_COMPARE": 4,
+    }  # fmt: skip
+
+
+# ---- several ranks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 1, 10**12 - 2])
+def test_an_agreed_step_belongs_to_one_command(agent: AgentSide, trainer: TrainerSide, step: int) -> None:
+    """A rank that sees a later command must not take the earlier one's step for its own."""
+    agent.command(Command.SNAPSHOT)
+    first = trainer.news
+    assert trainer.agreed(first) is None
+    agent.agree(step)
+    assert trainer.agreed(first) == step
+
+    agent.command(Command.SNAPSHOT)
+
+    assert trainer.agreed(trainer.news) is None
+
+
+def test_a_command_for_a_step_has_it_from_the_first_look(agent: AgentSide, trainer: TrainerSide) -> None:
+    agent.command(Command.SNAPSHOT, at=20)
+    assert trainer.agreed(trainer.news) == 20
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_what_a_rank_says_is_about_one_command(agent: AgentSide, trainer: TrainerSide, hold: Hold) -> None:
+    agent.command(Command.SNAPSHOT)
+    assert agent.hold is Hold.NONE
+    trainer.say(trainer.news, hold)
+    assert agent.hold is hold
+
+    agent.command(Command.SNAPSHOT_AND_LEAVE)
+
+    assert agent.hold is Hold.NONE
 
 
 @pytest.mark.parametrize("step", [None, 0, 1, 10**12])

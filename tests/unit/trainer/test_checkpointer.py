@@ -693,19 +693,6 @@ def test_a_state_can_have_any_name_in_a_mapping() -> None:
         Checkpointer({"ema": model}, ema=teacher)
 
 
-@pytest.mark.parametrize("size", ["2", "64"])
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
-    monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(ConfigError, match=f"WORLD_SIZE is {size}"):
-        Program()
-
-
-@pytest.mark.parametrize("size", ["1", "", "many"])
-def test_one_process_is_not(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
-    monkeypatch.setenv("WORLD_SIZE", size)
-    assert Program().ckpt.resumed_from is None
-
-
 def test_our_own_errors_are_hopeless_also_inside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(lambda signum: True, lambda: None, lambda: None)
     assert not process.hopeless

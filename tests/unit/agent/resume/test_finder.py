@@ -28,7 +28,7 @@ from harness.agent.resume.finder import (
     Finder,
     SnapshotsMissing,
     _fetch_shard,
-    to_record,
+    to_records,
 )
 from harness.agent.resume.preallocate import Preallocation
 from harness.agent.resume_point import MemoryCopy, ResumePoint
@@ -225,10 +225,10 @@ def test_a_damaged_manifest_is_quarantined_too(scene: Scene) -> None:
 def test_a_manifest_of_a_newer_version_is_neither_passed_over_nor_called_damaged(scene: Scene) -> None:
     """An older snapshot would be resumed, and the progress that a newer version made would be deleted in time."""
     scene.publish(scene.remote, FIRST, SECOND)
-    text = scene.remote.peek(KEYS.commit(SECOND)).replace(b'"format":1', b'"format":2')
+    text = scene.remote.peek(KEYS.commit(SECOND)).replace(b'"format":1', b'"format":3')
     scene.remote.inner.put(KEYS.commit(SECOND), memoryview(text), deadline=FOREVER)
 
-    with pytest.raises(ConfigError, match=r"format 2.*Nothing was started: resume with a version that knows it"):
+    with pytest.raises(ConfigError, match=r"format 3.*Nothing was started: resume with a version that knows it"):
         scene.find(*scene.stored("remote", FIRST, SECOND))
 
     assert scene.remote.keys(KEYS.quarantine) == []
@@ -607,7 +607,7 @@ def test_the_slot_of_a_refused_copy_is_closed(scene: Scene) -> None:
 def test_a_fetched_record_is_the_one_that_was_sealed(scene: Scene) -> None:
     scene.publish(scene.remote, FIRST)
 
-    assert to_record(records.read_manifest(scene.remote, KEYS, FIRST, FOREVER).parts[0]) == Content(FIRST).record()
+    assert to_records(records.read_manifest(scene.remote, KEYS, FIRST, FOREVER)) == (Content(FIRST).record(),)
 
 
 # ---- I10, where the search begins -----------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from harness.agent.save import slot_pool
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.save.slot_pool import SlotRequest
 from harness.agent.server import Server
-from harness.agent.trainers.ranks import Ranks
+from harness.agent.trainers.ranks import Connection, Ranks, Taken
 from harness.agent.trainers.session import Trainer, TrainerEvents
 from harness.config.program import Program
 from harness.config.settings import Settings
@@ -42,6 +41,7 @@ class Scene:
     def __init__(self, directory: Path) -> None:
         settings = Settings(store="memory", run="run", slots=2, runtime_dir=str(directory))
         self.posts = Posts()
+        self._pidfds: list[int] = []
         context = a_context(settings, self.posts)
         self.pipeline = SavePipeline(context, lambda _: MemoryStore(), lambda steps: None)
         self.ranks = Ranks(context, self.pipeline.pool)
@@ -60,8 +60,15 @@ class Scene:
 
     def connect(self, rank: int = 0) -> Told:
         told = Told()
-        self.ranks.of(rank).connection = SimpleNamespace(channel=told)  # type: ignore[assignment]
+        pidfd = os.pidfd_open(os.getpid())
+        self._pidfds.append(pidfd)
+        self.ranks.of(rank).connection = Connection(told, os.getpid(), pidfd)  # type: ignore[arg-type]
+        self.trainer.attempt.greeted.add(rank)
         return told
+
+    def connect_two(self) -> list[Told]:
+        self.ranks.expect(2)
+        return [self.connect(rank) for rank in range(2)]
 
     def lay_out(self, number: int, size: int = SLOT_BYTES, rank: int = 0) -> None:
         self.trainer.on_message(self.ranks.of(rank), messages.Layout(size, number))
@@ -75,6 +82,8 @@ class Scene:
         self.startup.close()
         self.pipeline.close(HANG_S)
         self.pipeline.close_stores()
+        for pidfd in self._pidfds:
+            os.close(pidfd)
 
 
 @pytest.fixture
@@ -213,7 +222,7 @@ def test_too_little_memory_is_told_to_the_trainer(scene: Scene, monkeypatch: pyt
 
 
 def test_each_rank_has_a_page_slots_and_a_count_of_seals_of_its_own(scene: Scene) -> None:
-    told = [scene.connect(rank) for rank in range(2)]
+    told = scene.connect_two()
     for rank, size in enumerate((SLOT_BYTES, 3 * SLOT_BYTES)):
         scene.lay_out(1, size, rank)
         scene.until(told[rank], 1)
@@ -229,7 +238,7 @@ def test_each_rank_has_a_page_slots_and_a_count_of_seals_of_its_own(scene: Scene
 
 
 def test_a_snapshot_is_asked_of_all_ranks_once_each_has_a_slot(scene: Scene) -> None:
-    told = [scene.connect(rank) for rank in range(2)]
+    told = scene.connect_two()
     scene.lay_out(1)
     scene.until(told[0], 1)
     scene.ranks.grant()
@@ -238,51 +247,78 @@ def test_a_snapshot_is_asked_of_all_ranks_once_each_has_a_slot(scene: Scene) -> 
     scene.lay_out(1, rank=1)
     scene.until(told[1], 1)
     scene.ranks.grant()
+    assert not scene.ranks.may_ask, "one is before its loop, and the other would wait for it"
+    pages = [TrainerSide(os.dup(rank.control.page_fd)) for rank in scene.ranks]
+    pages[0].completed(7)
+    assert (scene.ranks.trainer_step, scene.ranks.farthest_step) == (None, None)
+    pages[1].completed(6)
+    assert (scene.ranks.trainer_step, scene.ranks.farthest_step) == (6, 7)
     assert scene.ranks.may_ask
     scene.ranks.command(Command.SNAPSHOT)
 
-    pages = [TrainerSide(os.dup(rank.control.page_fd)) for rank in scene.ranks]
     assert [page.command for page in pages] == [Command.SNAPSHOT] * 2
-    scene.ranks.sealed(scene.ranks.of(1))
-    assert [page.command for page in pages] == [Command.SNAPSHOT, Command.NOTHING], "the other one has yet to see it"
-    assert not scene.ranks.may_ask
-    pages[0].completed(7)
-    assert scene.ranks.trainer_step is None
-    pages[1].completed(6)
-    assert scene.ranks.trainer_step == 6
+    assert scene.ranks.sealed(scene.ranks.of(1), sealed(8)) is None
+    assert [page.command for page in pages] == [Command.SNAPSHOT] * 2, "the other one has yet to seal"
+    assert scene.ranks.sealed(scene.ranks.of(0), sealed(8)) == Taken(8, 2 * 100, 0.1)
+    assert [page.command for page in pages] == [Command.NOTHING] * 2
     for page in pages:
         page.close()
 
 
-def test_each_rank_is_told_its_own_share_of_what_it_resumes(scene: Scene) -> None:
+def sealed(step: int) -> messages.Sealed:
+    return messages.Sealed(index=0, step=step, bytes=100, stall_s=0.1, copy_s=0.1)
+
+
+def test_each_rank_is_told_the_shares_of_all_of_what_it_resumes(scene: Scene) -> None:
+    """A tensor that all of them have may lie in the share of any."""
     content = Content(SnapshotId(1, 10), world_size=2)
-    told = [scene.connect(rank) for rank in range(2)]
-    handed: list[Any] = []
-    for end in told:
-        end.send = lambda message, fds=(): handed.append(Slot(os.dup(fds[0])))  # type: ignore[method-assign]
+    handed: list[list[Slot]] = []
+    for end in scene.connect_two():
+        end.send = lambda message, fds=(): handed.append([Slot(os.dup(fd)) for fd in fds])  # type: ignore[method-assign]
     scene.startup.finding = Finding.READY
     scene.startup.point = scene.pipeline.note_resumed(fetched(content), Generation(2, RUN_ID, "b" * 16))
 
     scene.trainer.tell_resume()
 
-    assert [content.is_in(slot, rank) for rank, slot in enumerate(handed)] == [True, True]
-    for slot in handed:
+    assert [[content.is_in(slot, rank) for rank, slot in enumerate(slots)] for slots in handed] == [[True, True]] * 2
+    for slot in [*handed[0], *handed[1]]:
         slot.close()
 
 
-def test_what_one_rank_has_restored_is_granted_again_and_the_other_s_is_not(scene: Scene) -> None:
-    scene.connect(), scene.connect(1)
+def test_more_slots_than_one_message_can_carry_come_in_several(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.agent.trainers.session.MAX_FDS", 1)
+    sent: list[tuple[type, int]] = []
+    for end in scene.connect_two():
+        end.send = lambda message, fds=(): sent.append((type(message), len(fds)))  # type: ignore[method-assign]
+    scene.startup.finding = Finding.READY
+    content = Content(SnapshotId(1, 10), world_size=2)
+    scene.startup.point = scene.pipeline.note_resumed(fetched(content), Generation(2, RUN_ID, "b" * 16))
+
+    scene.trainer.tell_resume()
+
+    assert sent == [(messages.ResumeSlots, 1), (messages.ResumeReady, 1)] * 2
+
+
+def test_what_is_resumed_is_granted_again_once_all_ranks_have_restored_it(scene: Scene) -> None:
+    """Each reads the slots of all."""
+    scene.connect_two()
     point = scene.pipeline.note_resumed(fetched(Content(SnapshotId(1, 10), world_size=2)), Generation(2, RUN_ID, "b"))
     scene.startup.point = point
+    pool, restored = scene.pipeline.pool, messages.Restored(str(point.id), 10, 0.1)
 
-    scene.trainer.on_message(scene.ranks.of(1), messages.Restored(str(point.id), 10, 0.1))
+    scene.trainer.on_message(scene.ranks.of(1), restored)
+    assert [pool.grant(rank) for rank in range(2)] == [None, None]
+    scene.trainer.on_message(scene.ranks.of(0), restored)
 
-    assert [scene.pipeline.pool.grant(rank) for rank in range(2)] == [None, point.indexes[1]]
+    assert [pool.grant(rank) for rank in range(2)] == list(point.indexes)
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(1, 2), (0, 2), (7, 1), (-1, 1)])
-def test_a_second_rank_is_turned_away_and_does_not_keep_the_first_from_its_snapshots(
-    scene: Scene, rank: int, world_size: int
+@pytest.mark.parametrize(
+    ("rank", "world_size", "why"),
+    [(1, 2, "there are 1"), (0, 2, "there are 1"), (7, 1, "no rank 7 of 1"), (-1, 1, "no rank -1"), (0, 1, "already")],
+)
+def test_a_rank_of_another_training_is_turned_away_and_does_not_keep_the_first_from_its_snapshots(
+    scene: Scene, rank: int, world_size: int, why: str
 ) -> None:
     scene.connect()
     scene.lay_out(1)
@@ -294,7 +330,7 @@ def test_a_second_rank_is_turned_away_and_does_not_keep_the_first_from_its_snaps
     scene.trainer.greet(stranger, hello, (), leaving=False)  # type: ignore[arg-type]
 
     assert [type(message) for message in stranger.messages] == [messages.Refused]
-    assert "one training process" in stranger.messages[0].message
+    assert why in stranger.messages[0].message
     assert scene.ranks.may_ask
 
 

@@ -21,6 +21,7 @@ from harness.errors import StateError
 from harness.ipc.slots import Slot, SlotState
 from harness.trainer.boundary import Boundary
 from harness.trainer.copy import to_slot
+from harness.trainer.ranks import ALONE
 from harness.trainer.saving import Saving
 from harness.trainer.staging.overlap import VALIDATIONS, Overlap, before_updates
 from harness.trainer.staging.stager import Stager, read_tensors
@@ -33,6 +34,7 @@ class PlayedLink:
     """Whoever the Stager asks for slots: one, granted again after each seal."""
 
     slot_error = None
+    rank = ALONE
     sequence = 0
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ import torch
 from harness.core.messages import GenerationInfo, Sealed
 from harness.errors import StateError
 from harness.ipc.slots import Slot
+from harness.trainer.ranks import ALONE
 from harness.trainer.staging import stager as module
 from harness.trainer.staging.overlap import Overlap
 from harness.trainer.staging.stager import Stager, read_tensors
@@ -18,6 +19,7 @@ class PlayedLink:
     """Whoever the Stager asks for a slot; grants none."""
 
     slot_error = None
+    rank = ALONE
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
@@ -44,6 +46,7 @@ class Growing:
     """A state whose one tensor grows; the agent that is asked for slots grants one at once."""
 
     slot_error = None
+    rank = ALONE
     sequence = 0
 
     def __init__(self) -> None:

@@ -1,0 +1,136 @@
+"""What several ranks hold: who stores what, and what a comparison changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.agent.trainers.holdings import Difference, Holdings
+from harness.core.messages import HeldTensor, Holds, Rows, Stores
+from harness.errors import StateError
+
+
+def shared(name: str, rows: int = 4, *, group: int | None = None) -> HeldTensor:
+    return HeldTensor(name, "F32", (rows, 2), "shared", group=group)
+
+
+def shard(name: str, offset: int, rows: int, whole: int = 4) -> HeldTensor:
+    return HeldTensor(name, "F32", (rows, 2), "shared", (whole, 2), (offset, 0))
+
+
+def other(name: str, how: str) -> HeldTensor:
+    return HeldTensor(name, "F32", (3,), how)
+
+
+def told(*tables: list[HeldTensor], number: int = 1, groups: tuple[tuple[int, ...], ...] = ()) -> Holdings:
+    holdings = Holdings()
+    for rank, table in enumerate(tables):
+        holdings.tell(rank, Holds(tuple(table), number, groups))
+    return holdings
+
+
+def test_nothing_is_assigned_before_all_ranks_have_told() -> None:
+    holdings = told([shared("w")])
+    assert holdings.news(2) == {}
+    holdings.tell(1, Holds((shared("w"),), 7))
+
+    news = holdings.news(2)
+    assert [news[rank].rows for rank in range(2)] == [(Rows("w", 0, 2),), (Rows("w", 2, 4),)]
+    assert [news[rank].number for rank in range(2)] == [1, 7]
+    assert news[0].compared == ("w",)
+
+
+def test_what_has_not_changed_is_no_news() -> None:
+    holdings = told([shared("w"), other("own", "own")], [shared("w")])
+    assert len(holdings.news(2)) == 2
+    assert holdings.news(2) == {}
+
+    holdings.tell(0, Holds((shared("w"),), 2))
+
+    news = holdings.news(2)
+    assert news[0] == Stores((Rows("w", 0, 2),), (), ("w",), 2)
+    assert set(news) == {0, 1}, "the other one stores less now"
+
+
+def test_tables_of_different_steps_are_told_again_and_fit_then() -> None:
+    holdings = told([shard("w", 0, 2), shard("grad", 0, 2)], [shard("w", 2, 2)])
+    assert holdings.news(2) == {}
+    assert holdings.take_wanted()
+    assert not holdings.take_wanted(), "asked once"
+
+    holdings.tell(0, Holds((shard("w", 0, 2),), 2))
+    assert len(holdings.news(2)) == 2, "it fits as soon as it does"
+
+
+def test_tables_that_never_fit_are_an_error_that_names_the_tensor() -> None:
+    tables = [[shard("w", 0, 2)], [shard("w", 1, 2)]]
+    holdings = told(*tables)
+    for number in (2, 3):
+        assert holdings.news(2) == {}
+        assert holdings.take_wanted()
+        holdings.tell(0, Holds(tuple(tables[0]), number))
+        assert holdings.news(2) == {}
+        assert not holdings.take_wanted(), "the other one has yet to tell"
+        holdings.tell(1, Holds(tuple(tables[1]), number))
+    with pytest.raises(StateError, match=r"^w: .*overlaps"):
+        holdings.news(2)
+
+
+@pytest.mark.parametrize(
+    ("second", "what"),
+    [
+        ([shared("v", group=0)], r"^w: .*\[4, 2\] on rank 0 and missing on rank 1"),
+        ([shared("w", 5, group=0)], r"^w: .*\[4, 2\] on rank 0 and F32 \[5, 2\] on rank 1"),
+        ([], "^w: .*missing on rank 1"),
+    ],
+)
+def test_ranks_that_keep_other_parameters_equal_are_named(second: list[HeldTensor], what: str) -> None:
+    holdings = told([shared("w", group=0)], second, groups=((0, 1),))
+    for number in (2, 3):
+        assert holdings.news(2) == {}
+        holdings.tell(0, Holds((shared("w", group=0),), number, ((0, 1),)))
+        holdings.tell(1, Holds(tuple(second), number, ((0, 1),)))
+    with pytest.raises(StateError, match=what):
+        holdings.news(2)
+
+
+def test_two_groups_may_have_different_parameters() -> None:
+    groups = ((0, 1), (2, 3))
+    first, second = [shared("a", group=0)], [shared("b", group=1)]
+    assert len(told(first, first, second, second, groups=groups).news(4)) == 4
+
+
+def test_what_may_be_equal_is_shared_once_it_was_found_to_be() -> None:
+    holdings = told([other("b", "maybe")], [other("b", "maybe")])
+    assert [stores.own for stores in holdings.news(2).values()] == [("b",), ("b",)]
+    assert holdings.compares
+
+    assert holdings.judge([{"b": 5}, {"b": 5}]) == ([], True)
+
+    assert [stores.rows for stores in holdings.news(2).values()] == [(Rows("b", 0, 2),), (Rows("b", 2, 3),)]
+    assert holdings.judge([{"b": 5}, {"b": 6}]) == ([Difference("b", (1,))], True)
+    assert [stores.own for stores in holdings.news(2).values()] == [("b",), ("b",)]
+
+
+def test_what_may_be_equal_and_is_not_is_no_difference() -> None:
+    holdings = told([other("b", "maybe")], [other("b", "maybe")])
+    holdings.news(2)
+    assert holdings.judge([{"b": 5}, {"b": 6}]) == ([], True)
+    assert holdings.news(2)[0].compared == (), "it is not looked at again"
+
+
+def test_what_was_said_to_be_equal_and_is_not_is_each_rank_s_own_from_now_on() -> None:
+    holdings = told(*[[shared("w"), shared("v")]] * 3)
+    holdings.news(3)
+
+    assert holdings.judge([{"w": 1, "v": 2}, {"w": 1, "v": 2}, {"w": 4, "v": 2}]) == ([Difference("w", (2,))], True)
+
+    assert all(stores.own == ("w",) and stores.compared == ("v",) for stores in holdings.news(3).values())
+
+
+def test_it_is_compared_twice_at_first_and_seldom_later() -> None:
+    holdings = told([shared("w")], [shared("w")])
+    compared = []
+    for _ in range(34):
+        compared.append(holdings.compares)
+        holdings.judge([{"w": 1}, {"w": 1}] if holdings.compares else [{}, {}])
+    assert [number for number, is_due in enumerate(compared) if is_due] == [0, 1, 16, 32]
