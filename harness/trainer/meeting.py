@@ -85,8 +85,8 @@ class Meeting:
             if command is Command.LEAVE:
                 return True
             if command is Command.NOTHING:
-                if not last:
-                    boundary.attended(news, None)
+                if not last:  # what this rank stores may be told it a moment after the word has changed
+                    boundary.attended(news, None if stager.planned else boundary.step + 1)
                     return False
                 if stager.sealed_step == boundary.step:
                     return False

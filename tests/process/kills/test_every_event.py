@@ -153,6 +153,7 @@ CANNOT_HAPPEN = {
     "SupersededBy": _TWO_HOSTS,
     "Behind": "takes a store that is slower than the interval: tests/unit/agent/save/test_tier.py",
     "StoreSilent": "takes a store that hangs: tests/process/test_silence.py",
+    "RanksDiffer": "takes several ranks, and a model that differs between them",
     "GivenUp": "takes an upload of seconds: tests/unit/agent/save/test_tier.py",
 }
 
