@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 from harness.core.messages import GenerationInfo, Sealed
 from harness.ipc.pages import PAGE
 from harness.ipc.slots import Slot
+from harness.trainer.ranks import ALONE
 from harness.trainer.staging.overlap import VALIDATIONS, Overlap
 from harness.trainer.staging.stager import Stager
 from harness.trainer.state import capture
@@ -97,6 +98,7 @@ class Granted:
     """The agent's place: one slot, free again as soon as it is sealed."""
 
     slot_error = None
+    rank = ALONE
     sequence = 0
 
     def __init__(self, prepare: Callable[[Slot], None]) -> None:
