@@ -21,7 +21,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -238,8 +238,10 @@ class Snapshots:
             self.gil_s, before = max(self.gil_s, now - before), now
         self.map_s = time.perf_counter() - began
 
-    def _capture(self, sure: bool) -> capture.Captured:
-        return capture.capture(self.states, sure=sure)
+    def _capture(
+        self, sure: bool, found: Callable[[Mapping[str, torch.Tensor]], None] | None = None
+    ) -> capture.Captured:
+        return capture.capture(self.states, sure=sure, found=found)
 
     def _small(self, step: int, captured: capture.Captured) -> dict[str, Any]:
         return {"step": step, "states": captured.tree, "rng": capture_rng(), "loaders": {}, "extra": {}}

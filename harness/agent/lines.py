@@ -14,7 +14,15 @@ from harness.core import events
 from harness.core.snapshot import SnapshotId
 from harness.core.words import count, duration, printable, size
 
-_QUIET = (events.Heartbeat, events.ShardStored, events.PartStored, events.Due, events.Verified, events.SlotsReady)
+_QUIET = (
+    events.Heartbeat,
+    events.ShardStored,
+    events.PartStored,
+    events.Due,
+    events.Agreed,
+    events.Verified,
+    events.SlotsReady,
+)
 _SEALED = 16  # snapshots whose stall is remembered until they are stored
 
 Write = Callable[[str], None]
@@ -78,7 +86,7 @@ class Sentences:
 
     def _sentence(self, event: events.Event) -> tuple[Tone, str] | None:
         if isinstance(event, events.Sealed):
-            self._stalls[event.step] = event.stall_s
+            self._stalls[event.step] = max(event.stall_s, self._stalls.get(event.step, 0.0))  # of all ranks
             while len(self._stalls) > _SEALED:
                 self._stalls.pop(next(iter(self._stalls)), None)
             return None
@@ -140,6 +148,19 @@ class Sentences:
             case events.UpkeepFailed():
                 where = self._in[event.tier]
                 return Tone.WARNING, f"old snapshots {where} could not be verified or deleted: {event.reason}"
+            case events.RankLate():
+                since = duration(event.age_s)
+                if event.step is None:
+                    return Tone.WARNING, f"rank {event.rank} has created no Checkpointer in {since}; others have"
+                for_ = "" if event.agreed is None else f", to save step {count(event.agreed)}"
+                stands = f"rank {event.rank} has been at step {count(event.step)} for {since}"
+                return Tone.WARNING, f"{stands}, and the others wait for it{for_}"
+            case events.RanksDiffer():
+                ranks = "rank " + ", ".join(map(str, event.ranks))
+                return Tone.WARNING, (
+                    f"{event.tensor} is not the same on all ranks ({ranks}), although they should keep it equal: each "
+                    f"saves its own from now on, and step {count(event.step)} is not saved"
+                )
             case events.NeverFits():
                 needs = f"a snapshot of {size(event.bytes)} needs {duration(event.needs_s)} to become durable"
                 window = duration(event.window_s)

@@ -38,6 +38,7 @@ from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.run_state import State
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.server import CalledOff, Server
+from harness.agent.trainers.lateness import Lateness
 from harness.agent.trainers.ranks import Rank, Ranks, Taken
 from harness.agent.trainers.restarts import Restarts
 from harness.agent.trainers.session import Trainer, TrainerEvents
@@ -71,7 +72,6 @@ _LOG_S = 1.0  # at the end, to write the lines that wait for a blocked stderr
 _CLOSE_S = 2.0  # a hung disk does not release its reservation; a later sweep does
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-HELLO_S = 60.0  # after this time without a Checkpointer, the agent logs that nothing is being saved
 
 
 class Agent:
@@ -109,7 +109,6 @@ class Agent:
         self._interrupts = 0
         self._at_once = False
         self._told_to_leave = False
-        self._told_silent = False
         self._bug: BaseException | None = None
         host = re.sub(r"[^A-Za-z0-9_.=+-]", "-", socket.gethostname())[:60] or "localhost"
         keys = RunKeys(settings.run)
@@ -121,14 +120,15 @@ class Agent:
         self._ranks = Ranks(self._context, self._pipeline.pool)
         self._speeds = Speeds(self._pipeline)
         self._drain = DrainController(self._context, self._pipeline, self._speeds, self._ranks)
-        self._requests = Requests(self._context, self._ranks, self._pipeline, self._drain)
+        self._lateness = Lateness(self._context, self._ranks)
+        self._requests = Requests(self._context, self._ranks, self._pipeline, self._drain, self._lateness)
         self._restarts = Restarts(self._context, self._pipeline)
         self._server = Server(self._context, self._pipeline, self._on_message)
-        changes = StartupEvents(lambda: self.trainer.tell_resume(), self._refuse, self._on_superseded)
+        changes = StartupEvents(lambda: self.trainer.telling.resume(), self._refuse, self._on_superseded)
         self._startup = Startup(self._context, program.remembered, self._pipeline, self._journal, changes)
         doings = TrainerEvents(
             last_word=self._on_message_of_trainer,
-            began=lambda: self._state.move(RunState.STARTING),
+            began=self._on_began_again,
             joined=lambda: self._state.move(RunState.RUNNING),
             lost=self._on_trainer_lost,
             left=self._on_trainer_left,
@@ -191,7 +191,7 @@ class Agent:
             unreachable=self._notices.unreachable,
             agent_pid=os.getpid(),
             trainer_pid=next((connection.pid for connection in self._ranks.connections), None),
-            ranks=self._ranks.status(),
+            ranks=self._lateness.status(),
         )
 
     def _begin(self) -> None:
@@ -243,14 +243,13 @@ class Agent:
         self._watch_step()
         self._pipeline.tell_silence()
         self._notices.tell_silence()
-        self.trainer.take_what_was_not_told()
         self._drain.save_what_there_is_in_time()
         self._drain.conclude_drill()
         self.trainer.tell_restarted()
-        self.trainer.end_siblings_in_time()
+        self.trainer.siblings.end_in_time(saved=self._drain.current is not None and self._pipeline.idle)
         self._request_if_due()
         self._restart_if_due()
-        self._say_if_nobody_says_hello()
+        self._name_late_ranks()
         self._finish_if_done()
 
     def _shut(self) -> None:
@@ -340,7 +339,14 @@ class Agent:
         try:
             self._requests.turn(self.trainer.attempt, attached=self.trainer.attached)
         except Uneven as err:
-            self.trainer.tell_uneven(err)
+            self.trainer.telling.uneven(err)
+
+    def _name_late_ranks(self) -> None:
+        """Name ranks that do not come; without a notice, take back what is asked of all because of one of them."""
+        trainer = self.trainer
+        spawned = trainer.child is not None and trainer.restarts == 0
+        if self._lateness.turn(trainer.attempt, self._speeds.rates.step_s, spawned=spawned):
+            self._requests.take_back()
 
     def _on_sealed(self, rank: Rank, sealed: Sealed) -> None:
         if sealed.index not in self._pipeline.pool:
@@ -366,13 +372,14 @@ class Agent:
             self._requests.taken(taken)
             self._drain.sealed(taken.step)
             if taken.changed:
-                self.trainer.tell_stores()
+                self.trainer.telling.stores()
 
     def _void(self, index: int, taken: Taken) -> None:
         """Drop a snapshot in which one rank's share stands for others that are not equal."""
         for difference in taken.differences:
             self._journal.emit(events.RanksDiffer(step=taken.step, tensor=difference.tensor, ranks=difference.ranks))
         self._pipeline.void(index)
+        self._ranks.drop(taken.step)
 
     def _on_commit(self, steps: Steps) -> None:
         self._ranks.tell_steps(steps)
@@ -436,7 +443,7 @@ class Agent:
 
     def _on_signal_of_trainer(self, signum: int) -> None:
         """Handle a signal that reached the trainer, alone or together with the agent; it counts once."""
-        if self._outcome is not None or (signum == signal.SIGTERM and self.trainer.broken):
+        if self._outcome is not None or (signum == signal.SIGTERM and self.trainer.siblings.broken):
             return  # a launcher ends the other ranks of one that has failed
         if signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
@@ -464,7 +471,7 @@ class Agent:
         if self._outcome is not None or claim.generation <= self._startup.generation.number:
             return
         self._journal.emit(events.SupersededBy(generation=claim.generation, host=claim.host))
-        self.trainer.tell_superseded()
+        self.trainer.telling.superseded()
         # No instance ends: the newer start waits as long as our journal shows that we live. Only a hang must not last.
         needs_s = self._drain.plan(Deadline.never(), trains=self.trainer.trains).needs_s
         self._begin_drain(Deadline.after(max(self.settings.handover_s, 2 * needs_s)), ExitCode.SUPERSEDED)
@@ -478,6 +485,10 @@ class Agent:
             self.trainer.signal(signal.SIGTERM)  # a program without a Checkpointer learns of it by the signal
 
     # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _on_began_again(self) -> None:
+        self._state.move(RunState.STARTING)
+        self._lateness.begin_again()
 
     def _on_trainer_lost(self) -> None:
         self._requests.forget()
@@ -513,14 +524,6 @@ class Agent:
             return
         self._restarts.call_off()
         self.trainer.begin_again(self._on_begun)
-
-    def _say_if_nobody_says_hello(self) -> None:
-        """Log, once, that nothing is saved: the program has created no Checkpointer, or not where this agent runs."""
-        attempt = self.trainer.attempt
-        waits = self.trainer.child is not None and not attempt.connected and self.trainer.restarts == 0
-        if waits and not self._told_silent and time.monotonic() - (attempt.spawned_at or attempt.began_at) > HELLO_S:
-            self._told_silent = True
-            self._say(f"the program has not created a Checkpointer in {HELLO_S:g} s: nothing is being saved")
 
     def _finish_if_done(self) -> None:
         """Decide the outcome once no trainer runs and every sealed snapshot is stored, or the time is up."""

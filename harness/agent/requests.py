@@ -12,6 +12,7 @@ from harness.agent.context import Context
 from harness.agent.drain.controller import DrainController
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.trainers.attempt import TrainerAttempt
+from harness.agent.trainers.lateness import Lateness
 from harness.agent.trainers.ranks import Ranks, Taken
 from harness.core import events
 from harness.core.policy.cadence import Cadence
@@ -24,7 +25,9 @@ _EVERY_STEPS = "every_steps"
 class Requests:
     """The present request for a snapshot, if there is one."""
 
-    def __init__(self, context: Context, ranks: Ranks, pipeline: SavePipeline, drain: DrainController) -> None:
+    def __init__(
+        self, context: Context, ranks: Ranks, pipeline: SavePipeline, drain: DrainController, lateness: Lateness
+    ) -> None:
         """Request nothing yet.
 
         Args:
@@ -32,9 +35,11 @@ class Requests:
             ranks: get the commands.
             pipeline: knows when the last snapshot was sealed.
             drain: has the plan once the run is left.
+            lateness: knows whether a rank that is late keeps all from a snapshot.
         """
         self._settings, self._emit = context.settings, context.emit
         self._ranks, self._pipeline, self._drain = ranks, pipeline, drain
+        self._lateness = lateness
         self._left_with: int | None = None  # the step that all ranks have sealed in a drain
 
     def turn(self, attempt: TrainerAttempt, *, attached: bool) -> None:
@@ -50,23 +55,54 @@ class Requests:
         ranks = self._ranks
         if not ranks.connections:
             return
+        if ranks.several:
+            self._drop_incomplete()
         ranks.grant()
         if (drain := self._drain.current) is not None:
             takes = drain.plan.choice is Choice.NEW and self._left_with is None and not self._stands_sealed()
-            ranks.command(Command.SNAPSHOT_AND_LEAVE if takes else Command.LEAVE)
+            ranks.command(Command.SNAPSHOT_AND_LEAVE if takes and not ranks.one_has_left else Command.LEAVE)
+        elif ranks.one_has_left:
+            self.take_back()
+        elif self._lateness.in_the_way:
+            pass
+        elif ranks.may_ask and (step := ranks.evaluate_at) not in (None, self._pipeline.sealed_step):
+            ranks.command(self._snapshot, step)
+            self._emit(events.Due(reason="evaluating"))
         elif ranks.may_ask and (reason := self._reason(attempt, attached=attached)) is not None:
             ranks.command(self._snapshot)
             self._emit(events.Due(reason=reason))
-        elif ranks.several and ranks.may_ask and (step := self._next_multiple()) is not None:
+        elif (
+            ranks.several
+            and not ranks.meeting.is_open
+            and ranks.may_ask
+            and (step := self._next_multiple()) is not None
+        ):
             ranks.command(self._snapshot, step)
             self._emit(events.Due(reason=_EVERY_STEPS))
-        ranks.meeting.turn(self._pipeline.sealed_step)
+        sealed = self._pipeline.sealed_step if ranks.sealed_step is None else ranks.sealed_step
+        if (agreed := ranks.meeting.turn(sealed)) is not None:
+            self._emit(events.Agreed(step=agreed, seconds=ranks.meeting.age_s))
+
+    def _drop_incomplete(self) -> None:
+        """Drop what some ranks have sealed and others will not, and tell those that wait for it to become durable."""
+        missed = self._ranks.meeting.take_missed()
+        if missed is not None:
+            self._pipeline.forget([missed])
+        passed = self._pipeline.forget_passed([rank.control.trainer_step for rank in self._ranks])
+        for step in (passed, missed):
+            if step is not None:
+                self._ranks.drop(step)
 
     @property
     def _snapshot(self) -> Command:
         at_end = any(rank.control.at_end for rank in self._ranks)  # there is no later step to take instead
         compares = self._ranks.several and self._ranks.holdings.compares and not at_end
         return Command.SNAPSHOT_AND_COMPARE if compares else Command.SNAPSHOT
+
+    def take_back(self) -> None:
+        """Take the present ask back, because of a rank that is late. In a drain it stands: there is no later one."""
+        if self._drain.current is None and self._ranks.meeting.is_open:
+            self._ranks.meeting.ask_again()
 
     def taken(self, taken: Taken) -> None:
         """Note that all ranks have sealed a step. Several leave with it, and none leaves before."""
@@ -80,10 +116,8 @@ class Requests:
 
     def _stands_sealed(self) -> bool:
         """Whether several ranks stand at a step that all have sealed, with no boundary before them for a while."""
-        if not self._ranks.several or self._pipeline.sealed_step is None:
-            return False
-        views = [rank.control.view for rank in self._ranks]
-        return all(view.waits and view.step == self._pipeline.sealed_step for view in views)
+        meeting = self._ranks.meeting
+        return self._ranks.several and meeting.is_open and meeting.all_stand(self._pipeline.sealed_step)
 
     def _reason(self, attempt: TrainerAttempt, *, attached: bool) -> str | None:
         if self._ranks.reasons:

@@ -48,11 +48,13 @@ class FileLayout:
         return sum(map(len, self.targets.values()))
 
 
-def pick(state: bytes, only: str | None) -> Any:
+def pick(states: Sequence[bytes], only: str | None) -> Any:
     """Return the document: the state named `only`, or every state by its name, together with step, rng and the rest.
 
+    Of several ranks it is the first one's, and what of a model others have besides (a stage of a pipeline).
+
     Args:
-        state: small state as a part holds it.
+        states: the whole small state of each rank.
         only: a state's name, or `None` for everything.
 
     Raises:
@@ -60,9 +62,12 @@ def pick(state: bytes, only: str | None) -> Any:
         SnapshotCorrupt: a Checkpointer does not write such small state.
     """
     try:
-        small = msgspec.json.decode(state)
+        small, *others = (msgspec.json.decode(state) for state in states)
     except (ValueError, RecursionError) as err:
         raise SnapshotCorrupt(f"small state is not JSON: {str(err)[:200]}") from err
+    for other in others:
+        if isinstance(small, dict) and isinstance(other, dict):
+            _add_missing(small.get("states"), other.get("states"))
     nodes = small.pop("states", None) if isinstance(small, dict) else None
     if nodes is None:
         raise ConfigError("this snapshot was not written by a Checkpointer: it holds no named states")
@@ -73,6 +78,19 @@ def pick(state: bytes, only: str | None) -> Any:
     if only not in nodes:
         raise ConfigError(f"this snapshot holds no state {only[:80]!r}; it holds {', '.join(nodes)}")
     return nodes[only]["state"]
+
+
+def _add_missing(into: Any, other: Any, depth: int = 0) -> None:
+    """Add to an encoded tree the keys of another that it lacks, in plain dicts of both."""
+    if not (isinstance(into, dict) and isinstance(other, dict)) or "$" in into or "$" in other:
+        return
+    if depth > 4 * tree.MAX_DEPTH:
+        raise SnapshotCorrupt("small state: nested too deep")
+    for key, value in other.items():
+        if key in into:
+            _add_missing(into[key], value, depth + 1)
+        else:
+            into[key] = value
 
 
 def lay_out(document: Any, stored: Mapping[str, Placed], metadata: Mapping[str, str]) -> FileLayout:

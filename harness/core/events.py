@@ -205,6 +205,13 @@ class Due(Event, frozen=True):
     reason: str
 
 
+class Agreed(Event, frozen=True):
+    """Several ranks will take the snapshot at this step; `seconds` is how long the agreement took."""
+
+    step: int
+    seconds: float
+
+
 class Sealed(Event, frozen=True):
     """A snapshot is complete in memory; of several ranks, the share of `rank`.
 
@@ -219,6 +226,22 @@ class Sealed(Event, frozen=True):
     bytes: int
     stall_s: float
     rank: int | None = None
+
+
+class RankLate(Event, frozen=True):
+    """The other ranks wait for this one.
+
+    Attributes:
+        rank: its number.
+        step: its completed steps; `None` if it has created no Checkpointer, or has not begun its loop.
+        age_s: for how long that has not changed.
+        agreed: the step at which all ranks are to take a snapshot; `None` if none is agreed.
+    """
+
+    rank: int
+    age_s: float
+    step: int | None = None
+    agreed: int | None = None
 
 
 class RanksDiffer(Event, frozen=True):

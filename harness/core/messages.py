@@ -4,8 +4,8 @@ Owns which messages there are, what they carry, and their bytes: one JSON object
 liveness are `ipc.channel`. A message is decoded once, where it arrives. Anything else is refused there, so that no
 other code handles names of fields. Every time is monotonic seconds of this host, every size bytes.
 
-    trainer ──▶ agent    Hello Holds Layout Restored FirstStep Sealed SaveWanted SignalReceived Training AtEnd Finished
-                         Leaving Bye
+    trainer ──▶ agent    Hello Attached Holds Layout Restored FirstStep Sealed SaveWanted SignalReceived Training AtEnd
+                         Evaluates Finished Leaving Bye
     agent ──▶ trainer    Welcome Refused ResumeHeader ResumeSlots ResumeReady ResumeNone ResumeFailed Stores HoldsWanted
                          Slots NoSlots NoMeeting Superseded
     others ──▶ agent     AskStatus AskDrill Takeover
@@ -23,7 +23,7 @@ import msgspec
 from harness.core import events
 from harness.core.restart import Span
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Increased with any change that an agent and a trainer of two versions would misunderstand."""
 
 
@@ -187,12 +187,22 @@ class SignalReceived(Message, frozen=True):
     signum: int
 
 
+class Attached(Message, frozen=True):
+    """A trainer whose agent died tells the new one everything from now on: what it sealed before may be untold."""
+
+
 class Training(Message, frozen=True):
     """Another loop has begun, after the end of a loop that was taken for the end of the training."""
 
 
 class AtEnd(Message, frozen=True):
     """One of several ranks makes no further step: it waits for the others, to seal this step with them."""
+
+    step: int
+
+
+class Evaluates(Message, frozen=True):
+    """One of several ranks enters a validation that may take long, at this step. If all do, it is saved before."""
 
     step: int
 
@@ -371,13 +381,17 @@ class RankStatus(msgspec.Struct, frozen=True):
         rank: its number.
         pid: of its process; `None` if it is not connected.
         step: completed optimizer steps; `None` before its loop.
+        step_age_s: for how long it has been there; `None` before that was looked at.
         waits: whether it waits at that step for the other ranks.
+        late: whether the others have waited for it, for a minute or more.
     """
 
     rank: int
     pid: int | None
     step: int | None
+    step_age_s: float | None
     waits: bool
+    late: bool
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -494,6 +508,7 @@ class HandedOver(Message, frozen=True):
 
 FromTrainer = (
     Hello
+    | Attached
     | Holds
     | Layout
     | Restored
@@ -503,6 +518,7 @@ FromTrainer = (
     | SignalReceived
     | Training
     | AtEnd
+    | Evaluates
     | Finished
     | Leaving
     | Bye

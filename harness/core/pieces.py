@@ -9,8 +9,9 @@ what the ranks hold: it knows no tensors, and does not depend on the order in wh
 from __future__ import annotations
 
 import enum
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.shard import DTYPE_BYTES
@@ -89,6 +90,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Bytes of a box: from `begin` in the box, `size` of them, to `at` in the whole tensor."""
+
+    begin: int
+    size: int
+    at: int
+
+
+@dataclass(frozen=True)
 class Held:
     """A piece that a rank holds."""
 
@@ -113,7 +123,7 @@ def assign(tables: Sequence[Sequence[Held]]) -> list[list[Piece]]:
                 stored[rank].append(held.piece)
             else:
                 shared.setdefault(held.piece, set()).add(rank)
-    _check_cover(shared)
+    check_cover(shared)
     loads = [sum(piece.bytes for piece in pieces) for pieces in stored]
     groups: dict[tuple[int, ...], list[Piece]] = {}
     for piece, holders in shared.items():
@@ -165,7 +175,7 @@ def _quotas(total: int, loads: Sequence[int]) -> list[float]:
     return [max(0.0, level - load) for load in loads]
 
 
-def _check_cover(shared: Iterable[Piece]) -> None:
+def check_cover(shared: Iterable[Piece]) -> None:
     """Raise StateError unless the pieces of each tensor cover it, each element once."""
     by_name: dict[str, list[Piece]] = {}
     for piece in shared:
@@ -179,6 +189,22 @@ def _check_cover(shared: Iterable[Piece]) -> None:
             one.meets(other) for number, one in enumerate(pieces) for other in pieces[number + 1 :]
         ):
             raise StateError(f"{name}: what its ranks hold of it overlaps, or leaves some of it out")
+
+
+def runs(whole: Sequence[int], offset: Sequence[int], shape: Sequence[int], itemsize: int) -> Iterator[Run]:
+    """Yield the runs of bytes of a box that lie one after the other in the whole tensor, in the order of the box.
+
+    Both are contiguous, in the order of rows. The arguments are those of a piece.
+    """
+    inner = len(shape)
+    while inner and shape[inner - 1] == whole[inner - 1]:
+        inner -= 1
+    inner = max(0, inner - 1)  # the last dimension that is cut is still one run
+    size = math.prod(shape[inner:]) * itemsize
+    strides = [math.prod(whole[dim + 1 :]) * itemsize for dim in range(len(whole))]
+    start = sum(at * stride for at, stride in zip(offset, strides, strict=True))
+    for number, index in enumerate(itertools.product(*map(range, shape[:inner]))):
+        yield Run(number * size, size, start + sum(at * step for at, step in zip(index, strides, strict=False)))
 
 
 def balance(stored: Sequence[Sequence[Piece]]) -> Mapping[int, int]:

@@ -44,6 +44,11 @@ class Instructions(msgspec.Struct, frozen=True):
     interruption: Interruption | None = None
 
 
+def file_of(file: str, rank: int) -> str:
+    """Return the file to which a rank appends its lines: the first one's is `file`."""
+    return f"{file}.{rank}" if rank else file
+
+
 class Line(msgspec.Struct, frozen=True, tag_field="line", tag=str.lower):
     """A line of the trainer."""
 

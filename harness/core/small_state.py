@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from harness.core.manifest import Manifest
 from harness.errors import SnapshotCorrupt
 
 _STATES: Final = "states"
@@ -49,6 +50,15 @@ def join(first: bytes, differing: bytes, lacks: Iterable[str]) -> bytes:
         without = {name.removeprefix(of_states) for name in gone if name.startswith(of_states)}
         whole[_STATES] = msgspec.Raw(_text(_without({**inner, **other_inner}, without)))
     return _text(_without(whole, gone))
+
+
+def whole_states(manifest: Manifest) -> tuple[bytes, ...]:
+    """Return the whole small state of each rank of a snapshot, in rank order. Raises SnapshotCorrupt."""
+    first = bytes(manifest.parts[0].state)
+    others = (
+        join(first, bytes(part.state), () if part.lacks is msgspec.UNSET else part.lacks) for part in manifest.parts[1:]
+    )
+    return (first, *others)
 
 
 def _differing(mine: _Fields, theirs: _Fields) -> _Fields:

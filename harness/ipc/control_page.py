@@ -3,14 +3,14 @@
 Owns one page of 64-bit words in shared memory. Each word has one writer, and one method that writes it. An aligned
 8-byte store is atomic on every machine that PyTorch runs on.
 
-    AgentSide  ──COMMAND, GRANT, AT_STEP, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS──▶  TrainerSide
-    AgentSide  ◀──TRAINER_STEP, HOLD───────────────────────────────────────────────────── TrainerSide
+    AgentSide  ──COMMAND, GRANT, AT_STEP, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS, VOID_STEP──▶  TrainerSide
+    AgentSide  ◀──TRAINER_STEP, HOLD──────────────────────────────────────────────────────────────── TrainerSide
 
 COMMAND and GRANT carry a sequence number, so that the other side sees that a value is new. They are two words because
 they change independently: the agent grants a slot as soon as one is free, long before a snapshot is due, and the
-command may change while the same slot stays granted. AT_STEP and HOLD are of several ranks, which meet at one step
-(`core/policy/meeting.py`); both repeat the sequence number of the command that they belong to, so that neither is taken
-for one about a later command.
+command may change while the same slot stays granted. AT_STEP, HOLD and VOID_STEP are of several ranks, which meet at
+one step (`core/policy/meeting.py`); the first two repeat the sequence number of the command that they belong to, so
+that neither is taken for one about a later command.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Word(enum.IntEnum):
     DURABLE_STEP = 4
     DEADLINE_NS = 5  # monotonic; 0 for none
     ACKED = 6  # sequence of the newest seal that the agent has noticed; until then the trainer fills no slot
+    VOID_STEP = 7  # sealed by some ranks, and dropped: it will never be durable
     TRAINER_STEP = 8  # completed optimizer steps
     HOLD = 9  # sequence of COMMAND << 8 | Hold: what this rank does about it
 
@@ -123,6 +124,9 @@ class _Page:
 class AgentSide(_Page):
     """The agent's side of the page. For the main thread only, except `trainer_step`."""
 
+    _also_of = -1
+    """The command, by its sequence number, of which what the rank said counts for the present one."""
+
     @classmethod
     def create(cls) -> AgentSide:
         """Create a new page, all zero."""
@@ -139,8 +143,15 @@ class AgentSide(_Page):
         """Clear the step, because the trainer that wrote it is gone; the next one has completed none."""
         self.words[Word.TRAINER_STEP] = 0
 
-    def command(self, command: Command, at: int | None = None) -> None:
-        """Write the command for the next boundary; each call makes it new. Of several ranks: for the step `at`."""
+    def command(self, command: Command, at: int | None = None, *, keeps_word: bool = False) -> None:
+        """Write the command for the next boundary; each call makes it new.
+
+        Args:
+            command: what to do.
+            at: of several ranks, the step at which all do it.
+            keeps_word: what the rank has said about the command before counts for this one, until it takes it back.
+        """
+        self._also_of = self.asked if keeps_word else -1
         if at is not None:
             self._agree(self.asked + 1, at)  # first: a rank that sees the command need not wait for its step
         self._write(Word.COMMAND, command)
@@ -161,7 +172,7 @@ class AgentSide(_Page):
     def hold(self) -> Hold:
         """What the rank says about the present command."""
         said = Request.decode(self.words[Word.HOLD])
-        return Hold(said.value) if said.sequence == self.asked else Hold.NONE
+        return Hold(said.value) if said.sequence in (self.asked, self._also_of) else Hold.NONE
 
     def grant(self, index: int | None) -> None:
         """Grant the slot that may be filled, or none; each call makes it new."""
@@ -176,9 +187,13 @@ class AgentSide(_Page):
         for word, step in ((Word.LOCAL_STEP, local), (Word.DURABLE_STEP, durable)):
             self.words[word] = 0 if step is None else step + 1
 
-    def tell_deadline(self, at: float) -> None:
-        """Publish the time until which the trainer may wait, in monotonic seconds."""
-        self.words[Word.DEADLINE_NS] = int(at * 1e9)
+    def tell_void(self, step: int | None) -> None:
+        """Publish the newest step that was sealed and dropped; `None` for none."""
+        self.words[Word.VOID_STEP] = 0 if step is None else step + 1
+
+    def tell_deadline(self, at: float | None) -> None:
+        """Publish the time until which the trainer may wait, in monotonic seconds; `None` for no limit."""
+        self.words[Word.DEADLINE_NS] = 0 if at is None else int(at * 1e9)
 
     def _write(self, word: Word, value: int) -> None:
         """Write `value` under a new sequence number, so that the trainer sees that it is new."""
@@ -238,6 +253,11 @@ class TrainerSide(_Page):
     def durable_step(self) -> int | None:
         """The newest step that is committed in the store."""
         return self._step(Word.DURABLE_STEP)
+
+    @property
+    def void_step(self) -> int | None:
+        """The newest step that ranks have sealed, and that will never be durable, because others have not."""
+        return self._step(Word.VOID_STEP)
 
     @property
     def time_is_up(self) -> bool:

@@ -24,7 +24,8 @@ from harness.trainer.resuming import ResumedFrom
 from harness.trainer.state import capture
 from harness.trainer.state.extra import check as check_extra
 from harness.trainer.state.kinds import flatten
-from harness.trainer.training import Training, say
+from harness.trainer.training import Training
+from harness.trainer.voice import say
 
 
 class Checkpointer:
@@ -131,8 +132,7 @@ class Checkpointer:
         flat = flatten(_merged(states_by_name or {}, states))
         if not inert and settle_ddp and not find_rank(os.environ).is_alone:
             for line in buckets.settle(flat.values()):  # before anything of ours is hooked to a gradient
-                if find_rank(os.environ).speaks:
-                    say(line)
+                say(line)
         self._training = Training(
             flat,
             accumulate=accumulate,

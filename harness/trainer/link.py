@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from harness.ipc.process import start_agent
 from harness.ipc.runtime_dir import RuntimeDir
 from harness.ipc.slots import Slot, SlotRecord
 from harness.trainer.ranks import ALONE, Rank
+from harness.trainer.voice import say
 
 WAIT_NOTE_S = 3.0
 _PART_S = 10.0  # how long the end of the process waits while a dead agent is being replaced
@@ -113,7 +113,7 @@ class Link:
         self.stores: messages.Stores | None = None
         """Of several ranks: what this one stores, as the agent has said it last."""
         self.holds_wanted = False
-        """Whether the agent wants to be told again what this rank holds; set to false as that is told."""
+        """Whether the agent has asked for another `Holds` from this rank; set to false when it is sent."""
         self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
         self._replacements = 0
@@ -121,6 +121,7 @@ class Link:
         self._closing = False
         self._begun = False
         self._repeat: dict[type[messages.AnyMessage], messages.AnyMessage] = {}
+        self._repeating = threading.Lock()  # no message is sent before an older one of its kind is repeated
         self._in_touch = threading.Event()  # not set while a dead agent is being replaced
         self._in_touch.set()
         self._poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -138,9 +139,9 @@ class Link:
 
     def send(self, message: messages.AnyMessage, *, repeat: bool = False) -> None:
         """Send the agent a message. It is lost if the agent is dying; with `repeat`, the next agent gets it again."""
-        if repeat:
-            self._repeat[type(message)] = message
-        with contextlib.suppress(ChannelClosed):
+        with self._repeating if repeat else contextlib.nullcontext(), contextlib.suppress(ChannelClosed):
+            if repeat:
+                self._repeat[type(message)] = message
             self._channel.send(message)
 
     def stepped(self, step: int, wanted_at: float) -> None:
@@ -154,7 +155,8 @@ class Link:
 
     def forget(self, kind: type[messages.AnyMessage]) -> None:
         """Do not repeat the message of this kind to the next agent: it is no longer true."""
-        self._repeat.pop(kind, None)
+        with self._repeating:
+            self._repeat.pop(kind, None)
 
     def poke(self, signum: int) -> None:
         """Have the link's thread tell the agent about a signal. Safe to call from a signal handler."""
@@ -366,17 +368,19 @@ class Link:
                 return self._replace()  # the new one died as well, before it answered or before it listened
             self._give_up(f"the agent died and cannot be replaced. {err}")
             return False
-        self._channel = channel
-        _say("the agent died; a new one has taken over")
-        for kind, message in list(self._repeat.items()):
-            if kind is not messages.Layout or not self._slots:
-                self.send(message)
+        with self._repeating:
+            self._channel = channel
+            self.send(messages.Attached())
+            for kind, message in self._repeat.items():
+                if kind is not messages.Layout or not self._slots:
+                    self.send(message)
+        say("the agent died; a new one has taken over")
         return True
 
     def _give_up(self, reason: str) -> None:
         """Do without an agent: training continues, and every wait for the agent ends with `AgentGone`."""
         self.gone = True
-        _say(f"nothing is being saved any more: {reason}")
+        say(f"nothing is being saved any more: {reason}", each=True)
         with self._condition:
             self._error = AgentGone(reason)
             self._condition.notify_all()
@@ -418,7 +422,7 @@ class Link:
             ConnectionError: it has not come.
         """
         give_up_at = time.monotonic() + _START_S + _ANSWER_S
-        while time.monotonic() < give_up_at:
+        while time.monotonic() < give_up_at and not self._signals:  # told to end: there will be none
             channel = connect(self._runtime_dir.socket, _ANSWER_S)
             if channel is not None:
                 if not self._busy_elsewhere(channel):
@@ -520,7 +524,7 @@ class Link:
                 if self._error is not None:
                     raise self._error
                 if time.monotonic() >= note_at:
-                    _say(f"waiting for {what}")
+                    say(f"waiting for {what}")
                     note_at = time.monotonic() + 10 * WAIT_NOTE_S
                 self._condition.wait(0.2)
         self._waits.append((began_at, time.monotonic()))
@@ -529,9 +533,3 @@ class Link:
 def _error_from(error: str, message: str) -> HarnessError:
     kind, words = getattr(harness.errors, error, HarnessError), printable(message)
     return kind(words) if issubclass(kind, HarnessError) else HarnessError(words)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
-        sys.stderr.write(f"harness: {printable(text)}\n")
-        sys.stderr.flush()

@@ -19,7 +19,8 @@ from harness.trainer.batches import Batches
 from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.process import CallStack, breaks_off
 from harness.trainer.replay import Loop, Way
-from harness.trainer.training import Training, warn
+from harness.trainer.training import Training
+from harness.trainer.voice import warn
 
 _LONG_S = 10.0  # a validation that takes this long begins with a snapshot: it may outlast what is left after a notice
 _WATCHED_FETCHES = 2  # of the first batch a sampler draws the order of all

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from harness.core import messages
 from harness.core.policy.meeting import Hold, Move, move
 from harness.ipc.control_page import Command
 from harness.trainer.boundary import Boundary
 from harness.trainer.link import Link
-from harness.trainer.saving import Saving
-from harness.trainer.staging.stager import Stager
+
+if TYPE_CHECKING:  # without torch, for trainers of another kind
+    from harness.trainer.saving import Saving
+    from harness.trainer.staging.stager import Stager
 
 _POLL_S = 0.001
+_ENTER_S = 0.02  # how long a rank waits for the others to enter the same validation
 _TOLD_S = 60.0
 
 
@@ -39,19 +43,26 @@ class Meeting:
         """
         self._link, self._saving, self._stager, self._boundary = link, saving, stager, boundary
         self._say = say
+        self._sealed_for = 0  # the word for which the newest step was sealed
 
-    def attend(self, *, overlap: bool) -> bool:
+    def attend(self, *, overlap: bool, enters: bool = False) -> bool:
         """Act at the boundary of a step. Return whether to leave the loop.
 
         Blocks until the step is agreed, milliseconds as a rule; and before it leaves, until all ranks have sealed it.
 
         Args:
             overlap: let a thread copy the tensors of an optimizer.
+            enters: a validation that may take long begins here: if all ranks enter it, they take a snapshot before.
 
         Raises:
             StateError: the ranks will never come to one step; or something in the states cannot be stored.
             NoSpace: there is no room for a snapshot.
         """
+        if enters and self._stager.sealed_step != self._boundary.step:
+            self._link.send(messages.Evaluates(self._boundary.step))
+            give_up_at = time.monotonic() + _ENTER_S
+            while self._link.page.command is Command.NOTHING and time.monotonic() < give_up_at:
+                time.sleep(_POLL_S)
         return self._act(last=False, overlap=overlap)
 
     def attend_last(self) -> bool:
@@ -64,6 +75,11 @@ class Meeting:
             return self._act(last=True, overlap=False)
         finally:
             self._link.forget(messages.AtEnd)
+
+    def want(self, *, wait: bool) -> None:
+        """Request a snapshot of all ranks; with `wait`, wait at its step until it is durable. Does not block."""
+        self._boundary.want(wait=wait, by_program=True)
+        self._link.send(messages.SaveWanted(), repeat=True)
 
     def stand(self) -> None:
         """Say, within a validation, that this rank has sealed its step, and makes no other one for a while."""
@@ -94,23 +110,32 @@ class Meeting:
                 self._rest(tell_at)
                 continue
             agreed = page.agreed(news)
+            if agreed is not None and agreed == stager.sealed_step and self._sealed_for != news:
+                page.say(news, Hold.PASSED)  # that snapshot was void, and a step is sealed once
+                boundary.attended(news, boundary.step + 1)
+                return False
             match move(boundary.step, agreed, stager.sealed_step, last=last, leaves=command.leaves):
                 case Move.HOLD:
                     page.say(news, Hold.LAST if last else Hold.HOLDS)
                     if command.leaves and page.time_is_up:
                         return True
                     tell_at = self._rest(tell_at)
-                case Move.SEAL if self._seal(command, waits=command.leaves or last, overlap=overlap):
+                case Move.SEAL if self._seal(command, waits=command.leaves or last or boundary.waits, overlap=overlap):
+                    self._sealed_for = news
                     if stager.pending:
                         boundary.attended(news, boundary.step + 1)
                         return False
-                    if boundary.take_up() and not (command.leaves or last):
-                        self._saving.wait_durable()
+                    link.forget(messages.SaveWanted)
+                    if boundary.take_up() and not (command.leaves or last) and not self._saving.wait_durable():
+                        self.want(wait=True)
                 case Move.SEAL | Move.PASS:
                     page.say(news, Hold.PASSED)
                     boundary.attended(news, boundary.step + 1)
                     return False
                 case Move.GO_ON:
+                    page.say(news, Hold.NONE)  # before it looks again: the agent may take for granted that it waits
+                    if page.news != news:
+                        continue
                     boundary.attended(news, agreed if agreed is not None and agreed > boundary.step else None)
                     return False
         return False

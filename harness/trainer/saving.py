@@ -79,21 +79,27 @@ class Saving:
         if taken and decision.waits:
             self.wait_durable()
 
-    def wait_durable(self) -> None:
-        """Block until the newest sealed snapshot is durable, the deadline has passed, or there is no agent."""
+    def wait_durable(self) -> bool:
+        """Block until the newest sealed snapshot is durable, the deadline has passed, or there is no agent.
+
+        Of several ranks, it may never be: others may not have sealed it. Return false then.
+        """
         self.settle()
         step = self._stager.sealed_step
         if step is None:
-            return
+            return True
         say_at = time.monotonic() + _PROGRESS_S
         while not self._link.gone and not self._link.page.time_is_up:
             durable = self._link.page.durable_step
             if durable is not None and durable >= step:
-                return
+                return True
+            if (void := self._link.page.void_step) is not None and void >= step:
+                return False
             if self._link.detached and time.monotonic() >= say_at:
                 self._say(f"step {step} is sealed, durable step is {durable}; waiting")
                 say_at = time.monotonic() + 5 * _PROGRESS_S
             time.sleep(_POLL_S)
+        return True
 
     def wait_answer(self) -> None:
         """Block until the agent has commanded to leave after a signal, for 2 seconds at most."""

@@ -10,23 +10,20 @@ a boundary, `boundary.py` whether there is anything to do at it; `saving.py` and
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import signal
-import sys
 import threading
 import time
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from harness.core import messages, tree
-from harness.core.words import printable
 from harness.errors import ExitCode, HarnessError, StateError
 from harness.ipc.control_page import Command, TrainerSide
 from harness.trainer.boundary import Boundary
@@ -44,12 +41,12 @@ from harness.trainer.state.environment import settle_threads
 from harness.trainer.state.extra import Extra
 from harness.trainer.state.rng import capture_moment, capture_rng, restore_rng
 from harness.trainer.state.unlisted import Unlisted
+from harness.trainer.voice import say, warn
 from harness.trainer.witness import Witness
 
 EXTRA_WARN_BYTES = 1_000_000
 _unanswered: list[int] = []
 """A signal that announced an interruption to a training of this process which ended before it was answered."""
-_PACKAGE = "harness."
 
 
 class Training:
@@ -142,7 +139,7 @@ class Training:
         os.environ["HARNESS_RESTARTS"] = str(link.restarts)
         self.process = Process(self.takes_signal, self._become_inert, self.at_exit, self.boundary.look_soon)
         self.process.attach()
-        self.witness = Witness.of(os.environ, self.states, self._announce)
+        self.witness = Witness.of(os.environ, self.states, self._announce, link.rank.number)
         self.replay.begin()
         if self.replay.target is None:
             self.hazards.begin()
@@ -174,7 +171,7 @@ class Training:
             self.saving.wait_answer()  # the program's own handler may end it: this may be the last boundary
         overlap = self._overlaps and kind != "evaluating"
         if self._meeting is not None:
-            if self._meeting.attend(overlap=overlap):
+            if self._meeting.attend(overlap=overlap, enters=kind == "evaluating" and self.boundary.overdue):
                 self.leave()
             return
         news = self.page.news
@@ -236,8 +233,9 @@ class Training:
         self.takes_signal(signum)
         self.saving.wait_answer()
 
-    def _capture(self, sure: bool) -> Captured:
-        return capture(self.states, self.unlisted, self.extra, sure=sure, alone=self.link.rank.is_alone)
+    def _capture(self, sure: bool, found: Callable[[Mapping[str, Tensor]], None] | None = None) -> Captured:
+        alone = self.link.rank.is_alone
+        return capture(self.states, self.unlisted, self.extra, sure=sure, alone=alone, found=found)
 
     def _small_state(self, step: int, captured: Captured) -> dict[str, Any]:
         size = len(tree.dumps(captured.extra))
@@ -260,9 +258,11 @@ class Training:
     def request(self, *, wait: bool) -> None:
         """Request a snapshot at the next boundary. See `Checkpointer.save`."""
         if self.inert:
-            return
+            return None
+        if self._meeting is not None:
+            return self._meeting.want(wait=wait)
         self.boundary.want(wait=wait, by_program=True)
-        self.link.send(messages.SaveWanted())
+        return self.link.send(messages.SaveWanted())
 
     def save_as_it_leaves(self, completed: int) -> None:
         """Take the snapshot that was requested in the iteration in which the program leaves an outermost loop.
@@ -526,18 +526,3 @@ def _holds_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer) or any(
         isinstance(inner, torch.optim.Optimizer) for inner in getattr(value, "__dict__", {}).values()
     )
-
-
-def warn(text: str) -> None:
-    """Show a warning to the user, at the line of the script that has called the harness."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
-
-
-def say(text: str) -> None:
-    """Show a line to the user."""
-    with contextlib.suppress(OSError, ValueError):  # the terminal is gone: that is when saving matters most
-        sys.stderr.write(f"harness: {printable(text)}\n")
-        sys.stderr.flush()

@@ -29,27 +29,32 @@ _COMPARED = ("state", "requires_grad")
 class Witness:
     """The witness of one start."""
 
-    def __init__(self, instructions: Instructions, variables: Variables, announce: Callable[[int], object]) -> None:
+    def __init__(
+        self, instructions: Instructions, variables: Variables, announce: Callable[[int], object], rank: int = 0
+    ) -> None:
         """Open the file.
 
         Args:
             instructions: of this start.
             variables: of the program.
             announce: takes the number of a signal, and returns once the agent has answered with its command.
+            rank: of this process. The first one interrupts all of them; each has a file of its own.
         """
         self._instructions, self._variables, self._announce = instructions, variables, announce
-        self._file = os.open(Path(instructions.file), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._resumed = self._interrupted = False
+        self._interrupts = rank == 0
+        file = Path(rehearsal.file_of(instructions.file, rank))
+        self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._resumed = self._interrupted = self._over = False
 
     @classmethod
     def of(
-        cls, environ: Mapping[str, str], states: Mapping[str, object], announce: Callable[[int], object]
+        cls, environ: Mapping[str, str], states: Mapping[str, object], announce: Callable[[int], object], rank: int
     ) -> Witness | None:
         """Return the witness that the environment asks for; `None` outside of a rehearsal."""
         text = environ.get(rehearsal.VARIABLE)
         if text is None:
             return None
-        return cls(msgspec.json.decode(text, type=Instructions), Variables(states), announce)
+        return cls(msgspec.json.decode(text, type=Instructions), Variables(states), announce, rank)
 
     def watch(self, batches: Iterator[Any], epoch: int | None, first: int, again: Callable[[], bool]) -> Iterator[Any]:
         """Yield the batches of a loop, and write down each.
@@ -61,16 +66,19 @@ class Witness:
             again: whether the program is on its way to the place of the snapshot.
         """
         for number, batch in enumerate(batches, first):
-            self._write(rehearsal.Handed(epoch, number, digest(batch), again()))
+            if not self._over:
+                self._write(rehearsal.Handed(epoch, number, digest(batch), again()))
             yield batch
 
     def stepped(self, step: int, epoch: int | None, random: Mapping[str, Any], captured: Captured) -> None:
         """Write down a complete step; interrupt the program, if it is to be interrupted here."""
+        if self._over:  # several ranks may leave a step later
+            return
         states = {name: of_tensor(tensor) for name, tensor in captured.tensors.items()}
         listed = {name: {key: node[key] for key in _COMPARED if key in node} for name, node in captured.tree.items()}
         small = dict(_leaves({**listed, "ckpt.extra": captured.extra}, ""))
         drawn = {name: digest(state) for name, state in random.items()}
-        last = step >= self._instructions.stop
+        last = self._over = step >= self._instructions.stop
         variables, objects = self._variables.look(thorough=last)
         self._write(rehearsal.Stepped(step, epoch, drawn, states | small, variables, objects))
         wanted = self._instructions.interruption
@@ -110,7 +118,8 @@ class Witness:
             return
         self._interrupted = True
         self._write(rehearsal.Interrupted(step, where))
-        self._announce(signal.SIGTERM)
+        if self._interrupts:
+            self._announce(signal.SIGTERM)
 
     def _write(self, line: AnyLine) -> None:
         os.write(self._file, rehearsal.encode_line(line))

@@ -53,12 +53,16 @@ DEFECTS = (
     one(
         "a snapshot is sealed before it is copied",
         "harness/trainer/staging/stager.py",
-        "        deferred = self._copy(slot, layout, captured, overlap=overlap)\n"
+        "            deferred = self._copy(slot, layout, captured, copying, begun, overlap=overlap)\n"
+        "            record = self._record(step, captured, layout)\n"
+        "            copying.finish()\n"
         "        sums = self._shares.sums(captured) if self._shares is not None and compares else {}\n"
         "        if (not deferred or self._overlap.validating) "
         "and not self._seal(grant, slot, record, started, sums=sums):\n",
-        "        sealed = self._seal(grant, slot, record, started, sums={})\n"
-        "        deferred = self._copy(slot, layout, captured, overlap=overlap)\n"
+        "            record = self._record(step, captured, layout)\n"
+        "            sealed = self._seal(grant, slot, record, started, sums={})\n"
+        "            deferred = self._copy(slot, layout, captured, copying, begun, overlap=overlap)\n"
+        "            copying.finish()\n"
         "        sums = dict[str, int]()\n"
         "        if not sealed:\n",
         TRAINER,
@@ -66,8 +70,8 @@ DEFECTS = (
     one(
         "a slot that is being filled still counts as sealed",
         "harness/trainer/staging/stager.py",
-        "        slot.begin()\n        deferred",
-        "        deferred",
+        "            slot.begin()\n            deferred",
+        "            deferred",
         TRAINER,
     ),
     one(

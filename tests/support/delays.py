@@ -30,7 +30,7 @@ AGENT: Mapping[str, tuple[str, float]] = MappingProxyType(
         "spawn": ("harness.agent.trainers.session:Trainer.spawn", LONG_S),
         "child-exit": ("harness.agent.trainers.session:Trainer._on_child_exit", LONG_S),
         "dead": ("harness.agent.trainers.session:Trainer._on_dead", LONG_S),
-        "tell-resume": ("harness.agent.trainers.session:Trainer.tell_resume", LONG_S),
+        "tell-resume": ("harness.agent.trainers.telling:Telling.resume", LONG_S),
         "slots": ("harness.agent.save.slot_pool:SlotRequest.make", LONG_S),
         "grant": ("harness.agent.trainers.control:TrainerControl.grant", SHORT_S),
         "ask": ("harness.agent.trainers.control:TrainerControl.command", SHORT_S),

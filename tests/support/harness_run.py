@@ -6,6 +6,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
 
     --at EVENT:NTH:ACTION[,...]  when EVENT is emitted for the NTH time: kill-trainer, kill-agent or kill-both (real
                                  SIGKILLs, from inside, at exactly that line), kill-rank (the last of several ranks),
+                                 kill-ranks (all of them),
                                  terminate (SIGTERM to the agent), or
                                  terminate-group (to its process group: trainer and DataLoader workers as well), or
                                  release (nothing but FILE, see below);
@@ -19,6 +20,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --take-over-s SECONDS        how long a start waits for another agent of this host to end
     --silent-s SECONDS           how long a store may take nothing until that is told
     --hello-s SECONDS            how long a program may be without a Checkpointer until it is told so
+    --late-s SECONDS             how long a rank may be at one step while others wait, until it is named
     --first-answer-s, --read-s SECONDS   how long a start waits for the store; how long a reply of S3 may take
     --attempts N                 calls of a store at most until it counts as down
     --part-bytes BYTES           of a multipart upload
@@ -52,6 +54,7 @@ import harness.agent.resume.startup
 import harness.agent.save.slot_pool
 import harness.agent.save.tier
 import harness.agent.server
+import harness.agent.trainers.lateness
 import harness.agent.trainers.restarts
 import harness.agent.trainers.session
 import harness.snapshots.handover
@@ -85,7 +88,8 @@ _SECONDS: dict[str, tuple[ModuleType, str]] = {
     "await-s": (harness.snapshots.handover, "AWAIT_S"),
     "take-over-s": (harness.agent.server, "_TAKE_OVER_S"),
     "silent-s": (harness.agent.save.tier, "SILENT_S"),
-    "hello-s": (harness.agent.main, "HELLO_S"),
+    "hello-s": (harness.agent.trainers.lateness, "HELLO_S"),
+    "late-s": (harness.agent.trainers.lateness, "LATE_S"),
     "first-answer-s": (harness.agent.resume.startup, "FIRST_ANSWER_S"),
     "read-s": (cloud.s3.client, "READ_S"),
 }
@@ -128,8 +132,9 @@ class At:
             return
         if self.release is not None:
             self.release.touch()
-        if self.action == "kill-rank":
-            os.kill(self.agent._ranks.connections[-1].pid, signal.SIGKILL)
+        if self.action in ("kill-rank", "kill-ranks"):
+            for connection in self.agent._ranks.connections[-1 if self.action == "kill-rank" else 0 :]:
+                os.kill(connection.pid, signal.SIGKILL)
         if self.action in ("kill-trainer", "kill-both"):
             assert child is not None, f"no trainer lives at {self.event} {self.nth}"
             os.kill(child.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from harness import Checkpointer
+from tests.support.tiny_rank import is_awaited
 
 LOOK_S = 0.002
 
@@ -33,21 +34,25 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
         return training.boundary.overdue and training.stager.sealed_step != ckpt.step_count
 
     def is_held() -> bool:
-        return ckpt.step_count == hold_at and hold_until is not None and not hold_until.exists()
+        goes_on = not training.link.rank.is_alone and training.page.command.leaves  # to the step that all take
+        return ckpt.step_count == hold_at and hold_until is not None and not hold_until.exists() and not goes_on
 
     def is_on_its_way() -> bool:
         sealed = training.stager.sealed_step
         return sealed is not None and not training.stager.pending and (ckpt.durable_step or 0) < sealed
 
+    def is_unasked() -> bool:  # of several ranks
+        return is_awaited(training.link, ckpt.step_count)
+
     def waits() -> bool:
         given_up = ckpt.interrupted or training.link.gone or training.link.slot_error is not None
-        return is_held() or (not given_up and (is_due() or is_on_its_way()))
+        return is_held() or (not given_up and (is_due() or is_on_its_way() or is_unasked()))
 
     def count_and_wait(kind: str) -> None:
         count_step(kind)
         while waits():
             threading.Event().wait(LOOK_S)
-            if is_due() or training.page.news != training.boundary.seen:
+            if is_due() or is_unasked() or training.page.news != training.boundary.seen:
                 training.at_boundary(kind)
 
     loops._count_step = count_and_wait  # type: ignore[method-assign]

@@ -9,12 +9,14 @@ A network with BatchNorm and dropout, AdamW, a shuffled DataLoader whose workers
     --divide fsdp    fully_shard over all ranks
     --divide hsdp    fully_shard over a mesh of 2 x N/2: replicas of shards
     --divide tp      fully_shard over N/2 times tensor parallelism over 2, with sizes that do not divide
+    --device cuda    all on one GPU, with deterministic operations
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -28,25 +30,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from harness import Checkpointer
 from tests.support import delays
+from tests.support.noisy import Noisy
 from tests.support.patient import patient
 
 EPOCHS, ITEMS, BATCH = 3, 96, 4
 WIDTH, HIDDEN = 10, 22
-
-
-class Noisy(Dataset[tuple[Tensor, Tensor]]):
-    """Points of a line, each visit with other noise, drawn in the worker from two libraries."""
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x = torch.full((WIDTH,), index / ITEMS) + 0.1 * torch.randn(WIDTH) + random.random() * 0.1
-        return x, x.sum().reshape(1)
 
 
 class Net(nn.Module):
@@ -75,14 +67,14 @@ def steps(divide: str, ranks: int) -> int:
     return EPOCHS * (ITEMS // shares(divide, ranks) // BATCH)
 
 
-def divided(how: str) -> nn.Module:
+def divided(how: str, device: str) -> nn.Module:
     """The model, as the ranks hold it together."""
     world = dist.get_world_size()
     if how == "ddp":
-        return DistributedDataParallel(Net(nn.BatchNorm1d))
-    net = Net(nn.LayerNorm)
+        return DistributedDataParallel(Net(nn.BatchNorm1d).to(device))
+    net = Net(nn.LayerNorm).to(device)
     if how == "tp":
-        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
+        mesh = init_device_mesh(device, (world // 2, 2), mesh_dim_names=("dp", "tp"))
         plan = {
             "down": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),  # 7 columns: 4 and 3
             "out": RowwiseParallel(input_layouts=Shard(-1)),
@@ -90,9 +82,9 @@ def divided(how: str) -> nn.Module:
         parallelize_module(net, mesh["tp"], plan)
         data = mesh["dp"]
     elif how == "hsdp":
-        data = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replica", "shard"))
+        data = init_device_mesh(device, (2, world // 2), mesh_dim_names=("replica", "shard"))
     else:
-        data = init_device_mesh("cpu", (world,))
+        data = init_device_mesh(device, (world,))
     for layer in (net.up, net.down):
         fully_shard(layer, mesh=data)
     return fully_shard(net, mesh=data)
@@ -116,20 +108,26 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--hold-at", type=int)
     parser.add_argument("--hold-until", type=Path)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: cpu")
     told = parser.parse_args()
     delays.install(delays.TRAINER)
     torch.set_num_threads(1)
+    if told.device == "cuda":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA starts
+        torch.use_deterministic_algorithms(True)  # type: ignore[no-untyped-call]
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
-    model = divided(told.divide)
+    model = divided(told.divide, told.device)
     count = shares(told.divide, world)
     share = rank * count // world
     torch.manual_seed(100 + share)
     random.seed(100 + share)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    sampler = DistributedSampler(Noisy(), count, share, seed=3, drop_last=True)
-    loader = DataLoader(Noisy(), batch_size=BATCH, sampler=sampler, num_workers=told.workers, drop_last=True)
+    sampler = DistributedSampler(Noisy(ITEMS, WIDTH), count, share, seed=3, drop_last=True)
+    loader = DataLoader(
+        Noisy(ITEMS, WIDTH), batch_size=BATCH, sampler=sampler, num_workers=told.workers, drop_last=True
+    )
     ckpt = Checkpointer(model=model, optimizer=optimizer)
     patient(ckpt, hold_at=told.hold_at, hold_until=told.hold_until)
     with Path(f"{told.curve}.{rank}").open("a") as curve:
@@ -137,7 +135,7 @@ def main() -> None:
             sampler.set_epoch(epoch)
             for x, y in ckpt.batches(loader):
                 optimizer.zero_grad()
-                loss = nn.functional.mse_loss(model(x), y)
+                loss = nn.functional.mse_loss(model(x.to(told.device)), y.to(told.device))
                 loss.backward()
                 optimizer.step()
                 curve.write(f"{ckpt.step_count + 1} {loss.item().hex()}\n")

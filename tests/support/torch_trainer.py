@@ -23,27 +23,17 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from harness import Checkpointer
 from harness.trainer.loops import Loops
 from tests.support import delays
+from tests.support.noisy import Noisy
 from tests.support.patient import patient
 
 EPOCHS = 3
 ITEMS, BATCH, ACCUMULATE, WIDTH = 48, 4, 2, 16
 STEPS = EPOCHS * ITEMS // BATCH // ACCUMULATE
-
-
-class Noisy(Dataset[tuple[Tensor, Tensor]]):
-    """Points of a line, each visit with other noise, drawn in the worker from two libraries."""
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x = torch.full((WIDTH,), index / ITEMS) + 0.1 * torch.randn(WIDTH) + random.random() * 0.1
-        return x, x.sum().reshape(1)
 
 
 def options() -> argparse.Namespace:
@@ -66,7 +56,11 @@ def loader(workers: str) -> DataLoader[tuple[Tensor, Tensor]]:
     """The shuffled training data."""
     count = {"0": 0, "2": 2, "persistent": 2}[workers]
     return DataLoader(
-        Noisy(), batch_size=BATCH, shuffle=True, num_workers=count, persistent_workers=workers == "persistent"
+        Noisy(ITEMS, WIDTH),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=count,
+        persistent_workers=workers == "persistent",
     )
 
 
@@ -90,7 +84,7 @@ def main() -> None:
     if told.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    data, validation = loader(told.workers), DataLoader(Noisy(), batch_size=BATCH)
+    data, validation = loader(told.workers), DataLoader(Noisy(ITEMS, WIDTH), batch_size=BATCH)
     ckpt = Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler, overlap=told.overlap or None)
     patient(ckpt, hold_at=told.hold_at, hold_until=told.hold_until)
     with told.curve.open("a") as curve:

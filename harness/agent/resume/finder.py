@@ -31,7 +31,7 @@ from harness.agent.resume.preallocate import OutOfMemory, Preallocation
 from harness.agent.resume_point import MemoryCopy, ResumePoint
 from harness.agent.save.slot_pool import Medium, SlotRequest
 from harness.core import events, small_state
-from harness.core.manifest import FORMAT_OF_RANKS, ForeignFormat, Manifest, Part
+from harness.core.manifest import ForeignFormat, Manifest, Part
 from harness.core.policy.copying import patience_s
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
@@ -312,14 +312,11 @@ def _fetch_shard(shard: StoredShard, slot: Slot, span: ShardSpan, ahead: Preallo
 
 def to_records(manifest: Manifest) -> Records:
     """Return the slot records that describe a stored snapshot's parts: the same as their trainers sealed."""
-    first = bytes(manifest.parts[0].state)
-    return tuple(_to_record(part, first) for part in manifest.parts)
+    states = small_state.whole_states(manifest)
+    return tuple(_to_record(part, state) for part, state in zip(manifest.parts, states, strict=True))
 
 
-def _to_record(part: Part, first: bytes) -> SlotRecord:
-    state = bytes(part.state)
-    if part.rank and part.format == FORMAT_OF_RANKS:
-        state = small_state.join(first, state, () if part.lacks is msgspec.UNSET else part.lacks)
+def _to_record(part: Part, state: bytes) -> SlotRecord:
     spans: tuple[ShardSpan, ...] = place_shards([(shard.name, shard.size) for shard in part.shards])
     return SlotRecord(
         step=part.step,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cloud.errors import SourceUnreadable
@@ -75,6 +75,7 @@ class SavePipeline:
         self._upload_started_at: float | None = None
         self._last_sequence: dict[int, int] = {}  # by rank
         self._gathering = Gathering()
+        self._newest_set: tuple[int, ...] = ()  # the slots that are kept for I8
         self._newest_local: LocalSnapshot | None = None
         self._given: list[tuple[Tier, Job]] = []
         self._made_by: dict[int, Generation] = {}
@@ -200,11 +201,38 @@ class SavePipeline:
             self.pool[other].begin()
             self.pool.release(other, "held")
         self._held.clear()
-        self.forget_incomplete()
+        self.give_up_incomplete()
         self.pool[index].begin()
 
-    def forget_incomplete(self) -> None:
-        """Drop incomplete sets, since the trainers have ended: a step that only some ranks sealed is no snapshot."""
+    def forget_passed(self, steps: Sequence[int | None]) -> int | None:
+        """Drop the incomplete sets of steps that a rank has passed without a seal: they are no snapshots.
+
+        Args:
+            steps: completed steps of each rank; `None` for one that is before its loop.
+
+        Returns:
+            The newest step of those that were dropped; `None` if there was none.
+        """
+        # A rank writes its seal before its next step: where that is seen, the seal is, even if it is not told yet.
+        sealed = {(self.pool.rank_of(index), self.pool[index].step) for index in self.pool.sealed()}
+        passed = [
+            step
+            for step, there in self._gathering.steps.items()
+            for rank, completed in enumerate(steps)
+            if completed is not None and completed > step and rank not in there and (rank, step) not in sealed
+        ]
+        self.forget(passed)
+        return max(passed, default=None)
+
+    def forget(self, steps: Collection[int]) -> None:
+        """Drop the incomplete sets of these steps."""
+        waited = self._gathering.indexes
+        self._gathering.forget(steps)
+        for index in waited - self._gathering.indexes:
+            self.pool.release(index, "set")
+
+    def give_up_incomplete(self) -> None:
+        """Drop all incomplete sets: their ranks have ended."""
         for index in self._gathering.indexes:
             self.pool.release(index, "set")
         self._gathering.forget()
@@ -212,12 +240,26 @@ class SavePipeline:
     def _on_set(self, job: MemorySnapshot) -> None:
         """Give a complete set to the tiers."""
         self.sealed_step, self.sealed_at = job.step, job.sealed_at
+        self._keep_newest(job.indexes)
         self.pool.collect()
         if self.local is not None:
             self._give(self.local, job)
         if self.local is None or (self._goes_straight() and (self._draining or not self._store_fails)):
             self._upload_started_at = self.sealed_at
             self._give(self.remote, job)
+
+    def _keep_newest(self, indexes: Sequence[int]) -> None:
+        """Have the slots of several ranks' newest set kept until a newer one is complete (I8).
+
+        A rank may seal a step that the others never do. A rank with one slot has nowhere else to seal it.
+        """
+        kept, self._newest_set = self._newest_set, ()
+        if all(self.pool.count(self.pool.rank_of(index)) > 1 for index in indexes) and len(indexes) > 1:
+            self._newest_set = tuple(indexes)
+        for index in self._newest_set:
+            self.pool.hold(index, "newest")
+        for index in set(kept) - set(self._newest_set):
+            self.pool.release(index, "newest")
 
     def _goes_straight(self) -> bool:
         """Return whether the store gets the sealed slots themselves, and not their file in the local tier."""
@@ -250,9 +292,15 @@ class SavePipeline:
                 self.pool[index].begin()
             self.pool.release(index, "held")
 
-    def take_left_over(self, generation: Generation) -> bool:
-        """Take slots that `generation`'s trainers sealed and did not report. Return whether there were any."""
-        news = [index for index in self.pool.newest() if self._is_news(index)]
+    def take_left_over(self, generation: Generation, rank: int | None = None) -> bool:
+        """Take slots that `generation`'s trainers sealed and did not report. Return whether there were any.
+
+        Args:
+            generation: of the trainers.
+            rank: the one whose slots are taken; `None` for all.
+        """
+        newest = [index for index in self.pool.newest() if rank is None or self.pool.rank_of(index) == rank]
+        news = [index for index in newest if self._is_news(index)]
         for index in news:
             self.take(index, generation)
         return bool(news)

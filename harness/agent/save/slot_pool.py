@@ -204,6 +204,10 @@ class SlotPool:
         """Indexes of the slots of the current layouts."""
         return [index for index in self._slots if index not in self._retired]
 
+    def count(self, rank: int) -> int:
+        """Return how many slots the layout of a rank has."""
+        return sum(self._rank[index] == rank for index in self.usable)
+
     def rank_of(self, index: int) -> int:
         """Return the index of the rank that owns the slot."""
         return self._rank[index]
@@ -235,7 +239,7 @@ class SlotPool:
         wanted = self.begin(size, count, rank)
         return self.finish(wanted, wanted.make())
 
-    def begin(self, size: int, count: int, rank: int = 0) -> Wanted:
+    def begin(self, size: int, count: int, rank: int = 0, *, in_memory: int | None = None) -> Wanted:
         """Begin a new layout of a rank. Slots of its old layout are closed as soon as nothing uses them.
 
         Slots that are large enough already are kept: a resume's slot becomes the first snapshot's.
@@ -244,15 +248,19 @@ class SlotPool:
             size: of each.
             count: how many there should be. See `SlotRequest` for how many there will be.
             rank: the one that owns the layout.
+            in_memory: how many there may be in memory, at most; with 0 there is one on the disk.
         """
+        count = count if in_memory is None else min(count, in_memory or 1)
         its = self._of(rank)
         large = [index for index in self.usable if index in its and self._slots[index].size >= size]
-        kept = [index for index in large if not self._slots[index].on_disk][:count]
+        in_ram = [index for index in large if not self._slots[index].on_disk]
+        kept = in_ram[: count if in_memory != 0 else 0]
         self._retired |= its - set(large)
         self.collect()
         substitutes = kept or large[:1]  # a resume may have used the disk, when this was not known
         disk = None if substitutes else self._disk
-        missing = SlotRequest(size, disk, count - len(kept), medium=self._medium)
+        medium = self._medium if in_memory != 0 else Medium.DISK
+        missing = SlotRequest(size, disk, count - len(kept), medium=medium)
         return Wanted(rank, missing, tuple(kept), tuple(substitutes))
 
     def finish(self, wanted: Wanted, made: Iterable[Slot]) -> list[int]:
@@ -297,6 +305,11 @@ class SlotPool:
             self._retired.add(index)
         self.collect()
         return moved
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of slots in memory that nothing uses: they are kept for a new layout, or closed."""
+        return sum(slot.size for i, slot in self._slots.items() if not (slot.on_disk or self._busy[i] - {TRAINER}))
 
     def hold(self, index: int, tier: str) -> None:
         """Keep the slot's content for `tier` (or for a resume) until `release`."""

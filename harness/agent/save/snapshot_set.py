@@ -8,7 +8,7 @@ Owns which slots belong together, and which still wait for others. Knows neither
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from harness.agent.resume_point import SealedSlot, SnapshotSet
 
@@ -25,6 +25,11 @@ class Gathering:
     def __init__(self) -> None:
         """Start empty."""
         self._waiting: dict[_Step, dict[int, SealedSlot]] = {}
+
+    @property
+    def steps(self) -> dict[int, set[int]]:
+        """The steps that wait, with the ranks that have sealed them."""
+        return {step: set(ranks) for (_, step), ranks in self._waiting.items()}
 
     @property
     def indexes(self) -> set[int]:
@@ -44,9 +49,9 @@ class Gathering:
         self._waiting = {step: others for step, others in self._waiting.items() if step > completed}
         return tuple(ranks[rank] for rank in sorted(ranks))
 
-    def forget(self) -> None:
-        """Drop the waiting slots: the ranks that they wait for have ended."""
-        self._waiting.clear()
+    def forget(self, steps: Collection[int] | None = None) -> None:
+        """Drop the waiting slots, of some steps or of all: the others will not seal those."""
+        self._waiting = {at: ranks for at, ranks in self._waiting.items() if steps is not None and at[1] not in steps}
 
 
 def whole_sets(slots: Iterable[SealedSlot]) -> list[SnapshotSet]:

@@ -24,7 +24,7 @@ class TrainerAttempt:
         last_ended_at: monotonic; when the previous attempt in this agent ended.
         spawned_at: monotonic; when its process was started. `None` for one that another agent saw start.
         greeted: the ranks whose Checkpointer has said hello.
-        broken_at: monotonic; when the first of several ranks ended by a failure, so that the others cannot go on.
+        greeted_at: monotonic; when the first of them did.
         first_step_at: monotonic; when the first optimizer step was complete.
         finished_step: the step at which the last loop ended, on all ranks.
         exit_code: how the process ended; `None` while it lives, and for a trainer that is not our child and crashed.
@@ -44,7 +44,7 @@ class TrainerAttempt:
     last_ended_at: float | None = None
     spawned_at: float | None = None
     greeted: set[int] = field(default_factory=set)
-    broken_at: float | None = None
+    greeted_at: float | None = None
     first_step_at: float | None = None
     finished_step: int | None = None
     exit_code: int | None = None
@@ -56,7 +56,6 @@ class TrainerAttempt:
     resumed_step: int = 0
     restored: bool = False
     stepped: FirstStep | None = None
-
     told: dict[type, set[int]] = field(default_factory=dict)
 
     def is_last(self, kind: type, rank: int, of: int) -> bool:

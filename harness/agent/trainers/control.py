@@ -28,6 +28,8 @@ class TrainerControl:
         self._laid_out = False
         self.at_end = False
         """Whether the rank has said that it makes no further step."""
+        self.evaluates: int | None = None
+        """The step at which the rank has entered a validation that may take long."""
         self.layout_bytes: int | None = None
         """Size of a slot of the trainer's present layout; `None` until it has told one."""
 
@@ -56,11 +58,16 @@ class TrainerControl:
         """Publish the drain deadline on the control page. `Deadline.never()` is not allowed."""
         self._page.tell_deadline(deadline.at)
 
+    def tell_void(self, step: int) -> None:
+        """Publish on the control page that a step that was sealed is dropped."""
+        self._page.tell_void(step)
+
     # ---- one trainer after the other --------------------------------------------------------------------------------
 
     def begin_again(self) -> None:
         """Reset the page for another trainer: no step is made, and nothing is commanded."""
         self._page.forget_step()
+        self._page.tell_void(None)
         self._page.command(Command.NOTHING)
 
     def adopt(self, page_fd: int) -> None:
@@ -70,6 +77,7 @@ class TrainerControl:
         """
         self._page.close()
         self._page = AgentSide(page_fd)
+        self._page.tell_deadline(None)  # it was the dead agent's; a notice that is still in force comes again
         self._page.command(Command.NOTHING)
         self._page.grant(None)
         self._clear()
@@ -108,7 +116,7 @@ class TrainerControl:
             self.command(Command.NOTHING)
 
     def acknowledge(self, sequence: int) -> None:
-        """Acknowledge the newest seal, whose slot is held now: from now on grants count again."""
+        """Acknowledge the newest seal of this rank, whose slot is held now: from now on grants count again."""
         self._revoke()
         self.take_note(sequence)
 
@@ -124,6 +132,11 @@ class TrainerControl:
         return self._commanded
 
     @property
+    def is_granted(self) -> bool:
+        """Whether a slot is granted."""
+        return self._granted is not None
+
+    @property
     def may_ask(self) -> bool:
         """Whether a snapshot can be asked for: a slot is granted, and nothing else is commanded."""
         return self._granted is not None and self._commanded is Command.NOTHING
@@ -134,15 +147,16 @@ class TrainerControl:
             self._commanded = command
             self._page.command(command)
 
-    def ask(self, command: Command, at: int | None = None) -> None:
+    def ask(self, command: Command, at: int | None = None, *, keeps_word: bool = False) -> None:
         """Set the command for the next boundary. What was agreed or said about an earlier one is void.
 
         Args:
             command: what to do.
             at: the step at which all ranks do it; `None` if that is still to be agreed.
+            keeps_word: what the rank has said is not void, until it takes it back.
         """
         self._commanded = command
-        self._page.command(command, at)
+        self._page.command(command, at, keeps_word=keeps_word)
 
     def agree(self, step: int) -> None:
         """Tell the rank the step at which all ranks carry out the command."""

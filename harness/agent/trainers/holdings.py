@@ -117,9 +117,10 @@ class Holdings:
         Returns:
             What was taken for equal and is not: that snapshot must not be used. And whether `stores` has changed.
         """
-        self._sets += 1
-        if not all(sums):
+        if not all(sums):  # one that was to be compared may have been sealed without an agent
+            self._sets += not self.compares
             return [], False
+        self._sets += 1
         before = (set(self._equal), set(self._unequal))
         differences = []
         for (name, _, _), ranks in self._compared([self._tables[rank] for rank in range(len(sums))]).items():

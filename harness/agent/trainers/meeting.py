@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from harness.agent.trainers.control import TrainerControl
-from harness.core.policy.meeting import agree, is_void
+from harness.core.policy.meeting import agree, check_even, is_void
 from harness.ipc.control_page import Command
 
 SEEN_S = 0.001
@@ -34,49 +34,88 @@ class Meeting:
         self._controls = controls
         self._command = Command.NOTHING
         self._asked_at = 0.0
+        self._is_for_later = False
         self.agreed: int | None = None
         """The step of the present ask; `None` while it is not agreed."""
-        self.decided_s: float | None = None
-        """How long the newest agreement took."""
 
     @property
     def is_open(self) -> bool:
         """Whether a command waits for its step, or for ranks that have yet to come to it."""
         return self._command.takes or self._command is Command.SNAPSHOT_AND_LEAVE
 
+    def is_for_later(self, farthest: int | None) -> bool:
+        """Whether it is asked for a step that no rank has come to, by `farthest`: something urgent may come before."""
+        return self._is_for_later and self.agreed is not None and farthest is not None and farthest < self.agreed
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the present ask."""
+        return time.monotonic() - self._asked_at
+
     @property
     def patience_s(self) -> float | None:
         """Seconds until `turn` is to be called again; `None` if nothing is awaited."""
         if not self.is_open:
             return None
-        age_s = time.monotonic() - self._asked_at
-        return next((poll_s for until_s, poll_s in _POLLS_S if age_s < until_s), _SELDOM_S)
+        return next((poll_s for until_s, poll_s in _POLLS_S if self.age_s < until_s), _SELDOM_S)
 
     def ask(self, command: Command, at: int | None = None) -> None:
         """Ask all ranks. An earlier ask is void, for a rank that has not carried it out."""
         self._command, self.agreed, self._asked_at = command, at, time.monotonic()
+        self._is_for_later = at is not None
         for control in self._controls():
             control.ask(command, at)
 
-    def turn(self, sealed: int | None) -> None:
-        """Agree on the step, or ask again. `sealed` is the newest step that all ranks have sealed.
+    def ask_again(self) -> None:
+        """Take the present ask back: what is sealed for it is no snapshot.
+
+        To leave, it is asked again at once; else once all ranks have a slot again.
+        """
+        self.ask(Command.NOTHING if self._command.takes else self._command)
+
+    def all_stand(self, sealed: int | None) -> bool:
+        """Whether all ranks wait at the step that all have sealed, and none goes on before it is told to.
+
+        They may stand there for as long as a validation takes. A rank that has waited may go on once a step is agreed:
+        then the agreement is taken back, and this is false until every rank has had the time to see that.
+        """
+        views = [control.view for control in self._controls()]
+        if sealed is None or any(not view.waits or view.step != sealed for view in views):
+            return False
+        if self.agreed is not None:
+            self.agreed, self._asked_at = None, time.monotonic()
+            for control in self._controls():
+                control.ask(self._command, keeps_word=True)
+        return self.age_s >= SEEN_S
+
+    def take_missed(self) -> int | None:
+        """Return the agreed step, once, if a rank is beyond it without a seal; then all are asked again."""
+        missed, views = self.agreed, [control.view for control in self._controls()]
+        if not self.is_open or missed is None or not is_void(views, missed):
+            return None
+        self.ask_again()
+        return missed
+
+    def turn(self, sealed: int | None) -> int | None:
+        """Agree on the step. Return it, if it was agreed now.
+
+        Args:
+            sealed: the newest step that all ranks have sealed.
 
         Raises:
             Uneven: the ranks will never come to one step.
         """
-        if not self.is_open or time.monotonic() - self._asked_at < SEEN_S:
-            return
         controls = self._controls()
         views = [control.view for control in controls]
-        if self.agreed is not None:
-            if is_void(views, self.agreed):  # it is asked again once all have a slot; before leaving, at once
-                self.ask(Command.NOTHING if self._command.takes else self._command)
-            return
+        check_even(views)
+        if not self.is_open or self.age_s < SEEN_S or self.agreed is not None:
+            return None
         step = agree(views, sealed)
         if step is not None:
-            self.agreed, self.decided_s = step, time.monotonic() - self._asked_at
+            self.agreed = step
             for control in controls:
                 control.agree(step)
+        return step
 
     def close(self) -> None:
         """Note that nothing is asked any more: all have carried it out, it was taken back, or the ranks are gone."""

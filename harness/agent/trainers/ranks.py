@@ -18,8 +18,8 @@ from harness.agent.save.slot_pool import SlotPool
 from harness.agent.trainers.control import TrainerControl
 from harness.agent.trainers.holdings import Difference, Holdings
 from harness.agent.trainers.meeting import Meeting
-from harness.agent.trainers.slots import SlotSupply
-from harness.core.messages import RankStatus, Sealed
+from harness.agent.trainers.slots import SlotSupply, share_memory
+from harness.core.messages import Sealed
 from harness.ipc.channel import Channel
 from harness.ipc.control_page import Command
 
@@ -91,6 +91,11 @@ class Ranks:
         self.holdings = Holdings()
         self.reasons: set[str] = set()
         """The reasons why a snapshot is wanted at the next boundary; empty if none is wanted."""
+        self._reasons_for_later: set[str] = set()
+        self.sealed_step: int | None = None
+        """The newest step that all have sealed in this attempt, also if that snapshot was void."""
+        self.one_has_left = False
+        """Whether one of several has ended in this attempt: there is no step at which all could take a snapshot."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -156,8 +161,20 @@ class Ranks:
 
         Several ranks have to be in their loops, too: those that are would wait for the others.
         """
-        ready = all(rank.control.may_ask for rank in self)
-        return ready and (not self.several or self.trainer_step is not None)
+        if not self.several:
+            return self._all[0].control.may_ask
+        idle = not self.meeting.is_open or self.meeting.is_for_later(self.farthest_step)
+        return idle and all(rank.control.is_granted for rank in self) and self.trainer_step is not None
+
+    def make_slots(self) -> None:
+        """Make the slots that are wanted; of several ranks, as many for each as for every other, once all want some."""
+        if not self.several:
+            return self._all[0].supply.make()
+        supplies = [rank.supply for rank in self]
+        most = share_memory(supplies, self._pool, supplies[0].count)
+        for supply in supplies if most is not None else ():
+            supply.make(most)
+        return None
 
     def grant(self) -> None:
         """Keep a free slot granted to each rank."""
@@ -171,10 +188,26 @@ class Ranks:
             command: what they do.
             at: of several ranks, the step at which they do it; `None` for the next one that all can come to.
         """
-        if self.several and any(rank.control.commanded is not command for rank in self):
-            self.meeting.ask(command, at)
-        elif not self.several:
+        if not self.several:
             self._all[0].control.command(command)
+        elif self.meeting.is_for_later(self.farthest_step) or any(one.control.commanded is not command for one in self):
+            self.meeting.ask(command, at)
+
+    def want(self, reason: str, rank: Rank) -> None:
+        """Note a rank's reason for a snapshot. If it has sealed one that others have yet to seal, that is too early."""
+        early = self.several and self.meeting.is_open and self.has_sealed(rank)
+        (self._reasons_for_later if early else self.reasons).add(reason)
+
+    @property
+    def evaluate_at(self) -> int | None:
+        """The step at which all of several ranks have entered a validation, and stand; `None` if there is none."""
+        steps = {rank.control.evaluates for rank in self} | {rank.control.trainer_step for rank in self}
+        return min(steps) if self.several and len(steps) == 1 else None  # type: ignore[type-var]
+
+    def has_sealed(self, rank: Rank) -> bool:
+        """Whether a rank has sealed the step of the present ask."""
+        sealed = self._sealed.get(rank.number)
+        return sealed is not None and sealed.step == self.meeting.agreed
 
     def sealed(self, rank: Rank, sealed: Sealed) -> Taken | None:
         """Note that a rank has sealed a snapshot. If all have sealed that step, return it: no request is left."""
@@ -182,7 +215,7 @@ class Ranks:
         theirs = [found for each in self if (found := self._sealed.get(each.number)) and found.step == sealed.step]
         if len(theirs) < len(self):
             return None
-        self.reasons.clear()
+        self.reasons, self._reasons_for_later = self._reasons_for_later, set()
         for each in self:
             each.control.answered()
         differences, changed = list[Difference](), False
@@ -191,6 +224,7 @@ class Ranks:
             differences, changed = self.holdings.judge([each.sums for each in theirs])
         if differences:
             self.reasons.add("difference")
+        self.sealed_step = sealed.step
         size, copy_s = sum(each.bytes for each in theirs), max(each.copy_s for each in theirs)
         return Taken(sealed.step, size, copy_s, tuple(differences), changed)
 
@@ -201,24 +235,16 @@ class Ranks:
         command = self._all[0].control.commanded
         self.meeting.ask(Command.NOTHING if command.takes else command)
 
-    def status(self) -> tuple[RankStatus, ...]:
-        """Return what `harness status` shows of several ranks; nothing for one."""
-        if not self.several:
-            return ()
-        return tuple(
-            RankStatus(
-                rank.number,
-                None if rank.connection is None else rank.connection.pid,
-                rank.control.trainer_step,
-                rank.control.view.waits,
-            )
-            for rank in self
-        )
-
     def tell_steps(self, steps: Steps) -> None:
         """Publish the newest committed steps on the control pages."""
         for rank in self:
             rank.control.tell_steps(steps)
+
+    def drop(self, step: int) -> None:
+        """Forget the seals of a step, which is no snapshot, and tell the ranks not to wait for it any more."""
+        self._sealed = {number: sealed for number, sealed in self._sealed.items() if sealed.step != step}
+        for rank in self:
+            rank.control.tell_void(step)
 
     def tell_deadline(self, deadline: Deadline) -> None:
         """Publish the drain deadline on the control pages. `Deadline.never()` is not allowed."""
@@ -228,6 +254,8 @@ class Ranks:
     def begin_again(self) -> None:
         """Reset the control pages for new trainers: no step is made, and nothing is commanded."""
         self._sealed.clear()
+        self._reasons_for_later.clear()
+        self.sealed_step, self.one_has_left = None, False
         self.holdings.forget()
         self.meeting.close()
         for rank in self:

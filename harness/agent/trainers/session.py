@@ -22,26 +22,26 @@ from functools import partial
 
 from harness.agent.context import Context
 from harness.agent.generation import Generation
-from harness.agent.resume.startup import Finding, Startup
+from harness.agent.resume.startup import Startup
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.server import Server
 from harness.agent.trainers.attempt import TrainerAttempt
 from harness.agent.trainers.child import Child
 from harness.agent.trainers.ranks import Connection, Rank, Ranks
+from harness.agent.trainers.siblings import Siblings
+from harness.agent.trainers.telling import Telling
 from harness.config.program import Program
 from harness.config.settings import SOCKET_VARIABLE
 from harness.core import events, messages
 from harness.core.messages import FromTrainer, Hello, Layout, Refused
-from harness.core.policy.meeting import Uneven
-from harness.errors import HarnessError, StateError
-from harness.ipc.channel import MAX_FDS, Channel, ChannelClosed, peer_pid
-from harness.ipc.process import began_at, kill, open_pidfd, pidfd_dead
+from harness.errors import HarnessError
+from harness.ipc.channel import Channel, ChannelClosed, peer_pid
+from harness.ipc.process import began_at, open_pidfd, pidfd_dead
 from harness.ipc.slots import Slot
 
 ATTACH_S = 10.0  # how long it takes, at most, until the process that started an agent says hello
-MOST_OF_HEADER = 1 << 20  # characters of small state that are sent ahead of the tensors; more of it is in the slot only
 _KILL_AFTER_S = 3.0
-_SIBLINGS_S = 2.0  # until the other ranks of a dead one are killed: their own errors say more, if they come
+_TICK_S = 0.02  # the kernel counts the start of a process in ticks of 10 ms
 _BUSY_S = 0.1
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
@@ -92,6 +92,8 @@ class Trainer:
         self._context, self._program, self._server, self._ranks = context, program, server, ranks
         self._pipeline, self._startup, self._tell = pipeline, startup, tell
         self._loop, self._emit = context.loop, context.emit
+        self.telling = Telling(ranks, startup)
+        self.siblings = Siblings(ranks, self._on_dead)
         self.child: Child | None = None
         self.attempt = TrainerAttempt(time.monotonic(), began_at(os.getpid()))
         self.restarts = 0
@@ -183,7 +185,7 @@ class Trainer:
         """
         self.begins = True
         self._pipeline.settle_held(counts=True)  # its own parent starts another one: it had ended well
-        self._pipeline.forget_incomplete()
+        self._pipeline.give_up_incomplete()
         self._release_resume()  # a point that was found after its trainer had died
 
         def note(has_begun: bool) -> None:
@@ -194,6 +196,7 @@ class Trainer:
             now = time.monotonic()
             self.attempt = TrainerAttempt(now, now, last_ended_at=self.attempt.ended_at)
             self._ranks.begin_again()
+            self.siblings.begin_again()
             self._tell.began()
             return begun()
 
@@ -206,7 +209,8 @@ class Trainer:
 
     def await_attach(self) -> bool:
         """Block until all ranks of a dead agent connect, before anything is decided. Return whether one did."""
-        self._await(lambda: self.attached and self._ranks.complete)
+        if not self._await(lambda: self.attached and self._ranks.complete) and self.attached:
+            self.siblings.note_missing()
         return self.attached
 
     def await_hello(self) -> bool:
@@ -229,11 +233,13 @@ class Trainer:
             return channel.send(Refused("the agent and the trainer use different versions of the harness"))
         if not 0 <= hello.rank < hello.world_size:
             return channel.send(Refused(f"there is no rank {hello.rank} of {hello.world_size}"))
+        if self._is_left_over(channel, hello):
+            return channel.send(Refused("this process is of an earlier start of the training, which has ended"))
         if self._is_of_this_attempt(channel, hello):
             if not self.attempt.connected:
                 self._ranks.expect(hello.world_size)
             return self._admit_or_refuse(channel, hello, fds)
-        if self.attempt.broken_at is not None and self._began_before(self.attempt.broken_at, channel):
+        if self.siblings.broken_at is not None and self._began_before(self.siblings.broken_at, channel):
             return channel.send(Refused("another rank of this training has failed: all begin again"))
         if leaving or (self.begins and not self._late):
             return self._turn_away(channel)
@@ -241,15 +247,22 @@ class Trainer:
         if len(self._late) > 1:
             return None  # another rank of the same training has come first
         # Its own parent (torchrun, a loop) has started it again.
-        self._end_siblings()
+        self.siblings.end()
         return self.begin_again(self._admit_late, self._turn_all_away)
+
+    def _is_left_over(self, channel: Channel, hello: Hello) -> bool:
+        """Whether a process outlives the launcher, our child, that has started it: it comes too late."""
+        if not self._program.is_child or hello.generation is not None or not self._server.has(channel):
+            return False
+        spawned_at = self.attempt.spawned_at
+        return self.child is None or (spawned_at is not None and self._began_before(spawned_at - _TICK_S, channel))
 
     def _is_of_this_attempt(self, channel: Channel, hello: Hello) -> bool:
         """Whether a process belongs to the present attempt, as opposed to one that its own parent has begun."""
         attempt, number = self.attempt, hello.rank
         if hello.generation is not None or not attempt.connected:
             return True
-        if attempt.broken_at is not None:
+        if self.siblings.broken_at is not None:
             return False
         rank = self._ranks.of(number) if number < len(self._ranks) else None
         there = None if rank is None else rank.connection
@@ -303,10 +316,12 @@ class Trainer:
         rank.connection = Connection(channel, pid, pidfd)
         self._loop.watch(pidfd, lambda: self._on_dead(rank))
         self.attempt.greeted.add(rank.number)
+        self.attempt.greeted_at = self.attempt.greeted_at or time.monotonic()
         if hello.generation is None and self.attempt.spawned_at is None:
             self.attempt.spawned_at = began_at(pid)
         if hello.generation is not None:
-            self._attach(rank, Generation.of(hello.generation), hello.indexes, fds)
+            known = self._startup.generation if self.attached else Generation.of(hello.generation)  # of all its ranks
+            self._attach(rank, known, hello.indexes, fds)
         self._emit(events.TrainerConnected(pid=pid, rank=hello.rank))
         self._tell.joined()
         sequence = self._pipeline.sequence(rank.number)
@@ -322,7 +337,7 @@ class Trainer:
         )
         channel.send(welcome, [rank.control.page_fd])
         if hello.generation is None:
-            self.tell_resume()
+            self.telling.resume()
 
     def _attach(self, rank: Rank, generation: Generation, indexes: Sequence[int], fds: Sequence[int]) -> None:
         """Adopt the generation, control page and slots of a live trainer whose agent died, and continue."""
@@ -333,60 +348,16 @@ class Trainer:
         if indexes:
             rank.control.begin_layout(self._pipeline.pool[indexes[0]].size)
             rank.control.end_layout()
-        self.attached = True
         self._emit(events.AgentReplaced(slots=len(indexes)))
-        self._startup.adopt(generation)
-        self.take_what_was_not_told()
+        if not self.attached:  # of several ranks, the first one
+            self._startup.adopt(generation)
+        self.attached = True
+        self._take_what_was_not_told(rank)
 
-    def take_what_was_not_told(self) -> None:
-        """Take slots that were sealed while there was no agent. They may have been saved already: twice is harmless."""
-        if self.attached and self.connected and self._pipeline.take_left_over(self._startup.generation):
-            for rank in self._ranks:
-                rank.control.acknowledge(self._pipeline.sequence(rank.number))
-
-    # ---- messages to the trainer ------------------------------------------------------------------------------------
-
-    def tell_resume(self) -> None:
-        """Tell the trainer what it resumes, as far as that is known."""
-        for rank in self._ranks:
-            if rank.connection is not None:
-                self._tell_resume(rank.number, rank.connection.channel)
-
-    def _tell_resume(self, rank: int, channel: Channel) -> None:
-        """Tell one rank. Several get the slots of all of them: a shared tensor may lie in any."""
-        startup = self._startup
-        generation = startup.generation.info  # it may not have been known yet when the trainer said hello
-        with contextlib.suppress(ChannelClosed):
-            if startup.finding is Finding.NOTHING:
-                channel.send(messages.ResumeNone(generation))
-            elif startup.finding is Finding.FAILED:
-                channel.send(messages.ResumeFailed(type(startup.error).__name__, str(startup.error)))
-            elif startup.finding is Finding.READY and (point := startup.point) is not None:
-                if len(point.slots) == len(self._ranks):
-                    fds = [slot.fd for slot in point.slots]
-                    while len(fds) > MAX_FDS:
-                        channel.send(messages.ResumeSlots(), fds[:MAX_FDS])
-                        del fds[:MAX_FDS]
-                    channel.send(messages.ResumeReady(str(point.id), point.tier, point.verified, generation), fds)
-                else:  # the share of one rank is no state to train on
-                    why = f"snapshot {point.id} is of {len(point.slots)} ranks, and this run has {len(self._ranks)}"
-                    channel.send(messages.ResumeFailed("StateError", why))
-            elif (
-                (header := startup.header) is not None
-                and len(header.records) == len(self._ranks)
-                and len(header.records[rank].state) <= MOST_OF_HEADER
-            ):
-                record = header.records[rank].encode().decode()
-                channel.send(messages.ResumeHeader(str(header.copy.id), header.copy.tier, record, generation))
-
-    def tell_superseded(self) -> None:
-        """Tell the trainer that it is superseded: its parent process may see only the trainer's own exit code."""
-        self._tell_all(messages.Superseded())
-
-    def tell_uneven(self, why: Uneven) -> None:
-        """Tell the ranks that their loops end at different steps: the one that waits for the others raises it."""
-        self._ranks.meeting.close()
-        self._tell_all(messages.NoMeeting("StateError", f"{why}: give all ranks as many batches"))
+    def _take_what_was_not_told(self, rank: Rank) -> None:
+        """Take what a rank sealed while it had no agent. It may have been saved already: twice is harmless."""
+        if self._pipeline.take_left_over(self._startup.generation, rank.number):
+            rank.control.acknowledge(self._pipeline.sequence(rank.number))
 
     def signal(self, signum: int) -> None:
         """Pass a signal on to the child, if there is one."""
@@ -399,12 +370,15 @@ class Trainer:
         """Handle a message of a rank about itself. What all ranks do counts once the last has done it."""
         attempt, is_last = self.attempt, partial(self.attempt.is_last, rank=rank.number, of=len(self._ranks))
         match message:
+            case messages.Attached():
+                self._take_what_was_not_told(rank)
             case messages.Holds():
                 self._ranks.holdings.tell(rank.number, message)
-                self.tell_stores()
+                self.telling.stores()
             case Layout():
                 rank.control.begin_layout(message.bytes)
                 rank.supply.want(message, partial(self._deliver, rank))
+                self._ranks.make_slots()
             case messages.Restored(snapshot, step, seconds) if is_last(messages.Restored):
                 self._emit(events.Restored(snapshot=snapshot, step=step, seconds=seconds))
                 attempt.resumed_step, attempt.restored = step, True
@@ -412,8 +386,10 @@ class Trainer:
             case messages.FirstStep(step) if is_last(messages.FirstStep):
                 attempt.first_step_at, attempt.stepped = time.monotonic(), message
                 self._emit(events.FirstStep(step=step, seconds=attempt.first_step_at - attempt.began_at))
+            case messages.Evaluates(step):
+                rank.control.evaluates = step
             case messages.SaveWanted():
-                self._ranks.reasons.add("save")
+                self._ranks.want("save", rank)
                 self._pipeline.save_newest_now()
             case messages.Training():
                 attempt.finished_step, rank.control.at_end = None, False
@@ -436,28 +412,6 @@ class Trainer:
                 attempt.hopeless = attempt.hopeless or hopeless
                 if process_lives and not self._program.is_child:
                     self._on_dead(rank)  # for this agent it is
-
-    def tell_stores(self) -> None:
-        """Tell each rank what it stores, if that has changed, once all have told what they hold."""
-        ranks, holdings = self._ranks, self._ranks.holdings
-        try:
-            news = holdings.news(len(ranks))
-        except StateError as err:
-            return self._tell_all(messages.NoSlots("StateError", str(err)))
-        for number, stores in news.items():
-            if (connection := ranks.of(number).connection) is not None:
-                with contextlib.suppress(ChannelClosed):
-                    connection.channel.send(stores)
-        if wanted := holdings.take_wanted():
-            self._tell_all(messages.HoldsWanted())
-        if news or wanted:
-            ranks.plan_again()
-        return None
-
-    def _tell_all(self, message: messages.ToTrainer) -> None:
-        for connection in self._ranks.connections:
-            with contextlib.suppress(ChannelClosed):
-                connection.channel.send(message)
 
     def _deliver(self, rank: Rank, layout: Layout, made: list[int] | HarnessError) -> None:
         """Send a rank its slots, or why there are none."""
@@ -498,7 +452,7 @@ class Trainer:
         os.close(connection.pidfd)
         self._server.hang_up(connection.channel)
         rank.forget()
-        self._note_broken(connection)
+        self.siblings.note_ended(connection)
         if self.connected:
             return
         self.attempt.ended_at = time.monotonic()
@@ -506,38 +460,6 @@ class Trainer:
         self._ranks.reasons.clear()
         self._tell.lost()
         self._pipeline.take_left_over(self._startup.generation)
-
-    def _note_broken(self, ended: Connection) -> None:
-        """Note that one of several ranks has failed. The others hang in a collective, and cannot answer a signal."""
-        if self._ranks.several and (ended.exception or not ended.said_bye) and self.attempt.broken_at is None:
-            self.attempt.broken_at = time.monotonic()
-
-    @property
-    def broken(self) -> bool:
-        """Whether one of several ranks has failed: what its launcher then does to the others is no notice."""
-        if self.attempt.broken_at is None:  # its pidfd may not have been looked at yet
-            for rank in self._ranks if self._ranks.several else ():
-                if rank.connection is not None and pidfd_dead(rank.connection.pidfd):
-                    self._on_dead(rank)
-        return self.attempt.broken_at is not None
-
-    def end_siblings_in_time(self) -> None:
-        """Kill the other ranks of one that has failed, if they have not ended by themselves within seconds."""
-        broken_at = self.attempt.broken_at
-        if broken_at is not None and self.connected and time.monotonic() - broken_at > _SIBLINGS_S:
-            self._end_siblings()
-
-    def _end_siblings(self) -> None:
-        """Kill every connected rank, and wait until none can write to a slot any more."""
-        for connection in self._ranks.connections:
-            kill(connection.pidfd)
-        give_up_at = time.monotonic() + _KILL_AFTER_S
-        for rank in self._ranks:
-            while (there := rank.connection) is not None and time.monotonic() < give_up_at:
-                if pidfd_dead(there.pidfd):
-                    self._on_dead(rank)
-                else:
-                    threading.Event().wait(0.005)
 
     def stop(self, within_s: float = math.inf) -> None:
         """As the last resort, send SIGTERM to the child alone, then SIGKILL.
@@ -552,7 +474,7 @@ class Trainer:
         while child.reap() is None:
             if time.monotonic() > give_up_at:
                 child.signal(signal.SIGKILL)
-                self._end_siblings()
+                self.siblings.end()
             threading.Event().wait(0.02)
         self._on_child_exit()
 
@@ -590,7 +512,7 @@ class Trainer:
                         self._tell.last_word(rank, message)
         self._drop(rank)
         if not self._program.is_child and not self.connected:
-            well = connection.said_bye and not connection.exception and self.attempt.broken_at is None
+            well = connection.said_bye and not connection.exception and self.siblings.broken_at is None
             self._left(0 if well else None)
 
     def _on_child_exit(self) -> None:
@@ -598,7 +520,7 @@ class Trainer:
         if child is None or (code := child.reap()) is None:
             return
         if self._ranks.several:  # the launcher has died, and its ranks have not
-            self._end_siblings()
+            self.siblings.end()
         for rank in self._ranks:
             self._on_dead(rank)
         self._loop.forget(child.pidfd)
@@ -606,9 +528,9 @@ class Trainer:
         self.child = None
         self._left(code)
 
-    def _release_resume(self, of: Rank | None = None) -> None:
-        """Release the slots of the resume point: rank `of` has restored its own, or no rank will restore any."""
+    def _release_resume(self) -> None:
+        """Release the slots of the resume point: all ranks have restored it, or none will."""
         point, pool = self._startup.point, self._pipeline.pool
         for index in point.indexes if point is not None else ():
-            if index in pool and (of is None or pool.rank_of(index) == of.number):
+            if index in pool:
                 pool.release(index, "resume")

@@ -64,6 +64,14 @@ class Uneven(Exception):
         self.steps = tuple(steps)
 
 
+def check_even(views: Sequence[View]) -> None:
+    """Raise Uneven if a rank makes no further step, and another is beyond it."""
+    steps = [view.step for view in views if view.step is not None]
+    last = [view.step for view in views if view.is_last and view.step is not None]
+    if last and max(steps) > min(last):
+        raise Uneven([view.step for view in views])
+
+
 def agree(views: Sequence[View], sealed: int | None) -> int | None:
     """Return the step at which all ranks seal; `None` while a rank is before its loop.
 
@@ -80,10 +88,8 @@ def agree(views: Sequence[View], sealed: int | None) -> int | None:
     if len(steps) < len(views):
         return None
     top = max(steps)
-    last = [view.step for view in views if view.is_last and view.step is not None]
-    if last:
-        if top > min(last):
-            raise Uneven([view.step for view in views])
+    check_even(views)
+    if any(view.is_last for view in views):
         return top
     if all(view.hold is Hold.HOLDS for view in views) and min(steps) == top != sealed:
         return top  # for example all have entered a validation: there is no later boundary for a while

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -101,8 +101,8 @@ def copy_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> N
         StateError: a tensor was added, removed, or changed its shape or dtype since the layout was planned. Nothing was
             copied.
     """
-    _check(targets, tensors)
-    _copy(list(targets.values()), [tensors[name] for name in targets])
+    check(targets, tensors)
+    _copy((targets[name], tensors[name]) for name in targets)
 
 
 def copy_through(
@@ -122,10 +122,9 @@ def copy_through(
         StateError: as `copy_into`.
         OSError: the disk failed; the slot is void.
     """
-    _check({placed.name: placed for layout in layouts for placed in layout.tensors}, tensors)
+    check({placed.name: placed for layout in layouts for placed in layout.tensors}, tensors)
     data = torch.frombuffer(window.buffer, dtype=torch.uint8)
-    into: list[Tensor] = []
-    sources: list[Tensor] = []
+    pairs: list[Pair] = []
     start = end = 0  # the range of the slot that the window holds
     for layout, base in zip(layouts, offsets, strict=True):
         for placed in layout.tensors:
@@ -134,22 +133,74 @@ def copy_through(
             size = flat.element_size()
             while at < stop:
                 if at != end or end - _page(start) == window.size:
-                    _copy(into, sources)
+                    _copy(pairs)
                     window.write(start, end)
-                    into, sources, start = [], [], at
+                    pairs, start = [], at
                 until = min(stop, _page(start) + window.size)
                 first = (at - base - placed.offset) // size
                 target = data[at - _page(start) : until - _page(start)].view(flat.dtype)
-                into.append(target)
-                sources.append(flat[first : first + target.numel()])
+                pairs.append((target, flat[first : first + target.numel()]))
                 at = end = until
-    _copy(into, sources)
+    _copy(pairs)
     window.write(start, end)
     window.close()
 
 
-def _check(planned: Mapping[str, Tensor | Placed], tensors: Mapping[str, Tensor]) -> None:
-    """Raise StateError unless the live tensors match the plan: a foreach copy casts and broadcasts silently."""
+class Copying:
+    """A copy into a slot: of what lies on a device it begins as it is added, of what lies in memory at `finish`.
+
+    As a context manager: afterwards nothing writes into the slot, whatever has happened.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is added yet."""
+        self._blocks: deque[Block] = deque()
+        self._devices: set[torch.device] = set()
+
+    def __enter__(self) -> Self:
+        """Return this."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the devices."""
+        self._wait()
+
+    def add(self, pairs: Iterable[Pair]) -> None:
+        """Copy these too. On the CPU nothing is allocated, and small tensors and those with gaps are copied at once.
+
+        Args:
+            pairs: targets and sources that `matches`. Sources may be conjugated or negated lazily.
+        """
+        blocks, others = split(pairs)
+        self._blocks += blocks
+        if others:
+            self._devices |= {source.device for _, source in others if source.device.type != "cpu"}
+            with torch.no_grad():
+                plain = [source if source.device.type == "cpu" else _resolved(source) for _, source in others]
+                torch._foreach_copy_([target for target, _ in others], plain, non_blocking=True)
+
+    def finish(self) -> None:
+        """Have everything copied. Blocks."""
+        copy_blocks(self._blocks, torch.get_num_threads())
+        self._wait()
+
+    def _wait(self) -> None:
+        """A non-blocking copy is over only after this. It waits for the copy's stream, not for other streams."""
+        while self._devices:
+            device = self._devices.pop()
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+            else:
+                torch.accelerator.synchronize(device)
+
+
+def matches(target: Tensor, source: Tensor) -> bool:
+    """Whether two tensors have one shape and dtype: a foreach copy casts and broadcasts silently."""
+    return target.shape == source.shape and target.dtype == source.dtype
+
+
+def check(planned: Mapping[str, Tensor | Placed], tensors: Mapping[str, Tensor]) -> None:
+    """Raise StateError unless the live tensors have the names, shapes and dtypes of the plan."""
     if planned.keys() != tensors.keys():
         odd = sorted(planned.keys() ^ tensors.keys())
         raise StateError(f"{odd[0]} and {len(odd) - 1} more tensors were added or removed since the layout was planned")
@@ -162,19 +213,10 @@ def _check(planned: Mapping[str, Tensor | Placed], tensors: Mapping[str, Tensor]
             )
 
 
-def _copy(into: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    blocks, others = split(zip(into, sources, strict=True))
-    if others:
-        with torch.no_grad():
-            plain = [source if source.device.type == "cpu" else _resolved(source) for _, source in others]
-            torch._foreach_copy_([target for target, _ in others], plain, non_blocking=True)
-    copy_blocks(blocks, torch.get_num_threads())
-    for device in {source.device for _, source in others if source.device.type != "cpu"}:
-        # A non-blocking copy is over only after this. It waits for the copy's stream, not for other streams.
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
-        else:
-            torch.accelerator.synchronize(device)
+def _copy(pairs: Iterable[Pair]) -> None:
+    with Copying() as copying:
+        copying.add(pairs)
+        copying.finish()
 
 
 def _resolved(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ whole one, or it is refused. Makes no collective call; imports torch.distributed
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from dataclasses import dataclass
@@ -98,31 +99,47 @@ def box_of(tensor: Any, path: list[str | int]) -> Box:
     Raises:
         StateError: it is not one box: a partial sum, or a strided shard with holes.
     """
-    mesh, placements, whole = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
+    mesh, whole, shape = tensor.device_mesh, tuple(tensor.shape), tuple(local_of(tensor).shape)
     coordinate = mesh.get_coordinate()
-    shape = tuple(local_of(tensor).shape)
     if coordinate is None:  # this rank is not in the mesh
         return Box(whole, (0,) * len(whole), shape)
+    try:
+        return _box_at(tuple(coordinate), tuple(mesh.shape), tensor.placements, whole, shape)
+    except _NotOneBox as err:
+        raise StateError(f"{format_path(path)}: cannot store a DTensor {err}") from err
+
+
+class _NotOneBox(Exception):
+    pass
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a state may have that many; the arithmetic takes a moment for each
+def _box_at(
+    coordinate: tuple[int, ...],
+    mesh: tuple[int, ...],
+    placements: tuple[Any, ...],
+    whole: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> Box:
     indexes: dict[int, Tensor] = {}
     for axis, placement in enumerate(placements):
         if placement.is_partial():
-            raise StateError(
-                f"{format_path(path)}: cannot store a DTensor that is a partial sum ({placement}): redistribute it to "
-                "Shard or Replicate before the boundary"
+            raise _NotOneBox(
+                f"that is a partial sum ({placement}): redistribute it to Shard or Replicate before the boundary"
             )
         dim = getattr(placement, "dim", None)
         if dim is not None:  # Shard, and its strided form, which is no subclass of it in every version of torch
             dim %= len(whole)
             there = indexes.get(dim, torch.arange(whole[dim])).reshape((1,) * dim + (-1,))
-            indexes[dim] = placement._split_tensor(there, mesh.size(axis), with_padding=False)[0][coordinate[axis]]
+            indexes[dim] = placement._split_tensor(there, mesh[axis], with_padding=False)[0][coordinate[axis]]
     offset = [0] * len(whole)
     for dim, split in indexes.items():
         there, count = split.flatten(), split.numel()
         offset[dim] = int(there[0]) if count else whole[dim]
         if count != shape[dim] or (count and int(there[-1]) - offset[dim] != count - 1):
-            raise StateError(
-                f"{format_path(path)}: cannot store a DTensor whose local part is not one block ({placements} over "
-                f"{tuple(mesh.shape)}): order the mesh so that each rank has neighbouring rows"
+            raise _NotOneBox(
+                f"whose local part is not one block ({placements} over {mesh}): order the mesh so that "
+                "each rank has neighbouring rows"
             )
     return Box(whole, tuple(offset), shape)
 

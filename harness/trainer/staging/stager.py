@@ -18,9 +18,9 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,13 @@ _SLACK = 1.5
 """A slot that is asked for again is larger than needed by this factor."""
 
 
+class Capture(Protocol):
+    """Captures all states: `capture` with those of one trainer."""
+
+    def __call__(self, sure: bool, found: Callable[[Mapping[str, Tensor]], None] | None = None) -> Captured:
+        """Return what is captured; see `capture` for the arguments."""
+
+
 @dataclass(frozen=True)
 class _Layout:
     """The plan of a slot: which tensors lie where, and everything else that is the same in each snapshot.
@@ -56,6 +63,7 @@ class _Layout:
         spans: of the shards.
         environment: what bit-identity depends on.
         entries: of several ranks: what this one stores; `None` for everything.
+        on_device: whether a tensor of these lay on a device.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -63,6 +71,22 @@ class _Layout:
     spans: tuple[ShardSpan, ...]
     environment: dict[str, str]
     entries: tuple[Entry, ...] | None
+    on_device: bool
+
+    def entries_of(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield what is stored of a tensor, by its name in the shards."""
+        if self.entries is None:
+            yield name, tensor
+        else:
+            for entry in self._by_tensor.get(name, ()):
+                yield entry.name, entry.of({name: tensor})
+
+    @functools.cached_property
+    def _by_tensor(self) -> Mapping[str, list[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries or ():
+            found.setdefault(entry.tensor, []).append(entry)
+        return found
 
     def tensors(self, captured: Captured) -> Mapping[str, Tensor]:
         """Return what is stored, by its name in the shards."""
@@ -108,7 +132,7 @@ class Stager:
         self,
         link: Link,
         states: Mapping[str, object],
-        capture_now: Callable[[bool], Captured],
+        capture_now: Capture,
         small_state: Callable[[int, Captured], dict[str, Any]],
         overlap: Overlap,
     ) -> None:
@@ -117,7 +141,7 @@ class Stager:
         Args:
             link: the connection to the agent.
             states: the states to capture, by name.
-            capture_now: captures them, and the user's plain values; its argument is `sure` of `capture`.
+            capture_now: captures them, and the user's plain values.
             small_state: makes everything of a snapshot but its tensors, from its step and what was captured.
             overlap: makes late copies, if they are asked for.
         """
@@ -151,7 +175,7 @@ class Stager:
     def plan(self, step: int) -> None:
         """Lay out the slots for the states as they are now, and ask the agent for them. Does not wait.
 
-        Of several ranks, each is told first what it stores; until then there is no plan.
+        With several ranks, the agent first sends each one what it stores; until then there is no plan.
 
         Raises:
             StateError: something in the states cannot be stored; names it, and the remedy.
@@ -188,20 +212,25 @@ class Stager:
             return False
         grant, slot = granted
         started = time.perf_counter()
-        captured = self._capture(True)
-        layout = self._layout
-        if layout is None or not self._fits(layout, captured):
-            needed = self._lay_out(step, captured)
-            if needed is None:
-                return False
-            if needed > slot.size or self._shares is not None:  # the agent has to know of a rank's new layout
-                self._ask(needed)
-                return False
+        with to_slot.Copying() as copying:
+            begun: set[str] = set()
+            captured = self._capture(True, None if overlap else self._beginner(slot, copying, begun))
             layout = self._layout
-            assert layout is not None
-        record = self._record(step, captured, layout)
-        slot.begin()
-        deferred = self._copy(slot, layout, captured, overlap=overlap)
+            if layout is None or not self._fits(layout, captured):
+                copying.finish()
+                begun.clear()
+                needed = self._lay_out(step, captured)
+                if needed is None:
+                    return False
+                if needed > slot.size or self._shares is not None:  # the agent has to know of a rank's new layout
+                    self._ask(needed)
+                    return False
+                layout = self._layout
+                assert layout is not None
+            slot.begin()
+            deferred = self._copy(slot, layout, captured, copying, begun, overlap=overlap)
+            record = self._record(step, captured, layout)
+            copying.finish()
         sums = self._shares.sums(captured) if self._shares is not None and compares else {}
         if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started, sums=sums):
             self.plan(step)
@@ -211,8 +240,54 @@ class Stager:
             self._pending = _Pending(step, grant, slot, record, work, time.perf_counter() - started, sums)
         return True
 
-    def _copy(self, slot: Slot, layout: _Layout, captured: Captured, *, overlap: bool) -> tuple[Deferred, ...]:
-        """Copy what has to be copied at the boundary; return the tensors left for a thread to copy, or to compare."""
+    def _beginner(
+        self, slot: Slot, copying: to_slot.Copying, begun: set[str]
+    ) -> Callable[[Mapping[str, Tensor]], None] | None:
+        """Return what begins to copy tensors that lie on a device while the rest of the states is still captured.
+
+        Args:
+            slot: to copy into.
+            copying: the copy.
+            begun: gets the names of the slot's entries whose copy has begun.
+
+        Returns:
+            `None` if nothing can begin so early.
+        """
+        layout = self._layout
+        if layout is None or not layout.on_device or slot.on_disk or (self._shares is not None and self._shares.stale):
+            return None
+
+        def begin(found: Mapping[str, Tensor]) -> None:
+            there = {name: tensor for name, tensor in found.items() if tensor.device.type != "cpu"}
+            if not there:
+                return
+            slot.begin()
+            views = self._views_of(slot, layout)
+            pairs: list[to_slot.Pair] = []
+            for tensor_name, tensor in there.items():
+                for entry, source in layout.entries_of(tensor_name, tensor):
+                    target = views.get(entry)
+                    if target is not None and to_slot.matches(target, source):
+                        pairs.append((target, source))
+                        begun.add(entry)
+            copying.add(pairs)
+
+        return begin
+
+    def _copy(
+        self,
+        slot: Slot,
+        layout: _Layout,
+        captured: Captured,
+        copying: to_slot.Copying,
+        begun: Collection[str],
+        *,
+        overlap: bool,
+    ) -> tuple[Deferred, ...]:
+        """Copy what has to be copied at the boundary; return the tensors left for a thread to copy, or to compare.
+
+        The copy is over when `copying` is finished.
+        """
         tensors = layout.tensors(captured)
         if slot.on_disk:
             self._pass_through(slot, layout, tensors)
@@ -220,8 +295,10 @@ class Stager:
         views = self._views_of(slot, layout)
         deferred = self._overlap.choose(self._states, tensors, views) if overlap else ()
         left = set() if self._overlap.validating else {item.name for item in deferred}
-        now = {name: tensor for name, tensor in tensors.items() if name not in left}
-        to_slot.copy_into({name: views[name] for name in now}, now)
+        to_slot.check(views, tensors)
+        copying.add(
+            [(views[name], tensor) for name, tensor in tensors.items() if name not in left and name not in begun]
+        )
         return deferred
 
     @property
@@ -333,7 +410,8 @@ class Stager:
         check_encoding(captured.tree)
         rank = self._link.rank
         spans = place_shards([(shard_name(rank.number, rank.world_size, shard.index), shard.size) for shard in shards])
-        self._layout = _Layout(specs, shards, spans, environment(), entries)
+        on_device = any(tensor.device.type != "cpu" for tensor in captured.tensors.values())
+        self._layout = _Layout(specs, shards, spans, environment(), entries, on_device)
         devices = sorted({tensor.device for tensor in captured.tensors.values() if tensor.is_cuda}, key=str)
         self._prepare = functools.partial(self._pin, devices[0]) if devices else None
         return slot_bytes(spans, max(len(small), self._record_bytes))

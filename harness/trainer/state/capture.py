@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -50,6 +51,9 @@ from harness.trainer.state.unlisted import Unlisted
 
 EXTRA: Final = "ckpt.extra"
 """The first part of the names of the tensors in the user's plain values."""
+
+_PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
+"""The types of tensors that are stored as they are."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,11 @@ def capture(
     *,
     sure: bool = True,
     alone: bool = True,
+    found: Callable[[Mapping[str, Tensor]], None] | None = None,
 ) -> Captured:
     """Take every state apart into small values and tensors. Copies no tensor.
+
+    All calls of the states' own code come first; what is found after them does not change until this returns.
 
     Args:
         states: the user's states, by name; may nest in dicts, lists and tuples.
@@ -105,6 +112,7 @@ def capture(
         extra: the user's plain values.
         sure: whether gradients are captured of which it is not known yet whether they matter. Not for a layout.
         alone: whether there are no other ranks.
+        found: called with the tensors of each state as soon as they are known; these will be in `tensors`.
 
     Raises:
         StateError: something in a state cannot be stored; names its path, its type and the remedy.
@@ -112,13 +120,17 @@ def capture(
     flat = flatten(states)
     names = parameter_names(flat)
     walk = _Walk(_optimized(flat), None if alone else Claims(flat))
-    tree = {}
+    tree, given = {}, 0
+    live = {name: _live(name, state) for name, state in flat.items()}
     for name, state in flat.items():
-        tree[name] = _capture_state(name, state, names, walk)
+        tree[name] = _capture_state(name, state, live[name], names, walk)
         if unlisted is not None and isinstance(state, nn.Module):
             tree[name] |= unlisted.capture_module(name, state, walk, sure=sure)
         elif unlisted is not None and isinstance(state, Optimizer):
             tree[name] |= unlisted.capture_optimizer(name, state)
+        if found is not None:
+            found(dict(itertools.islice(walk.tensors.items(), given, None)))
+            given = len(walk.tensors)
     before = set(walk.tensors)
     kept = walk.value(dict(extra or {}), [EXTRA])
     devices = {
@@ -157,16 +169,22 @@ def check_encoding(tree: Mapping[str, Any]) -> None:
             )
 
 
-def _capture_state(name: str, state: Any, names: Mapping[int, str], walk: _Walk) -> dict[str, Any]:
+def _live(name: str, state: Any) -> Any:
+    """Return a state's own state_dict; `None` for a generator of random numbers."""
+    generators = (Kind.TORCH_GENERATOR, Kind.NUMPY_GENERATOR, Kind.PYTHON_GENERATOR)
+    return None if classify(name, state) in generators else state.state_dict()
+
+
+def _capture_state(name: str, state: Any, live: Any, names: Mapping[int, str], walk: _Walk) -> dict[str, Any]:
     kind = classify(name, state)
     path: list[str | int] = [name]
     node: dict[str, Any] = {"kind": kind.value}
     match kind:
         case Kind.MODULE:
-            node["state"] = _capture_module(state, path, walk)
+            node["state"] = _capture_module(state, live, path, walk)
         case Kind.OPTIMIZER:
             params = describe_parameters(state, names)
-            node["state"] = _capture_optimizer(state, path, params, walk)
+            node["state"] = _capture_optimizer(state, live, path, params, walk)
             node["params"] = params
         case Kind.TORCH_GENERATOR:
             node["state"] = tensor_bytes(state.get_state())
@@ -175,12 +193,13 @@ def _capture_state(name: str, state: Any, names: Mapping[int, str], walk: _Walk)
         case Kind.PYTHON_GENERATOR:
             node["state"] = walk.value(state.getstate(), path)
         case _:
-            node["state"] = walk.value(state.state_dict(), path)
+            node["state"] = walk.value(live, path)
     return node
 
 
-def _capture_optimizer(optimizer: Optimizer, path: list[str | int], params: list[list[Any]], walk: _Walk) -> Any:
-    live = optimizer.state_dict()
+def _capture_optimizer(
+    optimizer: Optimizer, live: dict[str, Any], path: list[str | int], params: list[list[Any]], walk: _Walk
+) -> Any:
     if walk.claims is None:
         return walk.value(live, path)
     named = by_name(live, params)
@@ -195,8 +214,7 @@ def _capture_optimizer(optimizer: Optimizer, path: list[str | int], params: list
     return {**walk.value({**named, "state": {}}, path), "state": state}
 
 
-def _capture_module(module: nn.Module, path: list[str | int], walk: _Walk) -> dict[str, Any]:
-    live = module.state_dict()
+def _capture_module(module: nn.Module, live: dict[str, Any], path: list[str | int], walk: _Walk) -> dict[str, Any]:
     own: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     own |= dict(module.named_buffers(remove_duplicate=False))
     frozen = {
@@ -246,7 +264,7 @@ class _Walk:
         self._group: int | None = None
         self.tensors: dict[str, Tensor] = {}
         self.frozen: set[str] = set()
-        self._stored: dict[Hashable, str] = {}
+        self._stored: dict[int, list[tuple[Tensor, str]]] = {}  # tensors and their names, by address
 
     def value(self, value: Any, path: list[str | int]) -> Any:
         """Return a copy of `value` with a `TensorRef` for every tensor and array in it."""
@@ -256,7 +274,10 @@ class _Walk:
         if is_tensor(value):
             return self.tensor(value, path)
         if kind is dict or kind is OrderedDict or kind is Counter:
-            items = ((self._inside(key, path, key), self._inside(item, path, key)) for key, item in value.items())
+            items = (
+                (key if type(key) is str else self._inside(key, path, key), self._inside(item, path, key))
+                for key, item in value.items()
+            )
             return kind(items) if kind is not Counter else Counter(dict(items))
         if kind is list or kind is tuple:
             return kind([self._inside(item, path, index) for index, item in enumerate(value)])
@@ -270,15 +291,14 @@ class _Walk:
     def tensor(self, tensor: Tensor, path: list[str | int], frozen: bool = False, prefix: str = "") -> TensorRef:
         """Return a reference to a tensor; add it to `tensors`, unless the very same memory is there by another name."""
         check_tensor(tensor, path)
-        box, tensor = None, tensor.detach()
-        if is_dtensor(tensor):
-            box, tensor = box_of(tensor, path), local_of(tensor)
+        box, tensor = (None, tensor.detach()) if type(tensor) in _PLAIN else _taken_apart(tensor, path)
         order = _memory_order(tensor)
-        alias = alias_of(tensor)
         if (form := _stored_form(tensor)) is None:
             _refuse_tensor(path, f"a tensor of {tensor.dtype}", "store tensor.view(torch.uint8) instead")
         kind = prefix + ("complex" if form.dtype != tensor.dtype else "")
-        name = self._stored.get(alias) if alias is not None else None
+        there = self._stored.setdefault(tensor.data_ptr(), []) if tensor.numel() else []
+        alias = alias_of(tensor) if there else None
+        name = next((name for stored, name in there if alias_of(stored) == alias), None)
         if name is None:
             name = self._name(path)
             self.tensors[name] = form
@@ -289,8 +309,7 @@ class _Walk:
                 self.kept_equal[name] = self._group
             if frozen:
                 self.frozen.add(name)
-            if alias is not None:
-                self._stored[alias] = name
+            there.append((tensor, name))
         elif not frozen:
             self.frozen.discard(name)
         return TensorRef(name, DTYPE_NAMES[form.dtype], kind.removesuffix("-") or "plain", order)
@@ -344,11 +363,11 @@ class _Walk:
 
 def check_tensor(tensor: Tensor, path: Sequence[str | int]) -> None:
     """Raise StateError for a tensor that no shard can hold, or that has no shape yet."""
-    if is_dtensor(tensor):
+    if type(tensor) not in _PLAIN and is_dtensor(tensor):
         return check_tensor(local_of(tensor), path)
     if nn.parameter.is_lazy(tensor):
         _refuse_tensor(path, "a lazy parameter without a shape", "run one batch through the module first")
-    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+    if type(tensor) not in _PLAIN:
         kind = type(tensor)
         remedy = "store the plain tensors that it is made of, and make it again in load_state_dict()"
         _refuse_tensor(path, f"a {kind.__module__}.{kind.__qualname__}", remedy)
@@ -361,6 +380,11 @@ def check_tensor(tensor: Tensor, path: Sequence[str | int]) -> None:
     if tensor.is_meta:
         _refuse_tensor(path, "a tensor on the meta device", "give the model its weights first: model.to_empty(...)")
     return None
+
+
+def _taken_apart(tensor: Any, path: list[str | int]) -> tuple[Box | None, Tensor]:
+    """Return this rank's part of a tensor, and where it lies in the whole one if it is part of a DTensor."""
+    return (box_of(tensor, path), local_of(tensor)) if is_dtensor(tensor) else (None, tensor.detach())
 
 
 def _stored_form(tensor: Tensor) -> Tensor | None:
@@ -381,7 +405,7 @@ def _memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 def alias_of(tensor: Tensor) -> Hashable | None:
     """Return a key that is equal for tensors with the same memory, seen the same way; `None` for an empty tensor."""
-    if is_dtensor(tensor):
+    if type(tensor) not in _PLAIN and is_dtensor(tensor):
         return alias_of(local_of(tensor))
     if tensor.numel() == 0:
         return None

@@ -8,15 +8,17 @@ from __future__ import annotations
 import array
 import ctypes
 import importlib
+import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from harness.errors import SnapshotCorrupt, StateError
+from harness.trainer.ranks import find_rank
 from harness.trainer.state.kinds import SAME_PROGRAM, is_array
 
 _MOST_POSITIONS: Final = {"pos": 624, "buffer_pos": 4}  # of MT19937 and Philox
@@ -29,7 +31,7 @@ def capture_rng() -> dict[str, Any]:
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         state["numpy"] = arrays_to_bytes(numpy_random.get_state(legacy=False))
     for device, module in devices_in_use():
-        state[device] = [tensor_bytes(module.get_rng_state(index)) for index in range(module.device_count())]
+        state[device] = [tensor_bytes(module.get_rng_state(index)) for index in _indexes(module)]
     return state
 
 
@@ -57,12 +59,18 @@ def restore_rng(tree: object) -> None:
             numpy_random.set_state(arrays_from_bytes(tree["numpy"], numpy_random.get_state(legacy=False)))
         for device in _DEVICES:
             module = getattr(torch, device)
-            for index, state in enumerate(tree.get(device, [])[: module.device_count()]):
-                module.set_rng_state(bytes_tensor(state), index)
+            if device in tree and module.device_count():
+                for index, state in zip(_indexes(module), tree[device], strict=False):
+                    module.set_rng_state(bytes_tensor(state), index)
     except ImportError as err:
         raise StateError("the snapshot holds numpy's random state, and numpy is not installed: install it") from err
     except (RuntimeError, ValueError, TypeError, LookupError) as err:
         raise StateError(f"a random number generator refused its stored state ({err}): {SAME_PROGRAM}") from err
+
+
+def _indexes(module: Any) -> Sequence[int]:
+    """Return the devices whose generators count: all of them, or of several ranks its own, whatever its number."""
+    return range(module.device_count()) if find_rank(os.environ).is_alone else [module.current_device()]
 
 
 def _python_state(state: Any) -> Any:

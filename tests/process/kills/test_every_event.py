@@ -153,7 +153,9 @@ CANNOT_HAPPEN = {
     "SupersededBy": _TWO_HOSTS,
     "Behind": "takes a store that is slower than the interval: tests/unit/agent/save/test_tier.py",
     "StoreSilent": "takes a store that hangs: tests/process/test_silence.py",
-    "RanksDiffer": "takes several ranks, and a model that differs between them",
+    "Agreed": "takes several ranks: tests/ranks/test_kills.py kills there",
+    "RankLate": "takes several ranks: tests/ranks/test_faults.py",
+    "RanksDiffer": "takes several ranks: tests/ranks/test_kills.py kills there",
     "GivenUp": "takes an upload of seconds: tests/unit/agent/save/test_tier.py",
 }
 

@@ -119,7 +119,8 @@ def samples() -> Iterator[events.Event]:
         values: dict[str, object] = {}
         for name, hint in typing.get_type_hints(kind).items():
             plain = next((arm for arm in typing.get_args(hint) if arm is not type(None)), hint)
-            values[name] = {int: 3, float: 1.5, str: "some words", bool: True}[plain]
+            value = {int: 3, float: 1.5, str: "some words", bool: True}[plain]
+            values[name] = (value,) if typing.get_origin(hint) is tuple else value
         given = {"tier": "remote", "snapshot": SNAPSHOT, "outcome": "failed"}
         yield kind(**values | {name: value for name, value in given.items() if name in values})
 

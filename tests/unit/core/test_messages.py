@@ -25,6 +25,7 @@ STATUS = messages.Status(
 EXAMPLES: list[messages.AnyMessage] = [
     Hello(messages.PROTOCOL),
     Hello(messages.PROTOCOL, 1, 2, GENERATION, (0, 3)),
+    messages.Attached(),
     messages.Layout(4096, 1),
     messages.Restored("00000002-000000000010", 10, 0.5),
     messages.FirstStep(11, 5.0, ((2.0, 3.0), (3.0, 3.5)), 3.5),
@@ -48,6 +49,7 @@ EXAMPLES: list[messages.AnyMessage] = [
     messages.Stores((messages.Rows("w", 0, 2),), ("b",), ("w",), 1),
     messages.HoldsWanted(),
     messages.AtEnd(7),
+    messages.Evaluates(7),
     messages.ResumeSlots(),
     messages.NoMeeting("StateError", "why"),
     messages.AskStatus(),

@@ -42,7 +42,7 @@ def test_a_request_survives_its_word(command: Command, sequence: int) -> None:
 def test_the_words_are_pinned() -> None:
     assert {word.name: word.value for word in Word} == {
         "COMMAND": 0, "GRANT": 1, "AT_STEP": 2, "LOCAL_STEP": 3, "DURABLE_STEP": 4, "DEADLINE_NS": 5, "ACKED": 6,
-        "TRAINER_STEP": 8, "HOLD": 9,
+        "VOID_STEP": 7, "TRAINER_STEP": 8, "HOLD": 9,
     }  # fmt: skip
     assert {command.name: command.value for command in Command} == {
         "NOTHING": 0, "SNAPSHOT": 1, "SNAPSHOT_AND_LEAVE": 2, "LEAVE": 3, "SNAPSHOT_AND_COMPARE": 4,
@@ -64,6 +64,22 @@ def test_an_agreed_step_belongs_to_one_command(agent: AgentSide, trainer: Traine
     agent.command(Command.SNAPSHOT)
 
     assert trainer.agreed(trainer.news) is None
+
+
+def test_what_a_rank_has_said_may_count_for_the_next_command_until_it_takes_it_back(
+    agent: AgentSide, trainer: TrainerSide
+) -> None:
+    agent.command(Command.SNAPSHOT_AND_LEAVE)
+    said_of = trainer.news
+    trainer.say(said_of, Hold.HOLDS)
+
+    agent.command(Command.SNAPSHOT_AND_LEAVE, keeps_word=True)
+    assert agent.hold is Hold.HOLDS
+    trainer.say(said_of, Hold.NONE)
+    assert agent.hold is Hold.NONE
+    trainer.say(said_of, Hold.HOLDS)
+    agent.command(Command.SNAPSHOT_AND_LEAVE)
+    assert agent.hold is Hold.NONE
 
 
 def test_a_command_for_a_step_has_it_from_the_first_look(agent: AgentSide, trainer: TrainerSide) -> None:

@@ -101,8 +101,8 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 def replaced(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once another agent has come for one that died."""
     event = threading.Event()
-    say: Callable[[str], None] = lambda text: event.set()  # noqa: E731
-    monkeypatch.setattr("harness.trainer.link._say", say)
+    say: Callable[..., None] = lambda text, **_: event.set()  # noqa: E731
+    monkeypatch.setattr("harness.trainer.link.say", say)
     return event
 
 
@@ -228,8 +228,39 @@ def test_the_last_word_waits_for_the_agent_that_is_just_taken_on_and_hears_what_
     threading.Timer(0.2, go_on.set).start()
     link.part(exception=False)
 
-    said = [agents.greeted[1].receive().message for _ in range(2)]
-    assert said == [messages.Finished(9), messages.Bye(exception=False)]
+    said = [agents.greeted[1].receive().message for _ in range(3)]
+    assert said == [messages.Attached(), messages.Finished(9), messages.Bye(exception=False)]
+
+
+def test_what_is_asked_while_an_agent_is_taken_on_comes_after_what_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, agents: Agents
+) -> None:
+    """An agent that hears of an older layout last makes slots that the trainer has given up, and no others."""
+    asked = threading.Event()
+
+    def ask(_text: str, **_: Any) -> None:
+        asked.set()
+
+    class Repeated(dict[Any, Any]):
+        def items(self) -> Any:
+            threading.Thread(target=lambda: (link.ask_slots(2), done.set()), daemon=True).start()
+            return super().items()
+
+    done = threading.Event()
+    monkeypatch.setattr("harness.trainer.link.start_agent", agents.start)
+    monkeypatch.setattr("harness.trainer.link.say", ask)
+    link = agents.connect()
+    agents.find_nothing()
+    link.wait_ready()
+    link.ask_slots(1)
+    link._repeat = Repeated(link._repeat)
+
+    agents.greeted[0].close()
+    assert asked.wait(HANG_S)
+    assert done.wait(HANG_S)
+
+    said = [agents.greeted[1].receive().message for _ in range(3)]
+    assert said == [messages.Attached(), messages.Layout(1, 1), messages.Layout(2, 2)]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # and its traceback is printed
@@ -242,7 +273,7 @@ def test_a_thread_that_dies_of_a_slot_it_cannot_map_keeps_nobody_waiting(
     def cannot(fd: int) -> Any:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("harness.trainer.link._say", said.append)
+    monkeypatch.setattr("harness.trainer.link.say", lambda text, **_: said.append(text))
     monkeypatch.setattr("harness.trainer.link.Slot", cannot)
     link = agents.connect()
 

@@ -331,12 +331,45 @@ def test_a_slot_that_waits_for_the_other_rank_s_is_not_granted(scene: Scene, two
 def test_what_was_half_sealed_is_given_up_with_its_trainers(scene: Scene, two: TwoRanks) -> None:
     two.seal(0, 0, 10, 1)
 
-    scene.pipeline.forget_incomplete()
+    scene.pipeline.give_up_incomplete()
 
     assert scene.pipeline.pool.grant(0) == two.slots[0][1]
     scene.pipeline.pool.hold(two.slots[0][1], TRAINER)
     assert scene.pipeline.pool.grant(0) == two.slots[0][0]
     assert scene.pipeline.memory_copies(RUN_ID) == []
+
+
+def test_a_step_that_a_rank_has_passed_without_a_seal_is_dropped(scene: Scene, two: TwoRanks) -> None:
+    two.seal(0, 0, 10, 1)
+
+    assert scene.pipeline.forget_passed([11, 10]) is None, "the other one may still seal it"
+    assert scene.pipeline.forget_passed([11, None]) is None
+    assert scene.pipeline.forget_passed([11, 11]) == 10
+
+    scene.pipeline.pool.hold(two.slots[0][1], TRAINER)
+    assert scene.pipeline.pool.grant(0) == two.slots[0][0]
+
+
+def test_a_step_whose_last_seal_is_not_told_yet_is_not_dropped(scene: Scene, two: TwoRanks) -> None:
+    two.seal(0, 0, 10, 1)
+    Content(SnapshotId(1, 10), world_size=2).seal(scene.pipeline.pool[two.slots[1][0]], 1, 1)
+
+    assert scene.pipeline.forget_passed([11, 11]) is None
+    scene.pipeline.take(two.slots[1][0], two.generation)
+
+    assert scene.pipeline.sealed_step == 10
+
+
+def test_what_one_rank_did_not_tell_is_taken_without_the_others(scene: Scene, two: TwoRanks) -> None:
+    for rank in range(2):
+        Content(SnapshotId(1, 30), world_size=2).seal(scene.pipeline.pool[two.slots[rank][0]], 3, rank)
+
+    assert scene.pipeline.take_left_over(two.generation, rank=1)
+    assert [scene.pipeline.sequence(rank) for rank in range(2)] == [3, 3]
+    assert scene.pipeline.sealed_step is None
+    assert not scene.pipeline.take_left_over(two.generation, rank=1)
+    assert scene.pipeline.take_left_over(two.generation, rank=0)
+    assert scene.pipeline.sealed_step == 30
 
 
 def test_what_both_ranks_sealed_and_did_not_tell_is_taken(scene: Scene, two: TwoRanks) -> None:

@@ -108,10 +108,10 @@ def test_small_state_that_is_large_is_told_with_the_tensors_only(scene: Scene, m
     told, content = scene.connect(), Content(SnapshotId(1, 10))
     scene.startup.header = Header(StoredCopy(content.id, "remote", MemoryStore()), (content.record(),))
 
-    scene.trainer.tell_resume()
+    scene.trainer.telling.resume()
     assert [type(message) for message in told.messages] == [messages.ResumeHeader]
-    monkeypatch.setattr("harness.agent.trainers.session.MOST_OF_HEADER", len(content.state) - 1)
-    scene.trainer.tell_resume()
+    monkeypatch.setattr("harness.agent.trainers.telling.MOST_OF_HEADER", len(content.state) - 1)
+    scene.trainer.telling.resume()
 
     assert len(told.messages) == 1
 
@@ -225,7 +225,8 @@ def test_each_rank_has_a_page_slots_and_a_count_of_seals_of_its_own(scene: Scene
     told = scene.connect_two()
     for rank, size in enumerate((SLOT_BYTES, 3 * SLOT_BYTES)):
         scene.lay_out(1, size, rank)
-        scene.until(told[rank], 1)
+    for one in told:
+        scene.until(one, 1)
     scene.ranks.grant()
 
     indexes = [told[rank].messages[0].indexes for rank in range(2)]
@@ -240,12 +241,11 @@ def test_each_rank_has_a_page_slots_and_a_count_of_seals_of_its_own(scene: Scene
 def test_a_snapshot_is_asked_of_all_ranks_once_each_has_a_slot(scene: Scene) -> None:
     told = scene.connect_two()
     scene.lay_out(1)
-    scene.until(told[0], 1)
-    scene.ranks.grant()
-    assert not scene.ranks.may_ask, "one has none yet"
+    assert not scene.ranks.may_ask, "what one gets depends on what the others need"
 
     scene.lay_out(1, rank=1)
-    scene.until(told[1], 1)
+    for one in told:
+        scene.until(one, 1)
     scene.ranks.grant()
     assert not scene.ranks.may_ask, "one is before its loop, and the other would wait for it"
     pages = [TrainerSide(os.dup(rank.control.page_fd)) for rank in scene.ranks]
@@ -278,7 +278,7 @@ def test_each_rank_is_told_the_shares_of_all_of_what_it_resumes(scene: Scene) ->
     scene.startup.finding = Finding.READY
     scene.startup.point = scene.pipeline.note_resumed(fetched(content), Generation(2, RUN_ID, "b" * 16))
 
-    scene.trainer.tell_resume()
+    scene.trainer.telling.resume()
 
     assert [[content.is_in(slot, rank) for rank, slot in enumerate(slots)] for slots in handed] == [[True, True]] * 2
     for slot in [*handed[0], *handed[1]]:
@@ -286,7 +286,7 @@ def test_each_rank_is_told_the_shares_of_all_of_what_it_resumes(scene: Scene) ->
 
 
 def test_more_slots_than_one_message_can_carry_come_in_several(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.agent.trainers.session.MAX_FDS", 1)
+    monkeypatch.setattr("harness.agent.trainers.telling.MAX_FDS", 1)
     sent: list[tuple[type, int]] = []
     for end in scene.connect_two():
         end.send = lambda message, fds=(): sent.append((type(message), len(fds)))  # type: ignore[method-assign]
@@ -294,7 +294,7 @@ def test_more_slots_than_one_message_can_carry_come_in_several(scene: Scene, mon
     content = Content(SnapshotId(1, 10), world_size=2)
     scene.startup.point = scene.pipeline.note_resumed(fetched(content), Generation(2, RUN_ID, "b" * 16))
 
-    scene.trainer.tell_resume()
+    scene.trainer.telling.resume()
 
     assert sent == [(messages.ResumeSlots, 1), (messages.ResumeReady, 1)] * 2
 
@@ -340,7 +340,7 @@ def test_a_snapshot_of_two_ranks_is_not_resumed_by_one(scene: Scene) -> None:
     content = Content(SnapshotId(1, 10), world_size=2)
     scene.startup.point = scene.pipeline.note_resumed(fetched(content), Generation(2, RUN_ID, "b" * 16))
 
-    scene.trainer.tell_resume()
+    scene.trainer.telling.resume()
 
     (refusal,) = told.messages
     assert (type(refusal), refusal.error) == (messages.ResumeFailed, "StateError")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -136,6 +137,87 @@ def test_ranks_that_make_their_last_step_seal_it(starts: list[int], turns: list[
     sealed = [rank.sealed[-1] for rank in ranks if rank.sealed]
     assert set(sealed) <= {end}
     assert not sealed or len(sealed) == len(ranks)
+
+
+# ---- leaving where all stand ----------------------------------------------------------------------------------------
+
+LEAVE = -1
+
+
+@dataclass
+class StandingRank:
+    """A rank at a boundary whose step is sealed. Each `yield` is a moment at which others may act."""
+
+    words: Words = field(default_factory=Words)
+    ended: str = ""
+
+    def run(self) -> Iterator[None]:
+        words = self.words
+        while not self.ended:
+            ask = words.ask
+            yield
+            at = words.at
+            yield
+            if ask == LEAVE:
+                self.ended = "left"
+            elif at is None or at[0] != ask:
+                words.said = (ask, Hold.HOLDS)
+            else:
+                words.said = (ask, Hold.NONE)
+                yield
+                if words.ask == ask:
+                    self.ended = "went on"
+            yield
+
+
+def standing_agent(ranks: list[StandingRank]) -> Iterator[None]:
+    """As `harness/agent/trainers/meeting.py`: have all leave where they stand, or go on, but never some of them."""
+    ask, kept, agreed = 1, 1, False
+
+    def write(value: int) -> Iterator[None]:
+        for rank in ranks:
+            rank.words.ask = value
+            yield
+
+    yield from write(ask)
+    while not all(rank.ended for rank in ranks):
+        stand = []
+        for rank in ranks:
+            of, said = rank.words.said
+            stand.append(of in (ask, kept) and said is Hold.HOLDS)
+            yield
+        if all(stand) and agreed:
+            ask, kept, agreed = ask + 1, ask, False
+            yield from write(ask)
+        elif all(stand):
+            yield from write(LEAVE)
+            return
+        elif not agreed:
+            agreed = True
+            for rank in ranks:
+                rank.words.at = (ask, 8)
+                yield
+
+
+@given(turns=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=5, max_size=20))
+@settings(deadline=None, max_examples=1000)
+def test_all_leave_where_they_stand_or_all_go_on(turns: list[tuple[int, int]]) -> None:
+    """One that goes on while others leave hangs in a collective without them."""
+    ranks = [StandingRank() for _ in range(2)]
+    actors = [standing_agent(ranks), *(rank.run() for rank in ranks)]
+
+    for who, moments in turns:
+        for _ in range(moments):
+            next(actors[who], None)
+    for _ in range(100):
+        for actor in actors:
+            next(actor, None)
+
+    assert len({rank.ended for rank in ranks}) == 1, [rank.ended for rank in ranks]
+    assert ranks[0].ended
+
+
+# ---- one decision ---------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_before_its_loop_is_waited_for() -> None:

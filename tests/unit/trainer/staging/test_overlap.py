@@ -91,7 +91,7 @@ class Training:
         self.stager = Stager(
             self.link,  # type: ignore[arg-type]
             self.states,
-            lambda sure: capture.capture(self.states),
+            lambda sure, found=None: capture.capture(self.states, found=found),
             lambda step, captured: {"states": captured.tree},
             self.overlap,
         )

@@ -33,7 +33,7 @@ class PlayedLink:
 def test_seals_are_counted_on_from_those_that_the_agent_knows_who_found_what_is_resumed() -> None:
     """Counted on from those of an agent that had died before, no grant of the next one counted, ever."""
     link = PlayedLink(sequence=5)
-    stager = Stager(link, {}, lambda sure: capture({}), lambda step, captured: {}, Overlap(print))  # type: ignore[arg-type]
+    stager = Stager(link, {}, lambda sure, found=None: capture({}), lambda step, captured: {}, Overlap(print))  # type: ignore[arg-type]
     link.sequence = 2  # another agent: the first one died while it looked
 
     stager.begin()
@@ -74,7 +74,7 @@ class Growing:
         assert record is not None
         self.sealed.append(read_tensors(self._slot, record)["ckpt.extra/history"].shape[0])
 
-    def capture(self, sure: bool) -> Captured:
+    def capture(self, sure: bool, found: object = None) -> Captured:
         return capture({}, extra={"history": torch.zeros(self.rows, 1000)})
 
 
@@ -98,7 +98,7 @@ def test_small_state_that_nobody_could_read_back_is_refused_while_it_can_be(monk
     stager = Stager(
         PlayedLink(0),  # type: ignore[arg-type]
         {},
-        lambda sure: capture({}),
+        lambda sure, found=None: capture({}),
         lambda step, captured: {"extra": "x" * step},
         Overlap(print),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 from harness.errors import SnapshotCorrupt, StateError
 from harness.trainer.loaders import generators
@@ -64,3 +65,61 @@ def put(state: dict[str, Any], where: tuple[str, ...], value: object) -> None:
     for name in where[:-1]:
         state = state[name]
     state[where[-1]] = value
+
+
+class Devices:
+    """Four devices with a generator each, of a kind that this machine lacks."""
+
+    def __init__(self) -> None:
+        self.states = [torch.tensor([10 + index], dtype=torch.uint8) for index in range(4)]
+        self.current = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return len(self.states)
+
+    def current_device(self) -> int:
+        return self.current
+
+    def get_rng_state(self, index: int) -> torch.Tensor:
+        return self.states[index]
+
+    def set_rng_state(self, state: torch.Tensor, index: int) -> None:
+        self.states[index] = state
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    made = Devices()
+    monkeypatch.setattr(torch, "xpu", made)
+    return made
+
+
+def test_all_devices_of_one_process_have_their_states_back(devices: Devices) -> None:
+    stored = capture_rng()
+    assert stored["xpu"] == [bytes([10]), bytes([11]), bytes([12]), bytes([13])]
+    devices.states = [torch.tensor([0], dtype=torch.uint8)] * 4
+
+    restore_rng(stored)
+
+    assert [int(state) for state in devices.states] == [10, 11, 12, 13]
+
+
+def test_one_of_several_ranks_has_its_own_device_s_state_whatever_its_number(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    devices.current = 1
+    stored = capture_rng()
+    assert stored["xpu"] == [bytes([11])]
+
+    devices.current = 3
+    restore_rng(stored)
+
+    assert [int(state) for state in devices.states] == [10, 11, 12, 11]

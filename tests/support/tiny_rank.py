@@ -1,0 +1,363 @@
+"""One of several ranks without torch: what a Checkpointer does there, over the real link and the real meeting.
+
+Its "training" is two hash chains: one that is each rank's own, and one that all ranks have alike, of which each stores
+its rows. A lost, repeated, torn or mixed step shows in every later one. It writes one line `step own common` for each
+step to CURVE.RANK, and the final digests to FINAL.RANK.
+
+    python -m tests.support.launcher 3 -- python -m tests.support.tiny_rank --curve curve --final final [--steps 20]
+
+    --together FILE                    begin no step before all ranks have ended the one before, deaf to signals, as in
+                                       a collective call
+    --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
+    --careless                         go on while a snapshot is on its way, as a Checkpointer does
+    --late RANK:STEP                   that rank stays in the middle of the step after STEP, until FILE exists
+    --differs-at STEP                  the last rank's common chain is another one from then on
+    --uneven                           the last rank makes one step more
+    --raise-at STEP                    the last rank raises an exception after STEP
+    --save-at STEP                     rank 0 asks for a snapshot after STEP, and waits until it is durable
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+import threading
+from pathlib import Path
+
+from harness.config.settings import SOCKET_VARIABLE, resolve
+from harness.core import messages
+from harness.core.manifest import StoredPiece
+from harness.core.messages import HeldTensor, Holds
+from harness.core.policy.meeting import Hold
+from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shards
+from harness.core.snapshot import shard_name
+from harness.errors import StateError
+from harness.ipc.control_page import Request, Word
+from harness.ipc.slots import Slot, SlotRecord, place_shards, slot_bytes
+from harness.trainer.boundary import Boundary
+from harness.trainer.link import Link
+from harness.trainer.meeting import Meeting
+from harness.trainer.ranks import Rank, find_rank
+from tests.support import delays
+
+ROWS, ROW = 64, 1024
+OWN_BYTES = 16 * 1024
+LOOK_S = 0.002
+
+
+def first(seed: str, size: int) -> bytes:
+    """A state before the first step."""
+    return hashlib.shake_128(seed.encode()).digest(size)
+
+
+def advance(state: bytes, step: int) -> bytes:
+    """The state after one more step."""
+    return hashlib.shake_128(hashlib.blake2b(state + step.to_bytes(8, "little")).digest()).digest(len(state))
+
+
+def unbroken(rank: int, steps: int) -> list[str]:
+    """The curve of a rank, had nothing ever happened."""
+    own, common, lines = first(f"own {rank}", OWN_BYTES), first("common", ROWS * ROW), []
+    for step in range(steps):
+        own, common = advance(own, step), advance(common, step)
+        lines.append(f"{step + 1} {digest(own)} {digest(common)}")
+    return lines
+
+
+def digest(state: bytes) -> str:
+    """What the curve shows of a state."""
+    return hashlib.blake2b(state, digest_size=8).hexdigest()
+
+
+def is_awaited(link: Link, step: int) -> bool:
+    """Whether several ranks have yet to be asked for the next snapshot by steps; else the agent may be late for it."""
+    news = link.page.news
+    agreed = link.page.agreed(news)
+    asks = link.settings.every_steps is not None and not link.page.command.leaves
+    return not link.rank.is_alone and asks and (agreed is None or agreed <= step)
+
+
+class Together:
+    """Steps of all ranks in shared memory: nobody begins one before all have ended the one before."""
+
+    def __init__(self, path: Path, rank: Rank) -> None:
+        self._rank, self._launcher = rank, os.getppid()
+        attempt = f"{os.getppid()}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        fd = os.open(path.with_name(f"{path.name}.{attempt}"), os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(fd, 8 * rank.world_size)
+        self._page = mmap.mmap(fd, 8 * rank.world_size)
+        os.close(fd)
+
+    def come(self, step: int) -> None:
+        """End a step, and wait for all others, deaf; without a launcher for a second only, as for a time-out."""
+        deaf = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        struct.pack_into("<Q", self._page, 8 * self._rank.number, step)
+        looks = 0
+        while min(struct.unpack_from(f"<{self._rank.world_size}Q", self._page)) < step:
+            threading.Event().wait(LOOK_S)
+            looks += os.getppid() != self._launcher
+            if looks * LOOK_S > 1:
+                raise ConnectionError("another rank has not come")
+        signal.pthread_sigmask(signal.SIG_SETMASK, deaf)
+
+
+class TinyRank:
+    """One life of one rank. It is its own stager and its own saving, as `Meeting` knows them."""
+
+    pending = False
+
+    def __init__(self, link: Link, options: argparse.Namespace) -> None:
+        self.link, self.rank, self.options = link, link.rank, options
+        self.own, self.common = first(f"own {self.rank.number}", OWN_BYTES), first("common", ROWS * ROW)
+        self.boundary = Boundary(accumulate=None, sees_optimizers=False)
+        self.meeting = Meeting(link, self, self, self.boundary, print)  # type: ignore[arg-type]
+        self.sealed_step: int | None = None
+        self._used: messages.Stores | None = None
+        self._told = False
+        self._grant = self._sequence = 0
+
+    # ---- what a stager does -----------------------------------------------------------------------------------------
+
+    @property
+    def planned(self) -> bool:
+        """Whether slots were asked for, for what it stores now."""
+        return self._used is not None and self.link.stores is self._used
+
+    def plan(self, _step: int) -> None:
+        """Tell what it holds; ask for slots, once it is told what it stores."""
+        if not self._told or self.link.holds_wanted:
+            self._told, self.link.holds_wanted = True, False
+            held = HeldTensor("own", "U8", (OWN_BYTES,), "own"), HeldTensor("common", "U8", (ROWS, ROW), "shared")
+            self.link.send(Holds(held, 1), repeat=True)
+        if (stores := self.link.stores) is None:
+            return
+        self._used = stores
+        self._entries: dict[str, tuple[str, int, int]] = {"own": ("own", 0, OWN_BYTES)}
+        self._pieces = {"own": StoredPiece(own=True)}
+        specs = [TensorSpec("own", "U8", (OWN_BYTES,))]
+        for row in stores.rows:
+            name = f"common@{row.first},0"
+            self._entries[name] = ("common", row.first * ROW, row.last * ROW)
+            self._pieces[name] = StoredPiece(tensor="common", whole=(ROWS, ROW), offset=(row.first, 0))
+            specs.append(TensorSpec(name, "U8", (row.last - row.first, ROW)))
+        if stores.own != ("own",):  # the common chain is each rank's own: they differ
+            self._entries["common"], self._pieces["common"] = ("common", 0, ROWS * ROW), StoredPiece(own=True)
+            specs.append(TensorSpec("common", "U8", (ROWS, ROW)))
+        self._shards = plan_shards(specs)
+        number, size = self.rank.number, self.rank.world_size
+        self._spans = place_shards([(shard_name(number, size, shard.index), shard.size) for shard in self._shards])
+        self.link.ask_slots(slot_bytes(self._spans, 1000))
+
+    def take(self, *, overlap: bool = False, compares: bool = False) -> bool:
+        """Seal a snapshot if a slot is granted."""
+        if self.sealed_step == self.boundary.step:
+            return True
+        if (error := self.link.slot_error) is not None:
+            raise error
+        granted = self.link.granted(self._grant, self._sequence)
+        if granted is None:
+            return False
+        self._grant, slot = granted
+        slot.begin()
+        values = {"own": self.own, "common": self.common}
+        for span, shard in zip(self._spans, self._shards, strict=True):
+            slot.buffer[span.offset : span.offset + len(shard.header)] = shard.header
+            for placed in shard.tensors:
+                name, begin, end = self._entries[placed.name]
+                start = span.offset + placed.offset
+                slot.buffer[start : start + placed.size] = values[name][begin:end]
+        self._sequence += 1
+        record = SlotRecord(
+            step=self.boundary.step,
+            rank=self.rank.number,
+            world_size=self.rank.world_size,
+            generation=self.link.generation.number,
+            shards=self._spans,
+            state=json.dumps({"step": self.boundary.step, "states": {}, "rank": self.rank.number}),
+            environment={},
+            sealed_at="2026-01-01T00:00:00+00:00",
+            pieces=self._pieces,
+        )
+        slot.seal(record, self._sequence)
+        self.sealed_step = self.boundary.step
+        size, index = sum(span.size for span in self._spans), self.link.index_of(slot)
+        compared = self._used.compared if compares and self._used is not None else ()
+        sums = {name: int(digest(values[name])[:12], 16) for name in compared}
+        self.link.send(messages.Sealed(index, self.boundary.step, size, 1e-4, 1e-4, sums=sums))
+        return True
+
+    # ---- what saving does -------------------------------------------------------------------------------------------
+
+    def take_waiting(self) -> None:
+        """Seal a snapshot; wait for a slot."""
+        while not (self.planned and self.take()):
+            if self.link.page.command.leaves and self.link.page.time_is_up:
+                return
+            if not self.planned:
+                self.plan(self.boundary.step)
+            threading.Event().wait(LOOK_S)
+
+    def wait_durable(self) -> bool:
+        """Wait for the store; whether the snapshot was not void."""
+        while self._is_on_its_way() and not self.link.gone and not self.link.page.time_is_up:
+            threading.Event().wait(LOOK_S)
+        return not self._is_void
+
+    def _is_on_its_way(self) -> bool:
+        durable, sealed = self.link.page.durable_step, self.sealed_step
+        return sealed is not None and not self._is_void and (durable is None or durable < sealed)
+
+    @property
+    def _is_void(self) -> bool:
+        return self.link.page.void_step is not None and self.link.page.void_step >= (self.sealed_step or 0)
+
+    # ---- a life -----------------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Take what the agent found, if anything."""
+        self.link.wait_head()
+        ready = self.link.wait_ready()
+        if ready is not None:
+            common = bytearray(ROWS * ROW)
+            for number, slot in enumerate(ready.slots):
+                self._read(slot, common, mine=number == self.rank.number)
+            self.common = bytes(common)
+            record = ready.slot.record()
+            assert record is not None
+            small = json.loads(record.state)
+            assert (small["rank"], small["step"]) == (self.rank.number, record.step)
+            self.boundary.step = record.step
+            self.link.send(messages.Restored(ready.snapshot, record.step, 0.0))
+            self.link.drop_ready()
+        self._sequence = self.link.sequence
+        self.link.page.completed(self.boundary.step)
+        self.boundary.look_soon()
+
+    def _read(self, slot: Slot, common: bytearray, *, mine: bool) -> None:
+        record = slot.record()
+        assert record is not None
+        assert record.pieces is not None
+        for span in record.shards:
+            data = bytes(slot.shard(span))
+            for placed in parse_header(data[: header_bytes(data[:8], span.size)], span.size).tensors:
+                value, piece = data[placed.offset : placed.offset + placed.size], record.pieces[placed.name]
+                if placed.name == "own" and mine:
+                    self.own = value
+                elif placed.name == "common" and mine:
+                    common[:] = value
+                elif piece.offset is not None:
+                    start = piece.offset[0] * ROW
+                    common[start : start + len(value)] = value
+
+    def train(self) -> int:
+        """Train to the end; the exit code."""
+        options, boundary, page = self.options, self.boundary, self.link.page
+        is_last_rank = self.rank.number == self.rank.world_size - 1
+        together = None if options.together is None else Together(options.together, self.rank)
+        begun, told = boundary.step, False
+        with Path(f"{options.curve}.{self.rank.number}").open("a") as out:
+            while boundary.step < options.steps + (options.uneven and is_last_rank):
+                step = boundary.step
+                self._stay_away(step)
+                self.own, self.common = advance(self.own, step), advance(self.common, step)
+                if options.differs_at == step and is_last_rank:
+                    self.common = advance(self.common, 7)
+                if together is not None:
+                    together.come(step + 1 - begun)
+                boundary.step = step = step + 1
+                out.write(f"{step} {digest(self.own)} {digest(self.common)}\n")
+                out.flush()
+                news = self.link.page.completed(step)
+                if not told:
+                    told = True
+                    self.link.stepped(step, 0.0)
+                if options.raise_at == step and is_last_rank:
+                    raise ArithmeticError(f"injected after step {step}")
+                if options.save_at == step - 1 and self.rank.number == 0:
+                    self.meeting.want(wait=True)
+                if (news != boundary.seen or step == boundary.next_due) and self.meeting.attend(overlap=False):
+                    return self.leave()
+                while self._waits():
+                    threading.Event().wait(LOOK_S)
+                    page = self.link.page
+                    if (page.news != boundary.seen or not self.planned) and self.meeting.attend(overlap=False):
+                        return self.leave()
+        if self.sealed_step != boundary.step and (self.meeting.attend_last() or self.sealed_step != boundary.step):
+            return self.leave()
+        self.link.send(messages.Finished(boundary.step), repeat=True)
+        self.wait_durable()
+        return 0
+
+    def _waits(self) -> bool:
+        if self.link.gone or self.link.slot_error is not None or self._has_passed():
+            return False
+        step, leaves = self.boundary.step, self.link.page.command.leaves  # then all go on to the agreed step
+        held = step == self.options.hold_at and not leaves and not self.options.hold_until.exists()
+        return held or (not self.options.careless and (is_awaited(self.link, step) or self._is_on_its_way()))
+
+    def _has_passed(self) -> bool:
+        """Whether it has said that it will not seal this step: it makes the next one, as a Checkpointer does."""
+        said = Request.decode(self.link.page.words[Word.HOLD])
+        return said.value == Hold.PASSED and said.sequence == Request.decode(self.boundary.seen).sequence
+
+    def _stay_away(self, step: int) -> None:
+        rank, _, at = (self.options.late or "-1:-1").partition(":")
+        if self.rank.number == int(rank) and step == int(at):
+            os.write(2, f"test: rank {rank} stays away\n".encode())
+        while self.rank.number == int(rank) and step == int(at) and not self.options.hold_until.exists():
+            threading.Event().wait(LOOK_S)
+
+    def leave(self) -> int:
+        """The way out; the exit code."""
+        self.link.send(messages.Leaving(), repeat=True)
+        self.wait_durable()
+        return 75 if self.link.detached else 0
+
+    def on_signal(self, signum: int, _frame: object) -> None:
+        """As a Checkpointer: the agent decides what follows."""
+        self.link.poke(signum)
+
+
+def main() -> int:
+    """Run one life."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--curve", required=True)
+    parser.add_argument("--final", required=True)
+    parser.add_argument("--together", type=Path)
+    parser.add_argument("--hold-at", type=int)
+    parser.add_argument("--hold-until", type=Path)
+    parser.add_argument("--late")
+    parser.add_argument("--careless", action="store_true")
+    parser.add_argument("--differs-at", type=int)
+    parser.add_argument("--uneven", action="store_true")
+    parser.add_argument("--raise-at", type=int)
+    parser.add_argument("--save-at", type=int)
+    options = parser.parse_args()
+    delays.install(delays.TRAINER)
+    detached = SOCKET_VARIABLE not in os.environ
+    settings = resolve({}, os.environ, Path.cwd(), script=None) if detached else None
+    link = Link(settings, [sys.executable, *sys.argv], os.environ, find_rank(os.environ))
+    trainer = TinyRank(link, options)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, trainer.on_signal)
+    try:
+        trainer.restore()
+        code = trainer.train()
+    except Exception as err:
+        link.part(exception=True, hopeless=isinstance(err, StateError))
+        raise
+    if code == 0 and trainer.boundary.step >= options.steps:
+        Path(f"{options.final}.{link.rank.number}").write_text(f"{digest(trainer.own)} {digest(trainer.common)}")
+    link.part(exception=False)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

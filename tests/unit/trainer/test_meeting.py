@@ -1,0 +1,126 @@
+"""A rank's side of a meeting: what it says before it goes on, and what follows if its snapshot is dropped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from harness.core import messages
+from harness.core.policy.meeting import Hold
+from harness.ipc.control_page import AgentSide, Command, TrainerSide
+from harness.trainer.boundary import Boundary
+from harness.trainer.meeting import Meeting
+
+
+class Page(TrainerSide):
+    """A page on which the agent may act while the rank speaks."""
+
+    said: list[Hold]
+    agent: AgentSide
+    then: Command | None = None
+
+    def say(self, news: int, hold: Hold) -> None:
+        super().say(news, hold)
+        self.said.append(hold)
+        if hold is Hold.NONE and self.then is not None:
+            self.agent.command(self.then)
+
+
+@dataclass
+class Link:
+    page: Page
+    gone: bool = False
+    sent: list[tuple[messages.AnyMessage, bool]] = field(default_factory=list)
+
+    def check_meeting(self) -> None:
+        pass
+
+    def send(self, message: messages.AnyMessage, *, repeat: bool = False) -> None:
+        self.sent.append((message, repeat))
+
+    def forget(self, kind: type[messages.AnyMessage]) -> None:
+        pass
+
+
+@dataclass
+class Saver:
+    """What a stager knows, and what saving does."""
+
+    boundary: Boundary
+    durable: bool = True
+    planned: bool = True
+    pending: bool = False
+    sealed_step: int | None = None
+    waited: int = 0
+
+    def take(self, *, overlap: bool, compares: bool) -> bool:
+        self.sealed_step = self.boundary.step
+        return True
+
+    def take_waiting(self) -> None:
+        self.sealed_step = self.boundary.step
+
+    def wait_durable(self) -> bool:
+        self.waited += 1
+        return self.durable
+
+
+class Scene:
+    """A rank at the boundary of step 7."""
+
+    def __init__(self) -> None:
+        self.agent = AgentSide.create()
+        page = Page(os.dup(self.agent.fd))
+        page.said, page.agent = [], self.agent
+        self.page, self.link = page, Link(page)
+        self.boundary = Boundary(accumulate=None, sees_optimizers=True)
+        self.boundary.step = 7
+        self.saver = Saver(self.boundary)
+        self.meeting = Meeting(self.link, self.saver, self.saver, self.boundary, print)  # type: ignore[arg-type]
+
+    def attend(self) -> bool:
+        return self.meeting.attend(overlap=False)
+
+    def close(self) -> None:
+        self.page.close()
+        self.agent.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.close()
+
+
+def test_a_rank_says_that_it_goes_on_before_it_does(scene: Scene) -> None:
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=9)
+
+    assert not scene.attend()
+
+    assert scene.page.said == [Hold.NONE]
+    assert scene.boundary.next_due == 9
+
+
+def test_a_rank_that_is_told_otherwise_as_it_says_so_does_not_go_on(scene: Scene) -> None:
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=9)
+    scene.page.then = Command.LEAVE
+
+    assert scene.attend()
+
+
+def test_a_snapshot_that_is_dropped_is_wanted_again(scene: Scene) -> None:
+    """The program waits until one is durable: the next one is."""
+    scene.meeting.want(wait=True)
+    assert scene.link.sent == [(messages.SaveWanted(), True)]
+    scene.saver.durable = False
+    scene.agent.command(Command.SNAPSHOT, at=7)
+
+    assert not scene.attend()
+
+    assert scene.saver.waited == 1
+    assert scene.boundary.waits
+    assert scene.link.sent == 2 * [(messages.SaveWanted(), True)]
