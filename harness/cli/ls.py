@@ -24,7 +24,10 @@ def ls(flags: dict[str, Any], as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
     else:
-        print_table([row | {"sealed_at": _to_the_second(row["sealed_at"])} for row in rows])
+        several = any((row["ranks"] or 1) > 1 for row in rows)
+        left_out = set() if several else {"ranks"}
+        shown = [row | {"sealed_at": _to_the_second(row["sealed_at"])} for row in rows]
+        print_table([{name: value for name, value in row.items() if name not in left_out} for row in shown])
 
 
 def _to_the_second(at: str | None) -> str | None:

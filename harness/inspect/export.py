@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import shutil
@@ -18,16 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cloud.errors import NotFound, Truncated
 from cloud.notice import Deadline
 from cloud.store import ObjectStore
 from harness.config.settings import Settings
 from harness.core import document
 from harness.core.document import FileLayout
-from harness.core.manifest import Manifest, ShardEntry
+from harness.core.manifest import Manifest, ShardEntry, StoredPiece
+from harness.core.pieces import Piece, check_cover, runs
 from harness.core.shard import Placed, ShardLayout, header_bytes, parse_header
+from harness.core.small_state import whole_states
 from harness.core.snapshot import RunKeys, SnapshotId
-from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt
+from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt, StateError
 from harness.snapshots import records
 from harness.snapshots.candidates import ForeignRun, StoredCopy, check_run, choose
 from harness.snapshots.fetch import StoredShard
@@ -75,7 +80,7 @@ def export(
     def write(copy: StoredCopy, manifest: Manifest) -> dict[str, Any]:
         say(f"exporting {manifest.id} from {copy.store.url}")
         source = _Source(copy.store, RunKeys(settings.run), manifest)
-        plan = _plan(source, only)
+        plan = _plan(source, only, say)
         _write(source, plan, target, force, 0o666 if settings.shared else 0o600)
         return {
             "file": str(target),
@@ -224,25 +229,72 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The layout of a file to write, and the shards that its bytes come from.
+class _Entry:
+    """An entry of a shard, and what of the exported tensor it is.
 
     Attributes:
-        layout: layout of the file.
-        shards: the snapshot's shards, their headers parsed but not yet verified.
+        placed: where it lies in the shard.
+        tensor: name of the tensor.
+        whole: the tensor's shape.
+        offset: where in the tensor it begins, in each dimension.
     """
 
+    placed: Placed
+    tensor: str
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+
+    @classmethod
+    def of(cls, placed: Placed, piece: StoredPiece | None) -> _Entry:
+        """Return the entry that a part's `pieces` describe."""
+        if piece is None or piece.whole is None or piece.offset is None:
+            return cls(placed, placed.name, placed.shape, (0,) * len(placed.shape))
+        fits = len(placed.shape) == len(piece.whole) and all(
+            at + count <= size for at, count, size in zip(piece.offset, placed.shape, piece.whole, strict=True)
+        )
+        if not fits:
+            raise SnapshotCorrupt(f"{placed.name[:120]!r} is no part of a tensor of shape {list(piece.whole)}")
+        return cls(placed, piece.tensor, piece.whole, piece.offset)
+
+    @property
+    def piece(self) -> Piece:
+        """It as a piece of the tensor."""
+        return Piece(self.tensor, self.offset, self.placed.shape, self.whole, self.placed.dtype)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard, its header parsed but not yet verified, and what is exported of it."""
+
+    entry: ShardEntry
+    layout: ShardLayout
+    entries: Sequence[_Entry]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The layout of a file to write, and the shards that its bytes come from."""
+
     layout: FileLayout
-    shards: Sequence[tuple[ShardEntry, ShardLayout]]
+    shards: Sequence[_Shard]
 
 
-def _plan(source: _Source, only: str | None) -> _Plan:
+def _plan(source: _Source, only: str | None, say: Say) -> _Plan:
     manifest = source.manifest
-    if len(manifest.parts) != 1:
-        raise ConfigError(f"{manifest.id} has {len(manifest.parts)} ranks; only a snapshot of one rank can be exported")
-    part = manifest.parts[0]
-    picked = document.pick(bytes(part.state), only)
-    shards = [(shard, _read_header(source, shard, number)) for number, shard in enumerate(part.shards)]
+    picked = document.pick(whole_states(manifest), only)
+    shards, left_out = [], set[str]()
+    owners: dict[str, int] = {}  # the first rank that has a tensor of its own under this name
+    for part in manifest.parts:
+        pieces = {} if part.pieces is msgspec.UNSET else part.pieces
+        own = {name for name, piece in pieces.items() if piece.own}
+        left_out |= {name for name in own if owners.setdefault(name, part.rank) != part.rank}
+        for number, shard in enumerate(part.shards):
+            layout = _read_header(source, shard, number)
+            kept = [placed for placed in layout.tensors if owners.get(placed.name, part.rank) == part.rank]
+            entries = [_Entry.of(placed, None if placed.name in own else pieces.get(placed.name)) for placed in kept]
+            shards.append(_Shard(shard, layout, entries))
+    if left_out:
+        say(f"{len(left_out)} tensors are each rank's own, like {min(left_out)}: the first rank's are exported")
     # transformers requires "format".
     metadata = {"format": "pt", "run": source.keys.run, "snapshot": str(manifest.id), "step": str(manifest.step)}
     return _Plan(document.lay_out(picked, _stored_tensors(shards), metadata), shards)
@@ -262,14 +314,22 @@ def _read_header(source: _Source, entry: ShardEntry, number: int) -> ShardLayout
     return parse_header(bytes(header), entry.size, number)
 
 
-def _stored_tensors(shards: Sequence[tuple[ShardEntry, ShardLayout]]) -> dict[str, Placed]:
-    stored: dict[str, Placed] = {}
-    for shard, layout in shards:
-        for placed in layout.tensors:
-            if placed.name in stored:
-                raise SnapshotCorrupt(f"{shard.name}: tensor {placed.name[:120]!r} is in another shard too")
-            stored[placed.name] = placed
-    return stored
+def _stored_tensors(shards: Sequence[_Shard]) -> dict[str, Placed]:
+    """Return the tensors that the entries of all shards make up, by name. Offsets in them mean nothing."""
+    by_name: dict[str, list[_Entry]] = {}
+    for shard in shards:
+        for entry in shard.entries:
+            by_name.setdefault(entry.tensor, []).append(entry)
+    return {name: _whole(name, entries) for name, entries in by_name.items()}
+
+
+def _whole(name: str, entries: Sequence[_Entry]) -> Placed:
+    pieces = [entry.piece for entry in entries]
+    try:
+        check_cover(pieces)
+    except StateError as err:
+        raise SnapshotCorrupt(f"tensor {name[:120]!r} is not stored once, and whole: {err}") from err
+    return Placed(name, pieces[0].dtype, pieces[0].whole, 0, math.prod(pieces[0].whole) * pieces[0].itemsize)
 
 
 def _read_shard(shard: StoredShard, layout: ShardLayout, wanted: Sequence[Placed]) -> Iterator[tuple[int, memoryview]]:
@@ -327,24 +387,28 @@ def _fill(source: _Source, plan: _Plan, draft: Path) -> None:
         fd = file.fileno()
         os.ftruncate(fd, plan.layout.size)
         _put(fd, memoryview(plan.layout.header), 0)
-        for shard, layout in plan.shards:
-            wanted = [placed for placed in layout.tensors if placed.name in plan.layout.targets]
+        for shard in plan.shards:
+            wanted = [entry for entry in shard.entries if entry.tensor in plan.layout.targets]
             if not wanted:
                 continue
-            for offset, piece in _read_shard(source.shard(shard), layout, wanted):
-                _scatter(fd, piece, offset, wanted, plan.layout.targets)
+            placed = [entry.placed for entry in wanted]
+            for offset, chunk in _read_shard(source.shard(shard.entry), shard.layout, placed):
+                _scatter(fd, chunk, offset, wanted, plan.layout.targets)
 
 
 def _scatter(
-    fd: int, piece: memoryview, offset: int, wanted: Sequence[Placed], targets: Mapping[str, Sequence[int]]
+    fd: int, chunk: memoryview, offset: int, wanted: Sequence[_Entry], targets: Mapping[str, Sequence[int]]
 ) -> None:
-    """Write the bytes of wanted tensors in a piece of a shard to their offsets in the file."""
-    for placed in wanted[bisect_right(wanted, offset, key=_end) :]:
-        if placed.offset >= offset + len(piece):
+    """Write the bytes of wanted tensors in a chunk of a shard to their offsets in the file."""
+    for entry in wanted[bisect_right(wanted, offset, key=lambda entry: _end(entry.placed)) :]:
+        placed, piece = entry.placed, entry.piece
+        if placed.offset >= offset + len(chunk):
             return
-        begin, end = max(placed.offset, offset), min(_end(placed), offset + len(piece))
-        for target in targets[placed.name]:
-            _put(fd, piece[begin - offset : end - offset], target + begin - placed.offset)
+        for run in runs(piece.whole, piece.offset, piece.shape, piece.itemsize):
+            begin = max(placed.offset + run.begin, offset)
+            end = min(placed.offset + run.begin + run.size, offset + len(chunk))
+            for target in targets[entry.tensor] if begin < end else ():
+                _put(fd, chunk[begin - offset : end - offset], target + run.at + begin - placed.offset - run.begin)
 
 
 def _put(fd: int, data: memoryview, at: int) -> None:

@@ -39,11 +39,12 @@ def snapshots(settings: Settings) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"snapshot": str(snapshot), "tier": tier, "step": snapshot.step}
             try:
                 manifest = records.read_manifest(store, keys, snapshot, Deadline.after(CALL_S))
-                row |= {"bytes": manifest.payload_bytes, "sealed_at": manifest.parts[0].sealed_at}
+                row |= {"ranks": len(manifest.parts), "bytes": manifest.payload_bytes}
+                row["sealed_at"] = manifest.parts[0].sealed_at
             except (SnapshotCorrupt, CloudError) as err:
                 if not is_committed(store, keys, snapshot):
                     continue
-                row |= {"bytes": None, "sealed_at": None}
+                row |= {"ranks": None, "bytes": None, "sealed_at": None}
                 reason = reason or str(err)
             rows.append({**row, "unusable": reason})
     return rows

@@ -5,7 +5,7 @@ Owns the words of `harness status`; `status.py` owns the figures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.core import events
@@ -38,6 +38,8 @@ def _live(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("moving", _moving(found)),
         ("notice", _notice(found)),
     ]
+    if found["ranks"]:
+        rows.insert(3, ("ranks", _ranks(found["ranks"])))
     if found["bytes_pending"]:
         in_s = "" if found["estimate_s"] is None else f", about {duration(found['estimate_s'])}"
         rows.insert(2, ("saving", f"{size(found['bytes_pending'])} are still to be sent to the store{in_s}"))
@@ -63,6 +65,23 @@ def _moving(found: Mapping[str, Any]) -> str:
     stands = " (does a step take this long?)" if age_s is not None and age_s > _NEWS_S else ""
     times = f"; restarted in place {found['restarts']} times" if found["restarts"] else ""
     return f"step {count(found['step'])}{since}{stands}{times}"
+
+
+def _ranks(ranks: Sequence[Mapping[str, Any]]) -> str:
+    absent = [rank["rank"] for rank in ranks if rank["pid"] is None]
+    if absent:
+        return f"{len(ranks)}; not connected: {', '.join(map(str, absent))}"
+    steps = [rank["step"] for rank in ranks if rank["step"] is not None]
+    if len(steps) < len(ranks):
+        return f"{len(ranks)}; {len(steps)} of them are in their loops"
+    first, last = min(steps), max(steps)
+    where = f"all at step {count(first)}" if first == last else f"at steps {count(first)} to {count(last)}"
+    late = "".join(
+        f"; rank {rank['rank']} is late: at step {count(rank['step'])} for {duration(rank['step_age_s'] or 0.0)}"
+        for rank in ranks
+        if rank["late"]
+    )
+    return f"{len(ranks)}, {where}{late}"
 
 
 def _notice(found: Mapping[str, Any]) -> str:

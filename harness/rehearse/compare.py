@@ -7,7 +7,7 @@ step; and which of the program's own variables differ, which may or may not matt
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.core.rehearsal import AnyLine, Finished, Handed, Interrupted, Stepped
 
@@ -23,12 +23,14 @@ class Difference:
         what: batch | random | state | steps.
         name: what differs, in words.
         library: whose random states differ.
+        rank: which of several ranks; 0 for the only one.
     """
 
     step: int
     what: str
     name: str
     library: str = ""
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,20 @@ def without_seed(unbroken: Sequence[AnyLine], again: Sequence[AnyLine]) -> froze
         return frozenset()
     passed_over = unused(unbroken) - {"torch"}
     return frozenset(name for name, state in here.random.items() if there.random.get(name) != state) - passed_over
+
+
+def first_of_ranks(
+    unbroken: Mapping[int, Sequence[AnyLine]],
+    other: Mapping[int, Sequence[AnyLine]],
+    passed_over: Collection[str] = (),
+) -> Difference | None:
+    """Return the first difference of all ranks' lines; `None` if there is none. See `first_difference`."""
+    found = []
+    for rank, lines in unbroken.items():
+        difference = first_difference(lines, other.get(rank, ()), passed_over)
+        if difference is not None:
+            found.append(replace(difference, rank=rank))
+    return min(found, key=lambda difference: (difference.step, difference.rank), default=None)
 
 
 def first_difference(

@@ -25,6 +25,7 @@ from harness.core.rehearsal import (
     Resumed,
     Stepped,
     decode_lines,
+    file_of,
 )
 from harness.errors import ConfigError, ExitCode, HarnessError
 from harness.ipc.process import safe_python
@@ -56,7 +57,8 @@ class Pass:
     """What one pass has shown.
 
     Attributes:
-        lines: of all starts, in order.
+        lines: of all starts, in order; of several ranks, the first one's.
+        others: those of the other ranks, by rank.
         starts: the number of starts.
         seconds: of all starts together.
         first_step_s: seconds until the first start had begun to train.
@@ -65,11 +67,17 @@ class Pass:
     """
 
     lines: list[AnyLine] = field(default_factory=list)
+    others: dict[int, list[AnyLine]] = field(default_factory=dict)
     starts: int = 0
     seconds: float = 0.0
     first_step_s: float = 0.0
     reached: list[Interruption] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> dict[int, list[AnyLine]]:
+        """The lines of each rank."""
+        return {0: self.lines, **self.others}
 
 
 class Rehearsal:
@@ -138,6 +146,10 @@ class Rehearsal:
         done.seconds += time.monotonic() - began_at
         lines = decode_lines(written.read_bytes())
         _check(code, lines, output)
+        rank = 1
+        while (of_rank := Path(file_of(str(written), rank))).exists():
+            done.others.setdefault(rank, []).extend(decode_lines(of_rank.read_bytes()))
+            rank += 1
         return lines
 
     def _wait(self, process: subprocess.Popen[bytes], written: Path, began_at: float, done: Pass) -> int:

@@ -22,7 +22,7 @@ from harness.core.snapshot import RunKeys
 from harness.core.words import duration, without_secrets
 from harness.errors import HarnessError
 from harness.rehearse.compare import (
-    first_difference,
+    first_of_ranks,
     observed,
     other_objects,
     other_variables,
@@ -78,20 +78,20 @@ def rehearse(
         )
         interrupted = rehearsal.run("interrupted", steps, plan.interruptions)
         passed_over = unused(unbroken.lines)
-        difference = first_difference(unbroken.lines, interrupted.lines, passed_over)
+        difference = first_of_ranks(unbroken.ranks, interrupted.ranks, passed_over)
         files = {*unbroken.files, *interrupted.files}
         of_itself, unseeded = None, set[str]()
         if difference is not None:
             say("they differ. Once more unbroken, to see whether the program differs from itself")
             again = rehearsal.run("again", steps)
             files |= {*again.files}
-            of_itself = first_difference(unbroken.lines, again.lines, passed_over)
+            of_itself = first_of_ranks(unbroken.ranks, again.ranks, passed_over)
             while of_itself is not None and of_itself.library:  # drawn without a seed, which may not matter
                 unseeded.add(of_itself.library)
-                of_itself = first_difference(unbroken.lines, again.lines, passed_over | unseeded)
+                of_itself = first_of_ranks(unbroken.ranks, again.ranks, passed_over | unseeded)
             if of_itself is not None:
                 unseeded |= without_seed(unbroken.lines, again.lines)
-            difference = first_difference(unbroken.lines, interrupted.lines, passed_over | unseeded)
+            difference = first_of_ranks(unbroken.ranks, interrupted.ranks, passed_over | unseeded)
         return Verdict(
             _in_words(interrupted.reached, unbroken.lines),
             seen,

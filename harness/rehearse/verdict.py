@@ -152,7 +152,8 @@ class Verdict:
 
 def _found(difference: Difference) -> str:
     place = "in" if difference.what == "batch" else "after"
-    return f"{difference.name} differs first, {place} step {difference.step}"
+    whose = f" of rank {difference.rank}" if difference.rank else ""
+    return f"{difference.name}{whose} differs first, {place} step {difference.step}"
 
 
 def _listed(words: Sequence[str]) -> str:

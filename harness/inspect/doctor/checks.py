@@ -95,7 +95,7 @@ class Examination:
         yield examined("memory", lambda: host.check_memory(self._host, self._settings, self._state_bytes))
         if self._settings.local is not None:
             yield from self._visit_local(self._settings.local)
-        yield host.check_torchrun(self._host, self._command, self._drain_s())
+        yield host.check_torchrun(self._host, self._command, self._drain_s(), self._settings.grace_s)
 
     def _look_at_machine(self) -> Iterator[Finding]:
         s3 = self._settings.store.startswith("s3://")

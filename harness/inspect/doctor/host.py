@@ -124,16 +124,20 @@ def check_open_files(host: Host, *, s3: bool) -> Finding:
     return warning("nofile", f"{soft} open files; connections, slots and data workers may need {needed}", remedy)
 
 
-def check_torchrun(host: Host, command: Sequence[str], drain_s: float) -> Finding:
-    """Check whether torchrun would kill the trainer during a drain: it sends SIGKILL 30 s after a signal to end."""
-    used = "TORCHELASTIC_RUN_ID" in host.environ or any(
+def check_torchrun(host: Host, command: Sequence[str], drain_s: float, grace_s: float) -> Finding:
+    """Check whether torchrun would kill the ranks during a drain: it sends SIGKILL 30 s after a signal to end.
+
+    `harness run` starts torchrun with the grace instead, unless that is set.
+    """
+    starts = any(
         os.path.basename(word) == "torchrun" or word.startswith("torch.distributed.")  # noqa: PTH119
         for word in command
     )
+    used = starts or "TORCHELASTIC_RUN_ID" in host.environ
     remedy = f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={drain_s:.0f}; a torch that does not know it always waits 30 s"
     told = _flag(command, "shutdown-timeout") or host.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     try:
-        timeout_s = float(told) if told else TORCHRUN_DEFAULT_S
+        timeout_s = float(told) if told else grace_s if starts else TORCHRUN_DEFAULT_S
     except ValueError:
         return failure("torchrun", f"the shutdown timeout is not a number: {told!r}", remedy)
     if not used:
@@ -142,7 +146,10 @@ def check_torchrun(host: Host, command: Sequence[str], drain_s: float) -> Findin
         return warning(
             "torchrun", f"kills the trainer {timeout_s:g} s after a signal; a drain may take {drain_s:.0f} s", remedy
         )
-    return ok("torchrun", f"gives the trainer {timeout_s:g} s after a signal; a drain takes {drain_s:.0f} s at most")
+    restarts = _flag(command, "max-restarts") or "0"
+    itself = "" if restarts == "0" else f"; it restarts ranks by itself, {restarts} times, before harness run does"
+    what = f"gives the trainer {timeout_s:g} s after a signal; a drain takes {drain_s:.0f} s at most{itself}"
+    return ok("torchrun", what)
 
 
 def _flag(command: Sequence[str], name: str) -> str | None:

@@ -24,7 +24,7 @@ from cloud.store import ObjectStore
 from harness.cli import app
 from harness.config.settings import Settings
 from harness.core import tree
-from harness.core.manifest import FORMAT, FORMAT_OF_RANKS, Claim, Part, ShardEntry, combine_parts, encode
+from harness.core.manifest import FORMAT, Claim, Part, ShardEntry, combine_parts, encode
 from harness.core.shard import plan_shards
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
 from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
@@ -106,11 +106,9 @@ def publish(
             chunks = tuple(format_crc(crc64nvme(data[at : at + CHUNK])) for at in range(0, len(data), CHUNK))
             entries.append(ShardEntry(name=name, size=len(data), crc64nvme=format_crc(crc64nvme(data)),
                                       chunk_bytes=CHUNK, chunks=chunks))  # fmt: skip
-        number = FORMAT if ranks == 1 else FORMAT_OF_RANKS
-        parts.append(Part(format=number, run_id=run_id, generation=generation, step=step, rank=rank, world_size=ranks,
+        parts.append(Part(format=FORMAT, run_id=run_id, generation=generation, step=step, rank=rank, world_size=ranks,
                           directory=directory, parent=None, sealed_at="", shards=tuple(entries),
-                          state=msgspec.Raw(text), state_crc64nvme=format_crc(crc64nvme(text)),
-                          pieces=msgspec.UNSET if ranks == 1 else {}))  # fmt: skip
+                          state=msgspec.Raw(text), state_crc64nvme=format_crc(crc64nvme(text))))  # fmt: skip
         store.put_if_absent(KEYS.part(directory, rank, ranks), encode(parts[-1]), deadline=FOREVER)
     commit.commit(store, KEYS, combine_parts(parts), FOREVER)
     return snapshot
@@ -487,13 +485,6 @@ def test_a_hostile_document_is_refused(
 
 class _Room(NamedTuple):
     free: int
-
-
-def test_a_snapshot_of_several_ranks_is_refused(store: DirectoryStore, tmp_path: Path) -> None:
-    publish(store, train()._asdict(), ranks=2)
-
-    with pytest.raises(ConfigError, match="2 ranks"):
-        run(tmp_path)
 
 
 def test_a_snapshot_of_something_else_than_a_checkpointer_is_refused(store: DirectoryStore, tmp_path: Path) -> None:

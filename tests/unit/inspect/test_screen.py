@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from harness.core.messages import Forecast, RunState, Status
+from harness.core.messages import Forecast, RankStatus, RunState, Status
 from harness.inspect.screen import screen
 
 LIVE = Status(
@@ -70,6 +71,25 @@ def test_nothing_is_safe_before_something_is_durable() -> None:
 )
 def test_whether_it_is_moving(changed: dict[str, object], words: str) -> None:
     assert shown(LIVE, **changed)["moving"] == words
+
+
+def rank(number: int, step: int | None = 7, *, pid: int | None = 41, late: bool = False) -> dict[str, Any]:
+    return msgspec.to_builtins(RankStatus(number, pid, step, 63.0, waits=False, late=late))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([rank(0), rank(1)], "2, all at step 7"),
+        ([rank(0, 1200), rank(1, 1199), rank(2, 1201)], "3, at steps 1 199 to 1 201"),
+        ([rank(0), rank(1, 6, late=True)], "2, at steps 6 to 7; rank 1 is late: at step 6 for 63 s"),
+        ([rank(0), rank(1, None)], "2; 1 of them are in their loops"),
+        ([rank(0), rank(1, pid=None), rank(2, pid=None)], "3; not connected: 1, 2"),
+    ],
+)
+def test_where_several_ranks_are(ranks: list[dict[str, Any]], words: str) -> None:
+    assert shown(LIVE, ranks=ranks)["ranks"] == words
+    assert "ranks" not in shown(LIVE, ranks=[])
 
 
 def test_a_source_of_notices_that_does_not_answer_is_named() -> None:

@@ -155,8 +155,9 @@ def test_the_size_of_the_newest_snapshot_is_what_is_judged_with() -> None:
 
 
 def test_torchrun_must_leave_no_more_than_the_upload_needs() -> None:
-    small = examine(settings(grace_s=100.0), command=("torchrun", "train.py"), state_bytes=1000)
-    unknown = examine(settings(grace_s=100.0), command=("torchrun", "train.py"))
+    command = ("torchrun", "--shutdown-timeout", "30", "train.py")
+    small = examine(settings(grace_s=100.0), command=command, state_bytes=1000)
+    unknown = examine(settings(grace_s=100.0), command=command)
 
     assert (level_of(small, "torchrun"), level_of(unknown, "torchrun")) == (OK, WARNING)
 
