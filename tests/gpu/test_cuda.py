@@ -25,7 +25,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    return loss.item()
+    return float(loss.item())
 
 
 def test_a_training_on_a_gpu_goes_on_bit_for_bit() -> None:

@@ -118,7 +118,7 @@ def test_a_replayed_cuda_graph_is_found() -> None:
             training.optimizer.step()
             training.optimizer.zero_grad(set_to_none=False)
 
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
@@ -136,3 +136,17 @@ def test_a_replayed_cuda_graph_is_found() -> None:
 
         assert not training.overlap.on
         assert same(training.stored(), at_boundary)
+
+
+def test_a_snapshot_is_right_where_the_layout_changes_while_its_copy_has_begun(training: Training) -> None:
+    assert training.stager.stage(training.step)
+    training.model.register_buffer("late", torch.ones(3, device="cuda"))
+    training.model[0].bias = torch.nn.Parameter(torch.randn(256, device="cuda", dtype=torch.float64))
+    del training.optimizer.state[next(iter(training.optimizer.state))]["exp_avg"]
+    training.step += 1
+
+    staged = training.stager.stage(training.step)
+    if not staged:
+        assert training.stager.stage(training.step)
+
+    assert same(training.stored(), {name: tensor.cpu() for name, tensor in training.live().items()})

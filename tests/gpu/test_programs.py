@@ -29,7 +29,7 @@ def final(stdout: bytes) -> str:
 
 
 def test_a_step_that_is_one_graph_computes_what_it_computes_without_the_harness(world: World) -> None:
-    alone = world.start(PROGRAM, env={"HARNESS": "off"})
+    alone = world.start(*PROGRAM, env={"HARNESS": "off"})
     assert alone.wait() == 0, alone.stderr
 
     process = world.run_harness(command=PROGRAM)
