@@ -19,11 +19,11 @@ RANKS = {"ddp": 3, "fsdp": 4, "hsdp": 4, "tp": 4}
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "4")
 
 
-def command(world: World, divide: str) -> list[str | Path]:
+def command(world: World, divide: str, *options: str) -> list[str | Path]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[divide])]
     output = ["--curve", world.curve, "--final", world.final, "--hold-until", world.released]
     workers = ["--workers", "1"] if divide == "ddp" else []
-    return [*torchrun, "-m", "tests.support.rank_trainer", *output, "--divide", divide, *workers]
+    return [*torchrun, "-m", "tests.support.rank_trainer", *output, "--divide", divide, *workers, *options]
 
 
 def of_ranks(path: Path, divide: str) -> list[Path]:

@@ -1,0 +1,161 @@
+"""Several ranks that are not alike, late, uneven, stopped or twice there: a named error, or a recovery."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.test_kills import FAST, RANKS, STEPS, check_unbroken, finish, ranks
+from tests.support.process import Process
+from tests.support.world import World, steps_said
+
+pytestmark = pytest.mark.long("lives of several ranks")
+
+
+def pids(process: Process) -> list[int]:
+    """Pids of the ranks that have connected last, in rank order."""
+    found = dict(re.findall(r" TrainerConnected pid=(\d+) rank=(\d+)", process.stderr))
+    by_rank = {int(rank): int(pid) for pid, rank in found.items()}
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def test_a_signal_to_any_of_them_is_one_notice_and_all_leave_with_one_step(world: World) -> None:
+    for number, whom in enumerate(("rank", "all", "launcher")):
+        world.released.unlink(missing_ok=True)
+        process = world.run_rigged(*FAST, command=ranks(world, "--hold-at", str(6 + 4 * number)))
+        process.wait_for(r" Published [^\n]*step=5 " if not number else r" FirstStep ")
+        launcher = int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1])
+        for pid in {"rank": pids(process)[1:2], "all": pids(process), "launcher": [launcher]}[whom]:
+            os.kill(pid, signal.SIGTERM)
+
+        assert process.wait() == 75, process.stderr
+        last = steps_said(process.stderr, "Sealed")[-RANKS:]
+        assert len(set(last)) == 1, process.stderr
+        assert steps_said(process.stderr, "NoticeSeen") == []
+        world.wait_gone()
+    world.released.touch()
+    process = world.run_rigged(*FAST, command=ranks(world))
+    assert process.wait() == 0, process.stderr
+    check_unbroken(world)
+
+
+def test_uneven_ends_are_an_error_that_names_the_steps(world: World) -> None:
+    process = world.run_rigged(*FAST, command=ranks(world, "--uneven", together=False))
+    assert process.wait() == 1, process.stderr
+    assert re.search(r"the loops of the ranks end at different steps: .*20.*21", process.stderr), process.stderr
+    assert "drop_last" in process.stderr
+
+
+def test_a_rank_that_differs_is_named_and_the_snapshot_is_not_used(world: World) -> None:
+    process = world.run_rigged(*FAST, command=ranks(world, "--differs-at", "3", "--careless"))
+    assert process.wait() == 0, process.stderr
+
+    found = re.search(r" RanksDiffer step=(\d+) tensor=common ranks=\"?\(2,\)", process.stderr)
+    assert found is not None, process.stderr
+    assert int(found[1]) not in [snapshot.step for snapshot in world.check_commits()]
+    assert world.survey().finished_at == STEPS
+
+
+def test_a_rank_that_does_not_come_is_named_and_the_others_are_not_kept_from_training(world: World) -> None:
+    command = ranks(world, "--late", "1:7", "--careless", together=False)
+    process = world.run_rigged(*FAST, "--late-s", "0.3", command=command)
+    process.wait_for(r" RankLate rank=1 [^\n]*step=7")
+    world.released.touch()
+    assert process.wait() == 0, process.stderr
+    check_unbroken(world)
+
+
+def test_a_rank_that_stays_away_under_a_notice_costs_what_is_newer_than_the_newest_set(world: World) -> None:
+    command = ranks(world, "--late", "1:7")
+    process = world.run_rigged(*FAST, "--grace-s", "8", command=command)
+    process.wait_for("rank 1 stays away")
+    os.kill(process.pid, signal.SIGTERM)
+
+    assert process.wait() == 75, process.stderr
+    assert world.check_commits()[-1].step == 5
+    world.wait_gone()
+    world.released.touch()
+    process = world.run_rigged(*FAST, command=command)
+    assert process.wait() == 0, process.stderr
+    check_unbroken(world)
+
+
+def test_a_stopped_rank_that_goes_on_loses_nothing(world: World) -> None:
+    process = world.run_rigged(*FAST, command=ranks(world, "--hold-at", "6"))
+    process.wait_for(r" Published [^\n]*step=5 ")
+    stopped = pids(process)[2]
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGTERM)
+    process.wait_for(r" Draining ")
+    os.kill(stopped, signal.SIGCONT)
+
+    assert process.wait() == 75, process.stderr
+    assert "nothing is lost" in process.stderr, process.stderr
+    world.wait_gone()
+    world.released.touch()
+    assert world.run_rigged(*FAST, command=ranks(world)).wait() == 0
+    check_unbroken(world)
+
+
+def test_a_launcher_that_starts_ranks_again_by_itself_goes_on_from_memory(world: World) -> None:
+    command = ranks(world, "--hold-at", "12", launch=("--max-restarts", "2"))
+    process = world.run_rigged(*FAST, "--at", "Published:2:kill-rank", command=command)
+    assert process.wait() == 0, process.stderr
+    assert process.stderr.count(" TrainerStarted ") == 1, "the launcher has not ended"
+    assert steps_said(process.stderr, "Restored") == [10], process.stderr
+    assert "tier=memory" in process.stderr
+    check_unbroken(world)
+
+
+@pytest.mark.parametrize("at", ["Published:1", "Sealed:5", "Draining:1"])
+def test_ranks_without_harness_run_have_one_agent_that_outlives_its_launcher_s_ranks(world: World, at: str) -> None:
+    """The first rank starts it; the others wait for it."""
+    env = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run, "HARNESS_METADATA": "off"}
+    env |= {"HARNESS_EVERY_STEPS": "5", "HARNESS_EVERY_S": "1000"}
+    world.released.touch()
+    process = world.start(*ranks(world), env=env)
+    assert process.wait() == 0, process.stderr
+    world.wait_gone()
+    assert world.survey().finished_at == STEPS
+    check_unbroken(world)
+
+
+def test_two_processes_of_one_rank_are_told_so(world: World) -> None:
+    process = world.run_rigged(*FAST, command=ranks(world, "--hold-at", "6"))
+    process.wait_for(r" FirstStep ")
+    pairs = Path(f"/proc/{pids(process)[1]}/environ").read_text().split("\0")
+    environ = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    names = ("HARNESS_SOCKET", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    twin = world.start(*ranks(world)[5:], env={name: environ[name] for name in names})
+    assert twin.wait() != 0
+    assert "already, as rank 1 of 3" in twin.stderr, twin.stderr
+    world.released.touch()
+    assert process.wait() == 0, process.stderr
+    check_unbroken(world)
+
+
+def test_a_save_on_one_rank_is_taken_by_all_and_waited_for(world: World) -> None:
+    process = world.run_rigged(*FAST[:-6], "--every-steps", "1000", command=ranks(world, "--save-at", "6"))
+    assert process.wait() == 0, process.stderr
+    saved = sorted(set(steps_said(process.stderr, "Sealed")))
+    assert len(saved) == 2, process.stderr
+    assert 7 <= saved[0] <= 9
+    assert process.stderr.count(f" Sealed step={saved[0]} ") == RANKS
+    check_unbroken(world)
+
+
+def test_nobody_is_left_in_the_end(world: World) -> None:
+    """Both the agent and the launcher die while the ranks hang: a new agent ends the ranks that cannot go on."""
+    process = world.run_rigged(*FAST, "--at", "Published:1:kill-both", command=ranks(world, "--hold-at", "6"))
+    process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pids(process)[1], signal.SIGKILL)
+    world.wait_gone()
+    world.released.touch()
+    finish(world)
+    check_unbroken(world)
