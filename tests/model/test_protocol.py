@@ -1,8 +1,8 @@
 """The commit protocol (docs/commit-protocol.md) under every order of events, against a model of what was promised.
 
-One agent at a time, its trainers (of one rank or two), a remote and a local tier. Anything may die before or after any
-call of a store takes effect; replies are lost, stores are down, hosts vanish with their local tier, stored bytes rot.
-Whatever happens:
+One agent at a time, its trainers (of one to three ranks), a remote and a local tier. Anything may die before or after
+any call of a store takes effect; replies are lost, stores are down, hosts vanish with their local tier, stored bytes
+rot. Whatever happens:
 
     I1, I3   a snapshot exists with all its bytes, or not at all        (after every step, and in ProtocolStore)
     I2       nothing is written twice with different bytes              (inside ProtocolStore)
@@ -125,7 +125,7 @@ class Protocol(RuleBasedStateMachine):
 
     # ---- rules ------------------------------------------------------------------------------------------------------
 
-    @initialize(world_size=st.sampled_from([1, 1, 2]))
+    @initialize(world_size=st.sampled_from([1, 1, 2, 3]))
     def ranks(self, world_size: int) -> None:
         self.world_size = world_size
 

@@ -112,16 +112,46 @@ def test_a_launcher_that_starts_ranks_again_by_itself_goes_on_from_memory(world:
     check_unbroken(world)
 
 
-@pytest.mark.parametrize("at", ["Published:1", "Sealed:5", "Draining:1"])
-def test_ranks_without_harness_run_have_one_agent_that_outlives_its_launcher_s_ranks(world: World, at: str) -> None:
-    """The first rank starts it; the others wait for it."""
+def alone(world: World) -> dict[str, str]:
+    """The environment of a launcher without `harness run`."""
     env = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run, "HARNESS_METADATA": "off"}
-    env |= {"HARNESS_EVERY_STEPS": "5", "HARNESS_EVERY_S": "1000"}
-    world.released.touch()
-    process = world.start(*ranks(world), env=env)
+    return env | {"HARNESS_EVERY_STEPS": "5", "HARNESS_EVERY_S": "1000"}
+
+
+def test_ranks_without_harness_run_have_one_agent(world: World) -> None:
+    """The first rank starts it; the others wait for it."""
+    process = world.start(*ranks(world), env=alone(world))
     assert process.wait() == 0, process.stderr
     world.wait_gone()
     assert world.survey().finished_at == STEPS
+    check_unbroken(world)
+
+
+def test_ranks_without_harness_run_whose_agent_dies_have_another_one(world: World) -> None:
+    process = world.start(*ranks(world, "--hold-at", "6"), env=alone(world))
+    world.wait_until_durable(5)
+    (agent,) = [pid for pid, command in world.running().items() if "harness.agent" in command]
+    os.kill(agent, signal.SIGKILL)
+    process.wait_for("a new one has taken over")
+    world.released.touch()
+
+    assert process.wait() == 0, process.stderr
+    world.wait_gone()
+    assert world.survey().finished_at == STEPS
+    check_unbroken(world)
+
+
+def test_ranks_without_harness_run_leave_at_a_signal_and_go_on(world: World) -> None:
+    process = world.start(*ranks(world, "--hold-at", "6"), env=alone(world))
+    world.wait_until_durable(5)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 1, process.stderr
+    world.wait_gone()
+    assert (newest := world.newest()) is not None
+    assert newest.step >= 6, "all of them have left with a new snapshot"
+
+    world.released.touch()
+    assert world.start(*ranks(world), env=alone(world)).wait() == 0
     check_unbroken(world)
 
 

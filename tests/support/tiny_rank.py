@@ -299,7 +299,9 @@ class TinyRank:
             return False
         step, leaves = self.boundary.step, self.link.page.command.leaves  # then all go on to the agreed step
         held = step == self.options.hold_at and not leaves and not self.options.hold_until.exists()
-        return held or (not self.options.careless and (is_awaited(self.link, step) or self._is_on_its_way()))
+        goes_on = step < self.options.steps  # after the last step there is no ask to wait for
+        awaited = goes_on and is_awaited(self.link, step)
+        return held or (not self.options.careless and (awaited or self._is_on_its_way()))
 
     def _has_passed(self) -> bool:
         """Whether it has said that it will not seal this step: it makes the next one, as a Checkpointer does."""

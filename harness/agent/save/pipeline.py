@@ -213,7 +213,9 @@ class SavePipeline:
         Returns:
             The newest step of those that were dropped; `None` if there was none.
         """
-        # A rank writes its seal before its next step: where that is seen, the seal is, even if it is not told yet.
+        if not self._gathering.steps:
+            return None
+        # A rank seals before it counts its next step: if the step is seen here, so is the seal, told or not.
         sealed = {(self.pool.rank_of(index), self.pool[index].step) for index in self.pool.sealed()}
         passed = [
             step

@@ -74,10 +74,13 @@ class Meeting:
         self.ask(Command.NOTHING if self._command.takes else self._command)
 
     def all_stand(self, sealed: int | None) -> bool:
-        """Whether all ranks wait at the step that all have sealed, and none goes on before it is told to.
+        """Whether every rank waits at the newest sealed step, and will not go on before the next command.
 
-        They may stand there for as long as a validation takes. A rank that has waited may go on once a step is agreed:
-        then the agreement is taken back, and this is false until every rank has had the time to see that.
+        Ranks may wait there for as long as a validation takes. Once a step is agreed, a waiting rank may go on. This
+        takes the agreement back then, and returns false until every rank has had the time to see that.
+
+        Args:
+            sealed: the newest step that all have sealed; `None` for none.
         """
         views = [control.view for control in self._controls()]
         if sealed is None or any(not view.waits or view.step != sealed for view in views):

@@ -106,6 +106,8 @@ class Trainer:
         """Whether a generation that was about to begin was given up."""
         self.attached = False
         """Whether a trainer has connected whose agent had died."""
+        self._launched_at = 0.0
+        """Monotonic; when the present child was started."""
         self._late: list[tuple[Channel, Hello]] = []
         """Hellos of ranks that wait for another generation to begin."""
 
@@ -161,7 +163,7 @@ class Trainer:
             "HARNESS_RUN_ID": self._startup.generation.run_id,
             "HARNESS_RESTARTS": str(self.restarts),
         }
-        self.attempt.spawned_at = time.monotonic()
+        self._launched_at = self.attempt.spawned_at = time.monotonic()
         self.child = Child(command, environment)
         self._loop.watch(self.child.pidfd, self._on_child_exit)
         self._emit(events.TrainerStarted(pid=self.child.pid, restarts=self.restarts))
@@ -254,8 +256,8 @@ class Trainer:
         """Whether a process outlives the launcher, our child, that has started it: it comes too late."""
         if not self._program.is_child or hello.generation is not None or not self._server.has(channel):
             return False
-        spawned_at = self.attempt.spawned_at
-        return self.child is None or (spawned_at is not None and self._began_before(spawned_at - _TICK_S, channel))
+        # Not the time at which the attempt's first rank began: a launcher that starts its ranks again takes a while.
+        return self.child is None or self._began_before(self._launched_at - _TICK_S, channel)
 
     def _is_of_this_attempt(self, channel: Channel, hello: Hello) -> bool:
         """Whether a process belongs to the present attempt, as opposed to one that its own parent has begun."""

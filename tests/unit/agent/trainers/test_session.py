@@ -19,6 +19,7 @@ from harness.agent.save import slot_pool
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.save.slot_pool import SlotRequest
 from harness.agent.server import Server
+from harness.agent.trainers import session
 from harness.agent.trainers.ranks import Connection, Ranks, Taken
 from harness.agent.trainers.session import Trainer, TrainerEvents
 from harness.config.program import Program
@@ -263,6 +264,22 @@ def test_a_snapshot_is_asked_of_all_ranks_once_each_has_a_slot(scene: Scene) -> 
     assert [page.command for page in pages] == [Command.NOTHING] * 2
     for page in pages:
         page.close()
+
+
+@pytest.mark.parametrize(("began_at", "is_one"), [(10.0, False), (9.0, True)])
+def test_only_a_process_from_before_the_launcher_is_left_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, began_at: float, is_one: bool
+) -> None:
+    """Ranks that a launcher starts again begin one after the other, and come in any order."""
+    monkeypatch.setattr(session, "began_at", lambda pid: began_at)
+    monkeypatch.setattr(session, "peer_pid", lambda channel: 1)
+    monkeypatch.setattr(scene.trainer._server, "has", lambda channel: True)
+    monkeypatch.setattr(Program, "is_child", True)
+    trainer: Any = scene.trainer
+    trainer.child, trainer._launched_at, trainer.attempt.spawned_at = object(), 9.5, 11.0
+
+    assert trainer._is_left_over(None, messages.Hello(messages.PROTOCOL, 0, 2)) is is_one
+    trainer.child = None
 
 
 def sealed(step: int) -> messages.Sealed:
