@@ -246,7 +246,7 @@ class Agent:
         self._drain.save_what_there_is_in_time()
         self._drain.conclude_drill()
         self.trainer.tell_restarted()
-        self.trainer.siblings.end_in_time(saved=self._drain.current is not None and self._pipeline.idle)
+        self.trainer.siblings.end_in_time(leaving=self._drain.current is not None, saved=self._pipeline.idle)
         self._request_if_due()
         self._restart_if_due()
         self._name_late_ranks()
@@ -445,6 +445,8 @@ class Agent:
         """Handle a signal that reached the trainer, alone or together with the agent; it counts once."""
         if self._outcome is not None or (signum == signal.SIGTERM and self.trainer.siblings.broken):
             return  # a launcher ends the other ranks of one that has failed
+        if signum == signal.SIGINT and self.trainer.orphaned:
+            return  # `torch.multiprocessing.spawn` has it sent once the launcher dies; a real one reaches us as well
         if signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:

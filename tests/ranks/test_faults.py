@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.kills.test_every_event import heard
 from tests.ranks.test_kills import FAST, RANKS, STEPS, check_unbroken, finish, ranks
 from tests.support.process import Process
 from tests.support.world import World, steps_said
@@ -25,13 +26,16 @@ def pids(process: Process) -> list[int]:
 
 
 def test_a_signal_to_any_of_them_is_one_notice_and_all_leave_with_one_step(world: World) -> None:
-    for number, whom in enumerate(("rank", "all", "launcher")):
+    for number, whom in enumerate(("rank", "all", "launcher", "agent")):
         world.released.unlink(missing_ok=True)
-        process = world.run_rigged(*FAST, command=ranks(world, "--hold-at", str(6 + 4 * number)))
+        process = world.run_rigged(*FAST, command=ranks(world, "--hold-at", str(6 + 3 * number)))
         process.wait_for(r" Published [^\n]*step=5 " if not number else r" FirstStep ")
         launcher = int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1])
-        for pid in {"rank": pids(process)[1:2], "all": pids(process), "launcher": [launcher]}[whom]:
+        ranks_of = {"rank": pids(process)[1:2], "all": pids(process), "launcher": [launcher], "agent": [process.pid]}
+        for pid in ranks_of[whom]:
             os.kill(pid, signal.SIGTERM)
+        if whom == "agent":  # its whole group got it, and the launcher does not catch it: `torch.multiprocessing.spawn`
+            os.kill(launcher, signal.SIGKILL)
 
         assert process.wait() == 75, process.stderr
         last = steps_said(process.stderr, "Sealed")[-RANKS:]
@@ -41,6 +45,19 @@ def test_a_signal_to_any_of_them_is_one_notice_and_all_leave_with_one_step(world
     world.released.touch()
     process = world.run_rigged(*FAST, command=ranks(world))
     assert process.wait() == 0, process.stderr
+    check_unbroken(world)
+
+
+def test_ranks_whose_launcher_dies_seal_a_last_step_together_and_begin_again(world: World) -> None:
+    process = world.run_rigged(*FAST, command=ranks(world, "--hold-at", "8"))
+    process.wait_for(r" Published [^\n]*step=5 ")
+    os.kill(int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1]), signal.SIGKILL)
+
+    process.wait_for(r" Published [^\n]*step=[678] ")
+    process.wait_for(" TrainerLeft ")
+    world.released.touch()
+    assert process.wait() == 0, process.stderr
+    assert steps_said(process.stderr, "Restored")[0] in (6, 7, 8), process.stderr
     check_unbroken(world)
 
 
@@ -128,14 +145,15 @@ def test_ranks_without_harness_run_have_one_agent(world: World) -> None:
 
 
 def test_ranks_without_harness_run_whose_agent_dies_have_another_one(world: World) -> None:
-    process = world.start(*ranks(world, "--hold-at", "6"), env=alone(world))
-    world.wait_until_durable(5)
-    (agent,) = [pid for pid, command in world.running().items() if "harness.agent" in command]
-    os.kill(agent, signal.SIGKILL)
-    process.wait_for("a new one has taken over")
-    world.released.touch()
+    with heard(world.place) as log:
+        process = world.start(*ranks(world, "--hold-at", "6"), env=alone(world))
+        world.wait_until_durable(5)
+        os.kill(int(log.wait_for(r"AgentStarted [^\n]*pid=(\d+)")[1]), signal.SIGKILL)
+        log.wait_for(r"(?:AgentReplaced[^\0]*){3}")  # before a rank goes on to what the dead one has agreed
+        world.released.touch()
 
-    assert process.wait() == 0, process.stderr
+        assert process.wait() == 0, process.stderr
+    assert "a new one has taken over" in process.stderr
     world.wait_gone()
     assert world.survey().finished_at == STEPS
     check_unbroken(world)

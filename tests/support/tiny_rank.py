@@ -94,6 +94,10 @@ class Together:
         self._page = mmap.mmap(fd, 8 * rank.world_size)
         os.close(fd)
 
+    def is_behind(self, step: int) -> bool:
+        """Whether another rank has ended a later step, and so waits for this one."""
+        return max(struct.unpack_from(f"<{self._rank.world_size}Q", self._page)) > step
+
     def come(self, step: int) -> None:
         """End a step, and wait for all others, deaf; without a launcher for a second only, as for a time-out."""
         deaf = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -120,7 +124,8 @@ class TinyRank:
         self.sealed_step: int | None = None
         self._used: messages.Stores | None = None
         self._told = False
-        self._grant = self._sequence = 0
+        self._grant = self._sequence = self._begun = 0
+        self._together: Together | None = None
 
     # ---- what a stager does -----------------------------------------------------------------------------------------
 
@@ -259,8 +264,8 @@ class TinyRank:
         """Train to the end; the exit code."""
         options, boundary, page = self.options, self.boundary, self.link.page
         is_last_rank = self.rank.number == self.rank.world_size - 1
-        together = None if options.together is None else Together(options.together, self.rank)
-        begun, told = boundary.step, False
+        self._together = None if options.together is None else Together(options.together, self.rank)
+        self._begun, told = boundary.step, False
         with Path(f"{options.curve}.{self.rank.number}").open("a") as out:
             while boundary.step < options.steps + (options.uneven and is_last_rank):
                 step = boundary.step
@@ -268,8 +273,8 @@ class TinyRank:
                 self.own, self.common = advance(self.own, step), advance(self.common, step)
                 if options.differs_at == step and is_last_rank:
                     self.common = advance(self.common, 7)
-                if together is not None:
-                    together.come(step + 1 - begun)
+                if self._together is not None:
+                    self._together.come(step + 1 - self._begun)
                 boundary.step = step = step + 1
                 out.write(f"{step} {digest(self.own)} {digest(self.common)}\n")
                 out.flush()
@@ -299,7 +304,8 @@ class TinyRank:
             return False
         step, leaves = self.boundary.step, self.link.page.command.leaves  # then all go on to the agreed step
         held = step == self.options.hold_at and not leaves and not self.options.hold_until.exists()
-        goes_on = step < self.options.steps  # after the last step there is no ask to wait for
+        is_behind = self._together is not None and self._together.is_behind(step - self._begun)
+        goes_on = step < self.options.steps and not is_behind  # else there is no ask to wait for
         awaited = goes_on and is_awaited(self.link, step)
         return held or (not self.options.careless and (awaited or self._is_on_its_way()))
 

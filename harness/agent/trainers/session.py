@@ -6,6 +6,7 @@ and is found to be dead. Knows no notices, and decides nothing about ends: it re
     spawn ──▶ Hello ──▶ Welcome, resume point or none ──▶ Layout ──▶ Slots ──▶ messages ──▶ dead ──▶ left
               Hello of a trainer whose agent died ──▶ its generation, page and slots are adopted
               the first dead rank ──▶ the others hang in a collective: they are killed ──▶ left
+              the launcher dies, ranks live ──▶ killed as well; while all leave, they leave by themselves ──▶ left
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class Trainer:
         """Monotonic; when the present child was started."""
         self._late: list[tuple[Channel, Hello]] = []
         """Hellos of ranks that wait for another generation to begin."""
+        self._orphaned_by: int | None = None
+        """Exit code of a launcher, our child, that has died before its ranks; `None` once they are gone, too."""
 
     @property
     def holder_pid(self) -> int | None:
@@ -141,6 +144,13 @@ class Trainer:
     def connected(self) -> bool:
         """Whether a Checkpointer is connected."""
         return bool(self._ranks.connections)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether several ranks live on whose launcher, our child, has died."""
+        if self._orphaned_by is None and self._ranks.several and self.child is not None:
+            return pidfd_dead(self.child.pidfd)
+        return self._orphaned_by is not None
 
     # ---- start and connection ---------------------------------------------------------------------------------------
 
@@ -464,21 +474,23 @@ class Trainer:
         self._pipeline.take_left_over(self._startup.generation)
 
     def stop(self, within_s: float = math.inf) -> None:
-        """As the last resort, send SIGTERM to the child alone, then SIGKILL.
+        """As the last resort, send SIGTERM to the child alone, then SIGKILL; and SIGKILL to ranks that outlive it.
 
         Blocks for a few seconds, or for `within_s` if that is less.
         """
-        child = self.child
-        if child is None:
-            return
-        child.signal(signal.SIGTERM)
-        give_up_at = time.monotonic() + min(_KILL_AFTER_S, within_s)
-        while child.reap() is None:
-            if time.monotonic() > give_up_at:
-                child.signal(signal.SIGKILL)
-                self.siblings.end()
-            threading.Event().wait(0.02)
-        self._on_child_exit()
+        if (child := self.child) is not None:
+            child.signal(signal.SIGTERM)
+            give_up_at = time.monotonic() + min(_KILL_AFTER_S, within_s)
+            while child.reap() is None:
+                if time.monotonic() > give_up_at:
+                    child.signal(signal.SIGKILL)
+                    self.siblings.end()
+                threading.Event().wait(0.02)
+            self._on_child_exit()
+        if self.orphaned:
+            self.siblings.end()
+            for rank in self._ranks:
+                self._on_dead(rank)
 
     def give_up(self) -> None:
         """Stop waiting for a trainer."""
@@ -495,7 +507,7 @@ class Trainer:
             attempt.over = attempt.connected or time.monotonic() - attempt.began_at > _ALONE_S
 
     def _left(self, code: int | None) -> None:
-        attempt = self.attempt
+        attempt, self._orphaned_by = self.attempt, None
         attempt.over, attempt.exit_code = True, code
         attempt.ended_at = attempt.ended_at or time.monotonic()
         self._tell.left(code)
@@ -513,7 +525,11 @@ class Trainer:
                     if isinstance(message, FromTrainer):
                         self._tell.last_word(rank, message)
         self._drop(rank)
-        if not self._program.is_child and not self.connected:
+        if self.connected:
+            return
+        if self._orphaned_by is not None:
+            self._left(self._orphaned_by)
+        elif not self._program.is_child:
             well = connection.said_bye and not connection.exception and self.siblings.broken_at is None
             self._left(0 if well else None)
 
@@ -521,14 +537,18 @@ class Trainer:
         child = self.child
         if child is None or (code := child.reap()) is None:
             return
-        if self._ranks.several:  # the launcher has died, and its ranks have not
-            self.siblings.end()
-        for rank in self._ranks:
-            self._on_dead(rank)
         self._loop.forget(child.pidfd)
         child.close()
         self.child = None
-        self._left(code)
+        for rank in self._ranks:
+            if rank.connection is not None and (not self._ranks.several or pidfd_dead(rank.connection.pidfd)):
+                self._on_dead(rank)
+        if self.connected:
+            self._orphaned_by = code
+            self._ranks.reasons.add("orphaned")  # they can still seal a step together
+            self.siblings.note_orphaned()
+        else:
+            self._left(code)
 
     def _release_resume(self) -> None:
         """Release the slots of the resume point: all ranks have restored it, or none will."""

@@ -4,6 +4,7 @@ Owns when that was, and the end of those that are left: they hang in a collectiv
 answer no signal. Main thread of the agent.
 
     a rank dies or fails ──▶ 2 s for the others to end by themselves ──▶ SIGKILL
+    their launcher dies, and nothing has told all to leave ──▶ 2 s ──▶ SIGKILL
     a rank leaves, and all is durable, or another waits for it ──▶ 5 s ──▶ SIGKILL
 """
 
@@ -30,10 +31,11 @@ class Siblings:
         self.broken_at: float | None = None
         """Monotonic; when the first rank failed, so that the others cannot go on."""
         self._left_at: float | None = None
+        self._orphaned_at: float | None = None
 
     def begin_again(self) -> None:
         """Note that another attempt has begun."""
-        self.broken_at = self._left_at = None
+        self.broken_at = self._left_at = self._orphaned_at = None
 
     def note_missing(self) -> None:
         """Note that a rank of an attempt has not come to the agent that replaces a dead one: it has died meanwhile."""
@@ -50,6 +52,10 @@ class Siblings:
         else:
             self._left_at = self._left_at or now
 
+    def note_orphaned(self) -> None:
+        """Note that the launcher has died before its ranks."""
+        self._orphaned_at = time.monotonic()
+
     @property
     def broken(self) -> bool:
         """Whether one of several ranks has failed: what its launcher then does to the others is no notice."""
@@ -59,18 +65,20 @@ class Siblings:
                     self._on_dead(rank)
         return self.broken_at is not None
 
-    def end_in_time(self, *, saved: bool) -> None:
+    def end_in_time(self, *, leaving: bool, saved: bool) -> None:
         """Kill the others of one that has ended, if they have not ended by themselves within seconds.
 
         Args:
-            saved: whether all are told to leave, and nothing is left to save: then one that has left as it was told
-                counts as well, as it does where another one waits for it.
+            leaving: whether all are told to leave: those that have lost their launcher can still save until then.
+            saved: whether, besides, nothing is left to save: then one that has left as it was told counts as well, as
+                it does where another one waits for it.
         """
         now = time.monotonic()
+        orphaned = not leaving and self._orphaned_at is not None and now - self._orphaned_at > _FAILED_S
         failed = self.broken_at is not None and now - self.broken_at > _FAILED_S
         awaited = any(rank.control.view.waits for rank in self._ranks if rank.connection is not None)
-        left = (saved or awaited) and self._left_at is not None and now - self._left_at > _LEFT_S
-        if (failed or left) and self._ranks.connections:
+        left = ((leaving and saved) or awaited) and self._left_at is not None and now - self._left_at > _LEFT_S
+        if (failed or orphaned or left) and self._ranks.connections:
             self.end()
 
     def end(self) -> None:
