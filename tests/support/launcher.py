@@ -2,9 +2,10 @@
 
     python -m tests.support.launcher RANKS [--max-restarts N] -- COMMAND…
 
-Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and TORCHELASTIC_RESTART_COUNT. When one ends with another
-code than 0, the others get SIGTERM, and SIGKILL after TORCH_ELASTIC_SHUTDOWN_TIMEOUT seconds. A SIGTERM to the launcher
-goes to all ranks, likewise. The exit code is 0 or 1. Killed by SIGKILL, it leaves its ranks alone, as torchrun does.
+Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and LAUNCHER_PID. When one
+ends with another code than 0, the others get SIGTERM, and SIGKILL after TORCH_ELASTIC_SHUTDOWN_TIMEOUT seconds. A
+SIGTERM to the launcher goes to all ranks, likewise. The exit code is 0 or 1. Killed by SIGKILL, it leaves its ranks
+alone, as torchrun does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def start(ranks: int, command: Sequence[str], restarts: int) -> list[subprocess.
     found = []
     for rank in range(ranks):
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        names["TORCHELASTIC_RESTART_COUNT"] = restarts
+        names |= {"TORCHELASTIC_RESTART_COUNT": restarts, "LAUNCHER_PID": os.getpid()}
         found.append(
             subprocess.Popen(command, env={**os.environ, **{name: str(value) for name, value in names.items()}})
         )

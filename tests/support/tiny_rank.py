@@ -87,8 +87,9 @@ class Together:
     """Steps of all ranks in shared memory: nobody begins one before all have ended the one before."""
 
     def __init__(self, path: Path, rank: Rank) -> None:
-        self._rank, self._launcher = rank, os.getppid()
-        attempt = f"{os.getppid()}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._rank = rank
+        self._launcher = int(os.environ["LAUNCHER_PID"])  # it may have died before this process looks for its parent
+        attempt = f"{self._launcher}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         fd = os.open(path.with_name(f"{path.name}.{attempt}"), os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(fd, 8 * rank.world_size)
         self._page = mmap.mmap(fd, 8 * rank.world_size)
