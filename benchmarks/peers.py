@@ -81,11 +81,14 @@ class DcpSave(Simple):
 
 
 class DcpAsync:
-    """torch.distributed.checkpoint.async_save by a thread: two threads write, the stager keeps its memory."""
+    """torch.distributed.checkpoint.async_save by a thread: two threads write, the stager keeps its memory.
+
+    Several ranks need a process group for it alone: its thread and the training call collectives in any order.
+    """
 
     shared = False
 
-    def __init__(self, _directory: Path) -> None:
+    def __init__(self, _directory: Path, group: Any = None) -> None:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -101,6 +104,7 @@ class DcpAsync:
                 use_non_blocking_copy=pinned,
             )
         )
+        self._group = group
         self._background = ThreadPoolExecutor(1)
 
     def save(self, state: State, target: Path) -> Durable:
@@ -108,6 +112,7 @@ class DcpAsync:
             state.tree(),
             storage_writer=_writer(target),
             planner=_planner(),
+            process_group=self._group,
             async_checkpointer_type=self._kind,
             async_stager=self._stager,
         )

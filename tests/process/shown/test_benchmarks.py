@@ -23,6 +23,7 @@ QUICK = {
     "save": ["--sizes", "0.01", "--rounds", "1", "--peers", "safetensors", "DCP async_save, thread"],
     "stall": ["--gb", "0.02", "--rounds", "1"],
     "window": ["--gb", "0.05", "--rounds", "1"],
+    "ranks": ["--size", "0.005", "--ranks", "1,2", "--rounds", "1", "--peers", "DCP async_save, thread"],
     "load": ["--sizes", "0.01", "--rounds", "1"],
 }
 

@@ -312,3 +312,42 @@ def test_a_registration_in_the_middle_makes_memory_unusable(monkeypatch: pytest.
             to_slot.pin(memory, torch.device("cuda:0"))
 
         assert runtime.forgotten == 3
+
+
+# A copy that begins before everything is known --------------------------------------------------------------------
+
+
+def pairs_of(sources: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.zeros_like(source), source) for source in sources]
+
+
+def test_what_is_added_at_any_time_before_the_end_is_copied() -> None:
+    large, gaps = torch.arange(100_000.0), torch.arange(20.0)[1::3]
+    first, second = pairs_of([large, torch.ones(3)]), pairs_of([gaps, large.flip(0)])
+    with to_slot.Copying() as copying:
+        copying.add(first)
+        copying.add([])
+        copying.add(second)
+        copying.finish()
+    for target, source in first + second:
+        assert torch.equal(target, source)
+
+
+def test_a_large_tensor_in_memory_is_read_when_the_copy_finishes() -> None:
+    """It may still change while other states are captured; the state_dict of all of them comes first."""
+    large = torch.zeros(100_000)
+    [(target, _)] = pairs = pairs_of([large])
+    with to_slot.Copying() as copying:
+        copying.add(pairs)
+        large += 1
+        copying.finish()
+    assert torch.equal(target, torch.ones(100_000))
+
+
+def test_a_copy_that_an_exception_ends_writes_nothing_afterwards() -> None:
+    large = torch.ones(100_000)
+    [(target, _)] = pairs = pairs_of([large])
+    with contextlib.suppress(ArithmeticError), to_slot.Copying() as copying:
+        copying.add(pairs)
+        raise ArithmeticError
+    assert not target.any()

@@ -504,6 +504,27 @@ def test_a_tensor_that_aliases_a_parameter_aliases_it_again() -> None:
     assert other.values["weight"].data_ptr() == fresh.weight.data_ptr()
 
 
+def test_tensors_are_told_state_by_state_and_each_once() -> None:
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    told: list[dict[str, Tensor]] = []
+
+    captured = capture(
+        {"model": model, "tied": model, "optimizer": optimizer}, found=lambda tensors: told.append(dict(tensors))
+    )
+
+    assert [sorted({name.partition("/")[0].partition(".")[0] for name in one}) for one in told] == [
+        ["model"],
+        [],
+        ["optimizer"],
+    ]
+    names = [name for one in told for name in one]
+    assert sorted(names) == sorted(captured.tensors)
+    assert all(captured.tensors[name] is tensor for one in told for name, tensor in one.items())
+
+
 def test_generators_go_on_where_they_were() -> None:
     def build(seed: int) -> dict[str, Any]:
         return {
