@@ -88,7 +88,8 @@ class Requests:
         missed = self._ranks.meeting.take_missed()
         if missed is not None:
             self._pipeline.forget([missed])
-        passed = self._pipeline.forget_passed([rank.control.trainer_step for rank in self._ranks])
+        steps = [rank.control.trainer_step for rank in self._ranks]
+        passed = self._pipeline.forget_passed(steps, self._ranks.meeting.given_up)
         for step in (passed, missed):
             if step is not None:
                 self._ranks.drop(step)

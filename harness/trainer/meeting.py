@@ -120,7 +120,7 @@ class Meeting:
                     if command.leaves and page.time_is_up:
                         return True
                     tell_at = self._rest(tell_at)
-                case Move.SEAL if self._seal(command, waits=command.leaves or last or boundary.waits, overlap=overlap):
+                case Move.SEAL if self._seal(news, waits=command.leaves or last or boundary.waits, overlap=overlap):
                     self._sealed_for = news
                     if stager.pending:
                         boundary.attended(news, boundary.step + 1)
@@ -128,6 +128,8 @@ class Meeting:
                     link.forget(messages.SaveWanted)
                     if boundary.take_up() and not (command.leaves or last) and not self._saving.wait_durable():
                         self.want(wait=True)
+                case Move.SEAL if link.page.news != news:
+                    continue  # asked anew, while it waited for a slot
                 case Move.SEAL | Move.PASS:
                     page.say(news, Hold.PASSED)
                     boundary.attended(news, boundary.step + 1)
@@ -140,12 +142,12 @@ class Meeting:
                     return False
         return False
 
-    def _seal(self, command: Command, *, waits: bool, overlap: bool) -> bool:
+    def _seal(self, news: int, *, waits: bool, overlap: bool) -> bool:
         """Take the snapshot, if a slot is granted; wait for one if there is no later step. Return whether it is."""
         if waits:
-            self._saving.take_waiting()
+            self._saving.take_waiting(news)
         else:
-            compares = command is Command.SNAPSHOT_AND_COMPARE
+            compares = Command.of(news) is Command.SNAPSHOT_AND_COMPARE
             self._saving.take(overlap=overlap and not self._boundary.waits, compares=compares)
         return self._stager.pending or self._stager.sealed_step == self._boundary.step
 

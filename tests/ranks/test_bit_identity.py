@@ -59,7 +59,7 @@ def check_identical(world: World, unbroken: World, divide: str) -> None:
 
 LIVES: list[tuple[str, Sequence[tuple[str, int]]]] = [
     # how the model is divided; what happens in each start, and its exit code
-    ("ddp", [("Published:1:terminate", 75), ("Published:1:terminate", 75), ("", 0)]),
+    ("ddp", [("FirstStep:1:terminate", 75), ("Published:1:terminate", 75), ("", 0)]),
     ("ddp", [("Published:1:kill-rank,FirstStep:2:kill-rank", 0)]),
     ("fsdp", [("Published:1:kill-rank,Published:2:terminate", 75), ("Published:1:kill-rank", 0)]),
     ("hsdp", [("Published:1:terminate", 75), ("Published:1:kill-rank", 0)]),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.kills.test_every_event import heard
-from tests.ranks.test_kills import FAST, RANKS, STEPS, check_unbroken, finish, ranks
+from tests.ranks.test_kills import FAST, NOTICE, RANKS, STEPS, check_unbroken, finish, ranks
 from tests.support.process import Process
 from tests.support.world import World, steps_said
 
@@ -76,6 +76,26 @@ def test_a_rank_that_differs_is_named_and_the_snapshot_is_not_used(world: World)
     assert found is not None, process.stderr
     assert int(found[1]) not in [snapshot.step for snapshot in world.check_commits()]
     assert world.survey().finished_at == STEPS
+
+
+def test_a_rank_that_has_more_to_store_than_before_does_not_keep_the_others_waiting(world: World) -> None:
+    process = world.run_rigged(*FAST, command=ranks(world, "--grows-at", "7"))
+    assert process.wait() == 0, process.stderr
+    published = steps_said(process.stderr, "Published")
+    assert any(step < 7 for step in published), process.stderr
+    assert any(7 <= step < STEPS for step in published), process.stderr
+    check_unbroken(world)
+
+
+def test_a_rank_that_has_more_to_store_under_a_notice_leaves_with_the_others(world: World) -> None:
+    """It waits for slots at the step that was agreed; they may be asked for a later one meanwhile."""
+    process = world.run_rigged(*FAST, "--at", NOTICE, command=ranks(world, "--grows-at", "1", "--hold-at", "3"))
+    assert process.wait() == 75, process.stderr
+    assert "nothing is lost" in process.stderr, process.stderr
+    world.wait_gone()
+    world.released.touch()
+    assert world.run_rigged(*FAST, command=ranks(world, "--grows-at", "1")).wait() == 0
+    check_unbroken(world)
 
 
 def test_a_rank_that_does_not_come_is_named_and_the_others_are_not_kept_from_training(world: World) -> None:

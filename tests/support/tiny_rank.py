@@ -9,6 +9,8 @@ step to CURVE.RANK, and the final digests to FINAL.RANK.
     --together FILE                    begin no step before all ranks have ended the one before, deaf to signals, as in
                                        a collective call
     --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
+    --grows-at STEP                    the last rank has one more value of its own from then on, which it tells only as
+                                       it takes the next snapshot, as of gradients that turn out to be pending
     --careless                         go on while a snapshot is on its way, as a Checkpointer does
     --late RANK:STEP                   that rank stays in the middle of the step after STEP, until FILE exists
     --differs-at STEP                  the last rank's common chain is another one from then on
@@ -48,6 +50,7 @@ from tests.support import delays
 
 ROWS, ROW = 64, 1024
 OWN_BYTES = 16 * 1024
+GROWN_BYTES = 16  # so few that no other rank stores anything else
 LOOK_S = 0.002
 
 
@@ -124,7 +127,7 @@ class TinyRank:
         self.meeting = Meeting(link, self, self, self.boundary, print)  # type: ignore[arg-type]
         self.sealed_step: int | None = None
         self._used: messages.Stores | None = None
-        self._told = False
+        self._told, self._grown = 0, False
         self._grant = self._sequence = self._begun = 0
         self._together: Together | None = None
 
@@ -135,24 +138,34 @@ class TinyRank:
         """Whether slots were asked for, for what it stores now."""
         return self._used is not None and self.link.stores is self._used
 
+    @property
+    def _has_grown(self) -> bool:
+        at = self.options.grows_at
+        return at is not None and self.rank.number == self.rank.world_size - 1 and self.boundary.step >= at
+
     def plan(self, _step: int) -> None:
         """Tell what it holds; ask for slots, once it is told what it stores."""
         if not self._told or self.link.holds_wanted:
-            self._told, self.link.holds_wanted = True, False
+            self.link.holds_wanted = False
+            self._told += 1
             held = HeldTensor("own", "U8", (OWN_BYTES,), "own"), HeldTensor("common", "U8", (ROWS, ROW), "shared")
-            self.link.send(Holds(held, 1), repeat=True)
-        if (stores := self.link.stores) is None:
+            grown = (HeldTensor("grown", "U8", (GROWN_BYTES,), "own"),) if self._grown else ()
+            self.link.send(Holds((*held, *grown), self._told), repeat=True)
+        if (stores := self.link.stores) is None or stores.number != self._told:
             return
         self._used = stores
         self._entries: dict[str, tuple[str, int, int]] = {"own": ("own", 0, OWN_BYTES)}
         self._pieces = {"own": StoredPiece(own=True)}
         specs = [TensorSpec("own", "U8", (OWN_BYTES,))]
+        if self._grown:
+            self._entries["grown"], self._pieces["grown"] = ("own", 0, GROWN_BYTES), StoredPiece(own=True)
+            specs.append(TensorSpec("grown", "U8", (GROWN_BYTES,)))
         for row in stores.rows:
             name = f"common@{row.first},0"
             self._entries[name] = ("common", row.first * ROW, row.last * ROW)
             self._pieces[name] = StoredPiece(tensor="common", whole=(ROWS, ROW), offset=(row.first, 0))
             specs.append(TensorSpec(name, "U8", (row.last - row.first, ROW)))
-        if stores.own != ("own",):  # the common chain is each rank's own: they differ
+        if "common" in stores.own:  # the common chain is each rank's own: they differ
             self._entries["common"], self._pieces["common"] = ("common", 0, ROWS * ROW), StoredPiece(own=True)
             specs.append(TensorSpec("common", "U8", (ROWS, ROW)))
         self._shards = plan_shards(specs)
@@ -168,6 +181,10 @@ class TinyRank:
             raise error
         granted = self.link.granted(self._grant, self._sequence)
         if granted is None:
+            return False
+        if self._has_grown and not self._grown:
+            self._grown, self.link.holds_wanted, self._used = True, True, None
+            self.plan(self.boundary.step)
             return False
         self._grant, slot = granted
         slot.begin()
@@ -200,10 +217,10 @@ class TinyRank:
 
     # ---- what saving does -------------------------------------------------------------------------------------------
 
-    def take_waiting(self) -> None:
-        """Seal a snapshot; wait for a slot."""
+    def take_waiting(self, news: int) -> None:
+        """Seal a snapshot; wait for a slot, while `news` is the word."""
         while not (self.planned and self.take()):
-            if self.link.page.command.leaves and self.link.page.time_is_up:
+            if self.link.page.news != news or (self.link.page.command.leaves and self.link.page.time_is_up):
                 return
             if not self.planned:
                 self.plan(self.boundary.step)
@@ -343,6 +360,7 @@ def main() -> int:
     parser.add_argument("--hold-at", type=int)
     parser.add_argument("--hold-until", type=Path)
     parser.add_argument("--late")
+    parser.add_argument("--grows-at", type=int)
     parser.add_argument("--careless", action="store_true")
     parser.add_argument("--differs-at", type=int)
     parser.add_argument("--uneven", action="store_true")

@@ -204,11 +204,12 @@ class SavePipeline:
         self.give_up_incomplete()
         self.pool[index].begin()
 
-    def forget_passed(self, steps: Sequence[int | None]) -> int | None:
+    def forget_passed(self, steps: Sequence[int | None], given_up: int | None = None) -> int | None:
         """Drop the incomplete sets of steps that a rank has passed without a seal: they are no snapshots.
 
         Args:
             steps: completed steps of each rank; `None` for one that is before its loop.
+            given_up: a step that ranks are not asked to seal any more.
 
         Returns:
             The newest step of those that were dropped; `None` if there was none.
@@ -221,7 +222,9 @@ class SavePipeline:
             step
             for step, there in self._gathering.steps.items()
             for rank, completed in enumerate(steps)
-            if completed is not None and completed > step and rank not in there and (rank, step) not in sealed
+            if (step == given_up or (completed is not None and completed > step))
+            and rank not in there
+            and (rank, step) not in sealed
         ]
         self.forget(passed)
         return max(passed, default=None)

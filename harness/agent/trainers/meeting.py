@@ -37,6 +37,8 @@ class Meeting:
         self._is_for_later = False
         self.agreed: int | None = None
         """The step of the present ask; `None` while it is not agreed."""
+        self.given_up: int | None = None
+        """The newest step of an ask that was taken back: those that have sealed it wait for the others in vain."""
 
     @property
     def is_open(self) -> bool:
@@ -61,7 +63,8 @@ class Meeting:
 
     def ask(self, command: Command, at: int | None = None) -> None:
         """Ask all ranks. An earlier ask is void, for a rank that has not carried it out."""
-        self._command, self.agreed, self._asked_at = command, at, time.monotonic()
+        self._command, self._asked_at = command, time.monotonic()
+        self._set_agreed(at)
         self._is_for_later = at is not None
         for control in self._controls():
             control.ask(command, at)
@@ -71,7 +74,13 @@ class Meeting:
 
         To leave, it is asked again at once; else once all ranks have a slot again.
         """
+        self.give_up()
         self.ask(Command.NOTHING if self._command.takes else self._command)
+
+    def give_up(self) -> None:
+        """Note that the present ask will be replaced: a rank that has sealed its step is not kept waiting."""
+        if self.agreed is not None:
+            self.given_up = self.agreed
 
     def all_stand(self, sealed: int | None) -> bool:
         """Whether every rank waits at the newest sealed step, and will not go on before the next command.
@@ -115,11 +124,16 @@ class Meeting:
             return None
         step = agree(views, sealed)
         if step is not None:
-            self.agreed = step
+            self._set_agreed(step)
             for control in controls:
                 control.agree(step)
         return step
 
     def close(self) -> None:
         """Note that nothing is asked any more: all have carried it out, it was taken back, or the ranks are gone."""
-        self._command, self.agreed = Command.NOTHING, None
+        self._command, self.agreed, self.given_up = Command.NOTHING, None, None
+
+    def _set_agreed(self, step: int | None) -> None:
+        self.agreed = step
+        if step == self.given_up:
+            self.given_up = None

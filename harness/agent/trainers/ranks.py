@@ -8,7 +8,7 @@ and which of them have taken it. Knows neither notices nor stores. Main thread o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from cloud.notice import Deadline
@@ -228,11 +228,12 @@ class Ranks:
         size, copy_s = sum(each.bytes for each in theirs), max(each.copy_s for each in theirs)
         return Taken(sealed.step, size, copy_s, tuple(differences), changed)
 
-    def plan_again(self) -> None:
-        """Have all ranks plan their slots again at their next boundaries. A snapshot that is asked for has to wait."""
-        for rank in self:
-            rank.control.await_layout()
+    def plan_again(self, numbers: Collection[int]) -> None:
+        """Await new slots of these ranks, which plan them again. A snapshot that is asked for has to wait."""
+        for number in numbers:
+            self.of(number).control.await_layout()
         command = self._all[0].control.commanded
+        self.meeting.give_up()
         self.meeting.ask(Command.NOTHING if command.takes else command)
 
     def tell_steps(self, steps: Steps) -> None:

@@ -85,7 +85,7 @@ class Telling:
         if wanted := holdings.take_wanted():
             self._all(messages.HoldsWanted())
         if news or wanted:
-            ranks.plan_again()
+            ranks.plan_again(range(len(ranks)) if wanted else news)  # no other rank has a reason to plan again
         return None
 
     def _all(self, message: ToTrainer) -> None:

@@ -154,6 +154,7 @@ class Stager:
         self._views: weakref.WeakKeyDictionary[Slot, tuple[_Layout, dict[str, Tensor]]] = weakref.WeakKeyDictionary()
         self._record_bytes = 0
         self._asked = False
+        self._sure = False  # whether a layout is of all that a snapshot has: ranks that differ ask one another again
         self._prepare: Callable[[Slot], None] | None = None
         self._told_unpinned = False
         self._unusable: StateError | None = None
@@ -180,7 +181,7 @@ class Stager:
         Raises:
             StateError: something in the states cannot be stored; names it, and the remedy.
         """
-        captured = self._capture(False)
+        captured = self._capture(self._sure)
         if (needed := self._lay_out(step, captured)) is not None:
             self._ask(needed)
 
@@ -219,6 +220,7 @@ class Stager:
             if layout is None or not self._fits(layout, captured):
                 copying.finish()
                 begun.clear()
+                self._sure = True
                 needed = self._lay_out(step, captured)
                 if needed is None:
                     return False

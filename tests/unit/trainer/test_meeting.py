@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -55,13 +55,18 @@ class Saver:
     pending: bool = False
     sealed_step: int | None = None
     waited: int = 0
+    as_it_waits: Callable[[], None] | None = None
 
     def take(self, *, overlap: bool, compares: bool) -> bool:
         self.sealed_step = self.boundary.step
         return True
 
-    def take_waiting(self) -> None:
-        self.sealed_step = self.boundary.step
+    def take_waiting(self, news: int) -> None:
+        if self.as_it_waits is None:
+            self.sealed_step = self.boundary.step
+        else:
+            self.as_it_waits()
+            self.as_it_waits = None
 
     def wait_durable(self) -> bool:
         self.waited += 1
@@ -110,6 +115,17 @@ def test_a_rank_that_is_told_otherwise_as_it_says_so_does_not_go_on(scene: Scene
     scene.page.then = Command.LEAVE
 
     assert scene.attend()
+
+
+def test_a_rank_that_waits_for_a_slot_goes_on_to_a_step_that_is_asked_for_meanwhile(scene: Scene) -> None:
+    """The others are there already, and hang in a collective without it."""
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=7)
+    scene.saver.as_it_waits = lambda: scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=8)
+
+    assert not scene.attend()
+
+    assert scene.page.said == [Hold.NONE], "it has not said that it is beyond the step"
+    assert scene.boundary.next_due == 8
 
 
 def test_a_snapshot_that_is_dropped_is_wanted_again(scene: Scene) -> None:

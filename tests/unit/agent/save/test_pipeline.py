@@ -350,11 +350,20 @@ def test_a_step_that_a_rank_has_passed_without_a_seal_is_dropped(scene: Scene, t
     assert scene.pipeline.pool.grant(0) == two.slots[0][0]
 
 
+def test_a_step_that_is_given_up_is_dropped_though_no_rank_has_passed_it(scene: Scene, two: TwoRanks) -> None:
+    """The one that has sealed it may wait for it, and the others for that one."""
+    assert scene.pipeline.forget_passed([10, 10], given_up=10) is None
+    two.seal(0, 0, 10, 1)
+
+    assert scene.pipeline.forget_passed([10, 10], given_up=9) is None
+    assert scene.pipeline.forget_passed([10, 10], given_up=10) == 10
+
+
 def test_a_step_whose_last_seal_is_not_told_yet_is_not_dropped(scene: Scene, two: TwoRanks) -> None:
     two.seal(0, 0, 10, 1)
     Content(SnapshotId(1, 10), world_size=2).seal(scene.pipeline.pool[two.slots[1][0]], 1, 1)
 
-    assert scene.pipeline.forget_passed([11, 11]) is None
+    assert scene.pipeline.forget_passed([11, 11], given_up=10) is None
     scene.pipeline.take(two.slots[1][0], two.generation)
 
     assert scene.pipeline.sealed_step == 10

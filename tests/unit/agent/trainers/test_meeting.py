@@ -96,3 +96,17 @@ def test_a_step_that_a_rank_has_passed_is_missed_once_and_all_are_asked_again(sc
     assert scene.meeting.take_missed() is None
     assert [page.news for page in scene.pages] != asked
     assert scene.meeting.agreed is None
+
+
+def test_a_step_is_given_up_until_it_is_agreed_again(scene: Scene) -> None:
+    scene.say(7, Hold.HOLDS, Hold.NONE)
+    assert scene.meeting.turn(sealed=None) == 8
+    assert scene.meeting.given_up is None
+
+    scene.meeting.ask_again()
+
+    assert scene.meeting.given_up == 8
+    scene.now += 2 * SEEN_S
+    scene.say(8, Hold.HOLDS, Hold.HOLDS)
+    assert scene.meeting.turn(sealed=None) == 8
+    assert scene.meeting.given_up is None
