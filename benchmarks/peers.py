@@ -132,15 +132,15 @@ class DcpAsyncProcess(DcpAsync):
 class Torchsnapshot:
     """torchsnapshot's async_take, and fsync."""
 
-    def __init__(self, _directory: Path) -> None:
+    def __init__(self, _directory: Path, **options: Any) -> None:
         import torchsnapshot
 
-        self._library = torchsnapshot
+        self._library, self._options = torchsnapshot, options
         self._background = ThreadPoolExecutor(1)
 
     def save(self, state: State, target: Path) -> Durable:
         app_state = {"model": state.model, "optimizer": state.optimizer}
-        pending = self._library.Snapshot.async_take(str(target), app_state)
+        pending = self._library.Snapshot.async_take(str(target), app_state, **self._options)
         return _when(self._background.submit(lambda: (pending.wait(), sync_tree(target))))
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from gpt_state import Size, State, gpt_state
 from limits import Limits, sync_tree
-from peers import DcpAsync, DcpAsyncProcess, Durable, _planner, _when, _writer
+from peers import DcpAsync, DcpAsyncProcess, Durable, Torchsnapshot, _planner, _when, _writer
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Checkpointer
@@ -71,29 +71,11 @@ class Write:
         self._background.shutdown()
 
 
-class Torchsnapshot:
-    """torchsnapshot's async_take of a state that all ranks have alike."""
-
-    def __init__(self, _directory: Path) -> None:
-        import torchsnapshot
-
-        self._library = torchsnapshot
-        self._background = ThreadPoolExecutor(1)
-
-    def save(self, state: State, target: Path) -> Durable:
-        app_state = {"model": state.model, "optimizer": state.optimizer}
-        pending = self._library.Snapshot.async_take(str(target), app_state, replicated=["**"])
-        return _when(self._background.submit(lambda: (pending.wait(), sync_tree(target))))
-
-    def close(self) -> None:
-        self._background.shutdown()
-
-
 PEERS: dict[str, Callable[[Path], Any]] = {
     "DCP save": DcpSave,
     "DCP async_save, thread": lambda directory: DcpAsync(directory, dist.new_group(backend="gloo")),
     "DCP async_save, process": lambda directory: DcpAsyncProcess(directory, dist.new_group(backend="gloo")),
-    "torchsnapshot async_take": Torchsnapshot,
+    "torchsnapshot async_take": lambda directory: Torchsnapshot(directory, replicated=["**"]),
 }
 ASYNCHRONOUS = frozenset(list(PEERS)[1:])
 

@@ -129,7 +129,7 @@ class Meeting:
                     if boundary.take_up() and not (command.leaves or last) and not self._saving.wait_durable():
                         self.want(wait=True)
                 case Move.SEAL if link.page.news != news:
-                    continue  # asked anew, while it waited for a slot
+                    continue  # another step is asked for by now
                 case Move.SEAL | Move.PASS:
                     page.say(news, Hold.PASSED)
                     boundary.attended(news, boundary.step + 1)

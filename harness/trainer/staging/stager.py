@@ -154,7 +154,7 @@ class Stager:
         self._views: weakref.WeakKeyDictionary[Slot, tuple[_Layout, dict[str, Tensor]]] = weakref.WeakKeyDictionary()
         self._record_bytes = 0
         self._asked = False
-        self._sure = False  # whether a layout is of all that a snapshot has: ranks that differ ask one another again
+        self._sure = False  # whether to plan for gradients that may be pending: set once a snapshot has needed it
         self._prepare: Callable[[Slot], None] | None = None
         self._told_unpinned = False
         self._unusable: StateError | None = None
