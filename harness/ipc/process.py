@@ -62,15 +62,27 @@ def kill(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
-def began_at(pid: int) -> float:
-    """Return when a process of this host was started, in monotonic seconds, to 10 ms; now if it is gone already."""
-    now = time.monotonic()
+def start_ticks(pid: int) -> int | None:
+    """Return when the kernel started a process of this host, in its ticks since boot; `None` if it is gone already.
+
+    A process never has fewer ticks than the one that started it, so ticks can be compared with each other exactly.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return now
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # since boot, sleep included
-    return min(now, now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+        return None
+    return int(fields[19])
+
+
+def began_at(pid: int) -> float:
+    """Return when a process of this host was started, in monotonic seconds, to 10 ms; now if it is gone already."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return time.monotonic()
+    since_boot = ticks / os.sysconf("SC_CLK_TCK")  # sleep included
+    # The difference of the clocks: a pause between the two readings makes it larger, hence the smallest of some.
+    offset = min(-time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic() for _ in range(5))
+    return min(since_boot + offset, time.monotonic())
 
 
 def safe_python(module: str) -> list[str]:

@@ -128,6 +128,19 @@ def test_a_detached_start_that_waits_for_a_store_ends_with_its_program(
     server.release()
 
 
+def test_a_last_snapshot_does_not_wait_behind_the_upkeep_after_the_one_before(bucket: World, server: S3Server) -> None:
+    """A call that gets no answer lasts 15 s: longer than many a notice."""
+    stalled = server.fault("stall", "DeleteObject", key="0005", times=None)
+    process = held(bucket, "--grace-s", "8", "--keep-last", "1")
+    server.wait_struck(stalled)
+
+    process.signal(signal.SIGTERM)
+
+    assert process.wait() == 75, process.stderr
+    assert " Drained durable_step=12 " in process.stderr, process.stderr
+    server.release()
+
+
 @pytest.mark.long("a run that is waited for until its grace is over")
 def test_a_run_whose_store_takes_no_bytes_ends_in_its_grace_and_says_that_it_has(
     bucket: World, server: S3Server

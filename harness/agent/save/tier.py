@@ -14,6 +14,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from cloud.errors import CloudError, Full, NotFound
@@ -36,6 +37,7 @@ from harness.snapshots.dedup import Deduplicator
 
 CALL_S = 600.0  # for one attempt at a snapshot while nothing is urgent, plus the time for its bytes
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+GIVES_WAY_S = 0.5  # how long a call of the upkeep may keep a thread that has a deadline
 SILENT_S = 10.0  # without progress of a store that something is sent to, until the tier reports it
 
 
@@ -93,6 +95,7 @@ class Tier:
         way = MakesWay(self._busy, self._closes, self._pause)
         self._upkeep = Upkeep(context, name, store, retention, way, self._forget_base)
         self._background = Background()
+        self._stalled: Future[None] | None = None  # upkeep in a call that was not waited for
         self._thread = threading.Thread(target=self._run, name=f"harness-tier-{name}", daemon=True)
 
     def start(self) -> None:
@@ -188,11 +191,33 @@ class Tier:
                 with self._condition:
                     self._current = None
                 self._tell.released(self, job)
-                idle.submit(self._upkeep.run).result()
+                self._look_after(idle)
         except Exception as err:  # noqa: BLE001  the thread's root: a bug here must end the agent, not hang it
             self._on_bug(err)
         finally:
             idle.shutdown()
+
+    def _look_after(self, idle: Pool) -> None:
+        """Do the upkeep. Once there is a deadline, go on without it if its call does not return.
+
+        A store may say nothing for as long as a read of it may take, and the last snapshot must not wait behind that.
+        """
+        if self._stalled is not None and not self._stalled.done():
+            return
+        overtaken = threading.Event()
+        upkeep = idle.submit(self._upkeep.run, overtaken)
+        upkeep.add_done_callback(lambda _: self._wake())
+        with self._condition:
+            self._condition.wait_for(lambda: upkeep.done() or self._closes())
+            if not self._condition.wait_for(upkeep.done, GIVES_WAY_S):
+                overtaken.set()
+                self._stalled = upkeep
+                return
+        upkeep.result()
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
 
     def _next(self) -> Job | None:
         with self._condition:

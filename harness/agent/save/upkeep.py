@@ -1,13 +1,14 @@
 """Upkeep of a tier while no snapshot waits: read back what was written, retire, sweep, keep room for the next one.
 
 Owns which snapshots of a store are known to be good, and which may be deleted there (I6). One thread at a time, the
-tier's, except for `trust`.
+tier's, except for `trust`, and for the last call of an upkeep that was overtaken: it may note what it has found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -139,8 +140,10 @@ class Upkeep:
 
     # ---- while nothing waits ----------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, overtaken: threading.Event) -> None:
         """Verify what was written, retire, and keep room for the next snapshot; skip all of it while a snapshot waits.
+
+        Once `overtaken` is set, the tier goes on beside the call in flight, which is then the last one.
 
         It is skipped at most once in a row: otherwise the snapshots of a training that saves faster than the store
         accepts them would never be verified, and so never retired.
@@ -152,11 +155,11 @@ class Upkeep:
             return
         self._skipped = 0
         self._note_behind(owed)
-        deadline = Deadline.after(CALL_S)
+        deadline = Deadline.after(CALL_S).unless(overtaken)
         try:
             unverified = self._unverified or self._doubted(deadline)
             if unverified is not None:
-                deadline = Deadline.after(patience_s(unverified.payload_bytes, CALL_S))
+                deadline = Deadline.after(patience_s(unverified.payload_bytes, CALL_S)).unless(overtaken)
                 if not self._verify(unverified, deadline, interrupted=self._way.closes if owed else self._way.busy):
                     return  # interrupted by a newer snapshot, which will be verified instead
             self._retire(self._retention.keep_last, deadline)
@@ -166,7 +169,8 @@ class Upkeep:
             if (newest := max(tuple(self._verified), default=None)) is not None:  # `trust` adds from another thread
                 self._store.reserve(records.read_manifest(self._store, self._keys, newest, deadline).payload_bytes)
         except (CloudError, SnapshotCorrupt) as err:
-            self._emit(events.UpkeepFailed(tier=self._name, reason=str(err)))
+            if not overtaken.is_set():
+                self._emit(events.UpkeepFailed(tier=self._name, reason=str(err)))
 
     def _note_behind(self, behind: bool) -> None:
         """Report, once, that snapshots come faster than they can be saved and verified: saving gets slower then."""
@@ -187,6 +191,8 @@ class Upkeep:
                 self._emit(events.Quarantined(snapshot=str(manifest.id), reason=str(err)))
             raise
         except CloudError:
+            if deadline.cancelled is not None and deadline.cancelled.is_set():
+                return False
             # A bad block proves nothing, but a copy that shares it is no better. A store without files compares sums.
             if self._store.local_path(self._keys.commit(manifest.id)) is not None:
                 self._forget_base()
@@ -233,7 +239,7 @@ class Upkeep:
             records.survey(self._store, self._keys, deadline).commits,
             keep_last=keep_last,
             keep_every=self._retention.keep_every,
-            verified=self._verified,
+            verified=frozenset(self._verified),  # an upkeep that was overtaken may still add to it
             pinned=self._retention.pinned(),
         )
         retired = [snapshot for snapshot in doomed if self._may_go(snapshot, deadline)]

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from harness.errors import ConfigError
-from harness.ipc.process import open_pidfd
+from harness.ipc.process import open_pidfd, start_ticks
 
 
 class Child:
@@ -34,6 +34,10 @@ class Child:
         pidfd = open_pidfd(self.pid)
         assert pidfd is not None, "a child that is not reaped has a pidfd"
         self.pidfd = pidfd
+        ticks = start_ticks(self.pid)
+        assert ticks is not None, "nor has it left /proc"
+        self.start_ticks = ticks
+        """When it was started, by the kernel's count: no process that it starts has fewer."""
 
     def reap(self) -> int | None:
         """Return the exit status as a shell shows it (128 + signal), or `None` while the child runs."""

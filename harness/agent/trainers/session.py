@@ -37,12 +37,11 @@ from harness.core import events, messages
 from harness.core.messages import FromTrainer, Hello, Layout, Refused
 from harness.errors import HarnessError
 from harness.ipc.channel import Channel, ChannelClosed, peer_pid
-from harness.ipc.process import began_at, open_pidfd, pidfd_dead
+from harness.ipc.process import began_at, open_pidfd, pidfd_dead, start_ticks
 from harness.ipc.slots import Slot
 
 ATTACH_S = 10.0  # how long it takes, at most, until the process that started an agent says hello
 _KILL_AFTER_S = 3.0
-_TICK_S = 0.02  # the kernel counts the start of a process in ticks of 10 ms
 _BUSY_S = 0.1
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
@@ -107,8 +106,6 @@ class Trainer:
         """Whether a generation that was about to begin was given up."""
         self.attached = False
         """Whether a trainer has connected whose agent had died."""
-        self._launched_at = 0.0
-        """Monotonic; when the present child was started."""
         self._late: list[tuple[Channel, Hello]] = []
         """Hellos of ranks that wait for another generation to begin."""
         self._orphaned_by: int | None = None
@@ -173,7 +170,7 @@ class Trainer:
             "HARNESS_RUN_ID": self._startup.generation.run_id,
             "HARNESS_RESTARTS": str(self.restarts),
         }
-        self._launched_at = self.attempt.spawned_at = time.monotonic()
+        self.attempt.spawned_at = time.monotonic()
         self.child = Child(command, environment)
         self._loop.watch(self.child.pidfd, self._on_child_exit)
         self._emit(events.TrainerStarted(pid=self.child.pid, restarts=self.restarts))
@@ -267,7 +264,8 @@ class Trainer:
         if not self._program.is_child or hello.generation is not None or not self._server.has(channel):
             return False
         # Not the time at which the attempt's first rank began: a launcher that starts its ranks again takes a while.
-        return self.child is None or self._began_before(self._launched_at - _TICK_S, channel)
+        ticks = start_ticks(peer_pid(channel))
+        return self.child is None or (ticks is not None and ticks < self.child.start_ticks)
 
     def _is_of_this_attempt(self, channel: Channel, hello: Hello) -> bool:
         """Whether a process belongs to the present attempt, as opposed to one that its own parent has begun."""

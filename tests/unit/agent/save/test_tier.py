@@ -713,6 +713,34 @@ def test_what_can_be_read_at_last_is_verified(scenes: Callable[..., Scene]) -> N
     assert [event for event in scene.told if isinstance(event, events.UpkeepFailed)] == []
 
 
+class Stalled(Gate):
+    """A store that answers nothing to the upkeep until a test opens it."""
+
+    def _wait(self, call: Callable[..., Any], key: str, *args: Any, **options: Any) -> Any:
+        is_upkeep = threading.current_thread().name.startswith("harness-upkeep")
+        return super()._wait(call, key, *args, **options) if is_upkeep else call(key, *args, **options)
+
+
+def test_under_a_deadline_a_snapshot_does_not_wait_for_upkeep_that_gets_no_answer(scenes: Callable[..., Scene]) -> None:
+    """The store had gone silent in the middle of reading the snapshot before back: 15 s of a notice's 120."""
+    store = Stalled(MemoryStore(), "stat", KEYS.snapshots)
+    scene = scenes(store, keep_last=1)
+    scene.tier.submit(scene.sealed(10))
+    assert store.reached.wait(HANG_S)
+
+    scene.tier.drain(standing(60.0))
+    scene.tier.submit(scene.sealed(20))
+    scene.until(lambda told: ("published", 20) in told)
+
+    assert not store.opened.is_set()
+    assert scene.tier.idle
+    store.opened.set()
+    scene.tier.submit(scene.sealed(30))
+    scene.until(lambda told: ("released", 30) in told)
+    assert [event for event in scene.told if isinstance(event, events.UpkeepFailed)] == []
+    assert commits(store) == [10, 20, 30], "its answer came too late: nothing is deleted under a deadline"
+
+
 # ---- upkeep that is never starved, and what it may delete -----------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,17 +267,17 @@ def test_a_snapshot_is_asked_of_all_ranks_once_each_has_a_slot(scene: Scene) -> 
         page.close()
 
 
-@pytest.mark.parametrize(("began_at", "is_one"), [(10.0, False), (9.0, True)])
+@pytest.mark.parametrize(("ticks", "is_one"), [(10, False), (9, False), (8, True), (None, False)])
 def test_only_a_process_from_before_the_launcher_is_left_over(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, began_at: float, is_one: bool
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, ticks: int | None, is_one: bool
 ) -> None:
     """Ranks that a launcher starts again begin one after the other, and come in any order."""
-    monkeypatch.setattr(session, "began_at", lambda pid: began_at)
+    monkeypatch.setattr(session, "start_ticks", lambda pid: ticks)
     monkeypatch.setattr(session, "peer_pid", lambda channel: 1)
     monkeypatch.setattr(scene.trainer._server, "has", lambda channel: True)
     monkeypatch.setattr(Program, "is_child", True)
     trainer: Any = scene.trainer
-    trainer.child, trainer._launched_at, trainer.attempt.spawned_at = object(), 9.5, 11.0
+    trainer.child = SimpleNamespace(start_ticks=9)
 
     assert trainer._is_left_over(None, messages.Hello(messages.PROTOCOL, 0, 2)) is is_one
     trainer.child = None
