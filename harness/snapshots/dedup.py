@@ -174,9 +174,10 @@ class Deduplicator:
     def find(self, wanted: Wanted) -> ShardEntry | None:
         """Return the base's shard that is equal to this one; `None` if there is none, or no base."""
         name, source, known = wanted.name, wanted.source, wanted.known
-        if self.base is None:
+        base = self.base  # an upkeep that was overtaken may forget it meanwhile
+        if base is None:
             return None
-        shards = (shard for part in self.base.parts for shard in part.shards if shard.chunk_bytes == CHUNK_BYTES)
+        shards = (shard for part in base.parts for shard in part.shards if shard.chunk_bytes == CHUNK_BYTES)
         if known is not None:
             return next((shard for shard in shards if _content(shard) == _content(known)), None)
         if isinstance(source, Path):

@@ -15,15 +15,15 @@ PATIENCE = float(os.environ.get("HARNESS_TEST_PATIENCE", "1"))
 
 LIMITS_S = {
     "": 60,
-    "model": 180,
-    "node": 180,
-    "power": 300,
-    "process": 180,
-    "ranks": 240,
+    "model": 400,
+    "node": 400,
+    "power": 400,
+    "process": 400,
+    "ranks": 480,
     "soak": 600,
     "terraform": 480,  # whoever asks first for the applied module waits for the apply
 }
-"""How long a test may take, by folder."""
+"""How long a test may take, by folder: more than twice what the longest one takes while the others run beside it."""
 
 MANY_EXAMPLES = 20
 """So much longer may tests/model take with one of the larger profiles."""

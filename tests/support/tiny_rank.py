@@ -320,12 +320,15 @@ class TinyRank:
     def _waits(self) -> bool:
         if self.link.gone or self.link.slot_error is not None or self._has_passed():
             return False
-        step, leaves = self.boundary.step, self.link.page.command.leaves  # then all go on to the agreed step
-        held = step == self.options.hold_at and not leaves and not self.options.hold_until.exists()
+        step, options = self.boundary.step, self.options
+        agreed = self.link.page.agreed(self.link.page.news)
+        # All go on to the agreed step: careless ones may be at theirs before they were ever asked.
+        goes_on = self.link.page.command.leaves or (options.careless and agreed is not None and agreed > step)
+        held = step == options.hold_at and not goes_on and not options.hold_until.exists()
         is_behind = self._together is not None and self._together.is_behind(step - self._begun)
-        goes_on = step < self.options.steps and not is_behind  # else there is no ask to wait for
-        awaited = goes_on and is_awaited(self.link, step)
-        return held or (not self.options.careless and (awaited or self._is_on_its_way()))
+        asks = step < options.steps and not is_behind  # else there is no ask to wait for
+        awaited = asks and is_awaited(self.link, step)
+        return held or (not options.careless and (awaited or self._is_on_its_way()))
 
     def _has_passed(self) -> bool:
         """Whether it has said that it will not seal this step: it makes the next one, as a Checkpointer does."""

@@ -202,8 +202,11 @@ class Tier:
 
         A store may say nothing for as long as a read of it may take, and the last snapshot must not wait behind that.
         """
-        if self._stalled is not None and not self._stalled.done():
-            return
+        if self._stalled is not None:
+            if not self._stalled.done():
+                return
+            self._stalled.result()  # a bug in it is a bug
+            self._stalled = None
         overtaken = threading.Event()
         upkeep = idle.submit(self._upkeep.run, overtaken)
         upkeep.add_done_callback(lambda _: self._wake())
