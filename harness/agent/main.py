@@ -359,8 +359,11 @@ class Agent:
                 rank=rank.number if self._ranks.several else None,
             )
         )
-        taken = self._ranks.sealed(rank, sealed)
-        if taken is not None and taken.differences:
+        obsolete = self._ranks.is_obsolete(sealed)
+        taken = None if obsolete else self._ranks.sealed(rank, sealed)
+        if obsolete:
+            self._ranks.drop(self._pipeline.refuse(sealed.index))
+        elif taken is not None and taken.differences:
             self._void(sealed.index, taken)
         elif sealed.held:
             self._pipeline.hold_back(sealed.index, self._startup.generation)
@@ -378,8 +381,7 @@ class Agent:
         """Drop a snapshot in which one rank's share stands for others that are not equal."""
         for difference in taken.differences:
             self._journal.emit(events.RanksDiffer(step=taken.step, tensor=difference.tensor, ranks=difference.ranks))
-        self._pipeline.void(index)
-        self._ranks.drop(taken.step)
+        self._ranks.drop(self._pipeline.void(index))
 
     def _on_commit(self, steps: Steps) -> None:
         self._ranks.tell_steps(steps)

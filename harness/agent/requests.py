@@ -87,12 +87,9 @@ class Requests:
         """Drop what some ranks have sealed and others will not, and tell those that wait for it to become durable."""
         missed = self._ranks.meeting.take_missed()
         if missed is not None:
-            self._pipeline.forget([missed])
+            self._ranks.drop(self._pipeline.forget([missed]))
         steps = [rank.control.trainer_step for rank in self._ranks]
-        passed = self._pipeline.forget_passed(steps, self._ranks.meeting.given_up)
-        for step in (passed, missed):
-            if step is not None:
-                self._ranks.drop(step)
+        self._ranks.drop(self._pipeline.forget_passed(steps, self._ranks.meeting.given_up))
 
     @property
     def _snapshot(self) -> Command:

@@ -23,7 +23,7 @@ import msgspec
 from harness.core import events
 from harness.core.restart import Span
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Increased with any change that an agent and a trainer of two versions would misunderstand."""
 
 
@@ -166,6 +166,7 @@ class Sealed(Message, frozen=True):
         held: whether it counts only once the program's exit code is known to be 0.
         sums: of several ranks, sometimes: of each tensor that may be equal on all of them, the sum of its bytes as
             64-bit integers, by name.
+        assignment: of several ranks: see `Stores`.
     """
 
     index: int
@@ -175,6 +176,7 @@ class Sealed(Message, frozen=True):
     copy_s: float
     held: bool = False
     sums: dict[str, int] = {}
+    assignment: str = ""
 
 
 class SaveWanted(Message, frozen=True):
@@ -316,12 +318,14 @@ class Stores(Message, frozen=True):
         own: names of tensors that are this rank's alone.
         compared: names of tensors that are compared between ranks now and then.
         number: of the `Holds`.
+        assignment: identity of what all ranks store: only shares of one assignment are a snapshot together.
     """
 
     rows: tuple[Rows, ...]
     own: tuple[str, ...]
     compared: tuple[str, ...]
     number: int
+    assignment: str = ""
 
 
 class HoldsWanted(Message, frozen=True):

@@ -3,13 +3,13 @@
 Owns one page of 64-bit words in shared memory. Each word has one writer, and one method that writes it. An aligned
 8-byte store is atomic on every machine that PyTorch runs on.
 
-    AgentSide  ──COMMAND, GRANT, AT_STEP, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS, VOID_STEP──▶  TrainerSide
-    AgentSide  ◀──TRAINER_STEP, HOLD──────────────────────────────────────────────────────────────── TrainerSide
+    AgentSide  ──COMMAND, GRANT, AT_STEP, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS, VOID, SET_STEP──▶  TrainerSide
+    AgentSide  ◀──TRAINER_STEP, HOLD─────────────────────────────────────────────────────────────────── TrainerSide
 
 COMMAND and GRANT carry a sequence number, so that the other side sees that a value is new. They are two words because
 they change independently: the agent grants a slot as soon as one is free, long before a snapshot is due, and the
-command may change while the same slot stays granted. AT_STEP, HOLD and VOID_STEP are of several ranks, which meet at
-one step (`core/policy/meeting.py`); the first two repeat the sequence number of the command that they belong to, so
+command may change while the same slot stays granted. AT_STEP, HOLD, VOID and SET_STEP are of several ranks, which meet
+at one step (`core/policy/meeting.py`); the first two repeat the sequence number of the command that they belong to, so
 that neither is taken for one about a later command.
 """
 
@@ -69,9 +69,10 @@ class Word(enum.IntEnum):
     DURABLE_STEP = 4
     DEADLINE_NS = 5  # monotonic; 0 for none
     ACKED = 6  # sequence of the newest seal that the agent has noticed; until then the trainer fills no slot
-    VOID_STEP = 7  # sealed by some ranks, and dropped: it will never be durable
+    VOID = 7  # sequence of this rank's newest seal that was dropped, because there is no set for it
     TRAINER_STEP = 8  # completed optimizer steps
     HOLD = 9  # sequence of COMMAND << 8 | Hold: what this rank does about it
+    SET_STEP = 10  # the newest step that all ranks have sealed
 
 
 _COMMAND, _TRAINER_STEP = int(Word.COMMAND), int(Word.TRAINER_STEP)  # an enum's member costs 60 ns a use
@@ -187,9 +188,13 @@ class AgentSide(_Page):
         for word, step in ((Word.LOCAL_STEP, local), (Word.DURABLE_STEP, durable)):
             self.words[word] = 0 if step is None else step + 1
 
-    def tell_void(self, step: int | None) -> None:
-        """Publish the newest step that was sealed and dropped; `None` for none."""
-        self.words[Word.VOID_STEP] = 0 if step is None else step + 1
+    def tell_void(self, sequence: int) -> None:
+        """Publish that the rank's seal of this number was dropped."""
+        self.words[Word.VOID] = max(sequence, self.words[Word.VOID])
+
+    def tell_set(self, step: int | None) -> None:
+        """Publish the newest step that all ranks have sealed; `None` for none."""
+        self.words[Word.SET_STEP] = 0 if step is None else step + 1
 
     def tell_deadline(self, at: float | None) -> None:
         """Publish the time until which the trainer may wait, in monotonic seconds; `None` for no limit."""
@@ -254,10 +259,14 @@ class TrainerSide(_Page):
         """The newest step that is committed in the store."""
         return self._step(Word.DURABLE_STEP)
 
+    def is_void(self, sequence: int) -> bool:
+        """Return whether this rank's newest seal, by its number, was dropped: it will never be durable."""
+        return bool(sequence) and self.words[Word.VOID] >= sequence
+
     @property
-    def void_step(self) -> int | None:
-        """The newest step that ranks have sealed, and that will never be durable, because others have not."""
-        return self._step(Word.VOID_STEP)
+    def set_step(self) -> int | None:
+        """The newest step that all ranks have sealed: that snapshot counts."""
+        return self._step(Word.SET_STEP)
 
     @property
     def time_is_up(self) -> bool:

@@ -71,6 +71,7 @@ class SlotRecord:
         environment: what bit-identity depends on.
         sealed_at: ISO 8601 UTC.
         pieces: of several ranks, as in `Part`.
+        assignment: of several ranks: identity of what all of them store. Shares of two assignments are no snapshot.
     """
 
     step: int
@@ -82,6 +83,7 @@ class SlotRecord:
     environment: dict[str, str]
     sealed_at: str
     pieces: dict[str, StoredPiece] | None = None
+    assignment: str = ""
 
     def encode(self) -> bytes:
         """Return the record's bytes: a line of JSON, then the small state unchanged."""
@@ -89,6 +91,8 @@ class SlotRecord:
         state = str(head.pop("state"))
         if (pieces := head.pop("pieces")) is not None:
             head["pieces"] = pieces_to_json(pieces)
+        if not self.assignment:
+            del head["assignment"]
         return json.dumps(head).encode() + b"\n" + state.encode()
 
     @classmethod

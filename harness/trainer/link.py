@@ -114,6 +114,8 @@ class Link:
         """Of several ranks: what this one stores, as the agent has said it last."""
         self.holds_wanted = False
         """Whether the agent has asked for another `Holds` from this rank; set to false when it is sent."""
+        self.when_told: Callable[[], object] = bool
+        """Called in the link's thread once the agent has said something that the next boundary has to look at."""
         self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
         self._replacements = 0
@@ -345,8 +347,10 @@ class Link:
                 self._slot_error = _error_from(error, text)
             case messages.Stores() as stores:
                 self.stores = stores
+                self.when_told()
             case messages.HoldsWanted():
                 self.stores, self.holds_wanted = None, True
+                self.when_told()
             case messages.NoMeeting(error, text):
                 self._no_meeting = _error_from(error, text)
             case messages.Superseded():

@@ -68,8 +68,10 @@ class Meeting:
     def attend_last(self) -> bool:
         """Seal the last step together with the other ranks. Return whether to leave without that.
 
-        Blocks until all ranks are at their end, or the agent wants the loop left. Raises what `attend` raises.
+        Blocks until all ranks have sealed it, or the agent wants the loop left. Raises what `attend` raises.
         """
+        if self._is_complete:
+            return False
         self._link.send(messages.AtEnd(self._boundary.step), repeat=True)
         try:
             return self._act(last=True, overlap=False)
@@ -98,19 +100,23 @@ class Meeting:
             page = link.page
             news = page.news
             command = Command.of(news)
+            if last:
+                stager.forget_void()
+                if self._is_complete:
+                    return False
             if command is Command.LEAVE:
                 return True
             if command is Command.NOTHING:
-                if not last:  # what this rank stores may be told it a moment after the word has changed
-                    boundary.attended(news, None if stager.planned else boundary.step + 1)
-                    return False
-                if stager.sealed_step == boundary.step:
+                if not last:
+                    boundary.attended(news, None)
+                    if not stager.planned:  # what it stores may be told it a moment after the word has changed
+                        boundary.look_soon()
                     return False
                 page.say(news, Hold.LAST)
-                self._rest(tell_at)
+                tell_at = self._rest(tell_at)
                 continue
             agreed = page.agreed(news)
-            if agreed is not None and agreed == stager.sealed_step and self._sealed_for != news:
+            if not last and agreed is not None and agreed == stager.sealed_step and self._sealed_for != news:
                 page.say(news, Hold.PASSED)  # that snapshot was void, and a step is sealed once
                 boundary.attended(news, boundary.step + 1)
                 return False
@@ -141,6 +147,12 @@ class Meeting:
                     boundary.attended(news, agreed if agreed is not None and agreed > boundary.step else None)
                     return False
         return False
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all ranks have sealed this step."""
+        step, set_step = self._boundary.step, self._link.page.set_step
+        return self._stager.sealed_step == step and set_step is not None and set_step >= step
 
     def _seal(self, news: int, *, waits: bool, overlap: bool) -> bool:
         """Take the snapshot, if a slot is granted; wait for one if there is no later step. Return whether it is."""

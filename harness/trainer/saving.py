@@ -99,7 +99,7 @@ class Saving:
             durable = self._link.page.durable_step
             if durable is not None and durable >= step:
                 return True
-            if (void := self._link.page.void_step) is not None and void >= step:
+            if self._stager.is_void:
                 return False
             if self._link.detached and time.monotonic() >= say_at:
                 self._say(f"step {step} is sealed, durable step is {durable}; waiting")

@@ -130,6 +130,7 @@ class Training:
             self.boundary.every_steps = link.settings.every_steps
         else:  # the agent counts for all
             self._meeting = Meeting(link, self.saving, self.stager, self.boundary, say)
+            link.when_told = self.boundary.look_soon
         self._overlaps = link.settings.overlap if overlap is None else overlap
         if self._overlaps:
             self._hooks.append(before_updates(lambda: self.settle(updating=True)))
@@ -320,8 +321,7 @@ class Training:
         self.boundary.overdue = False
         self.stager.holds = hold
         self.replay.place.kind = "end"
-        self._take_last()
-        if self.stager.sealed_step != self.boundary.step:
+        if not self._take_last():
             if not self.link.gone:
                 self.leave()  # the time was up, or the agent wants the loop left with the newest sealed snapshot
             return
@@ -332,12 +332,17 @@ class Training:
         if not hold:
             self.saving.wait_durable()
 
-    def _take_last(self) -> None:
-        """Take a snapshot where there is no later boundary; of several ranks, together with the others."""
+    def _take_last(self) -> bool:
+        """Take a snapshot where there is no later boundary; of several ranks, together with the others.
+
+        Returns:
+            Whether this step is sealed: false if the time was up, or if the agent wants the loop left without it.
+        """
         if self._meeting is None:
             self.saving.take_waiting()
-        elif self.stager.sealed_step != self.boundary.step:
-            self._meeting.attend_last()
+        elif self._meeting.attend_last():
+            return False
+        return self.stager.sealed_step == self.boundary.step
 
     def at_exit(self) -> None:
         """Part from the agent as the process ends.

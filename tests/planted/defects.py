@@ -241,6 +241,27 @@ DEFECTS = (
         AGENT,
     ),
     one(
+        "a rank ends before the others have sealed the last step",
+        "harness/trainer/meeting.py",
+        "        return self._stager.sealed_step == step and set_step is not None and set_step >= step\n",
+        "        return self._stager.sealed_step == step\n",
+        TRAINER,
+    ),
+    one(
+        "shares of two assignments make a snapshot",
+        "harness/agent/save/snapshot_set.py",
+        "    return sealed.record.generation, sealed.record.step, sealed.record.assignment\n",
+        '    return sealed.record.generation, sealed.record.step, ""\n',
+        AGENT,
+    ),
+    one(
+        "a seal that was dropped is still part of a set",
+        "harness/agent/save/pipeline.py",
+        "            self.pool[index].begin()\n            for holder in",
+        "            for holder in",
+        AGENT,
+    ),
+    one(
         "a snapshot is whole without all of its ranks",
         "harness/agent/save/snapshot_set.py",
         "        if len(ranks) < sealed.record.world_size:\n            return None\n",

@@ -98,6 +98,15 @@ def test_a_rank_that_has_more_to_store_under_a_notice_leaves_with_the_others(wor
     check_unbroken(world)
 
 
+def test_what_a_rank_has_more_to_store_at_the_last_step_is_in_the_last_snapshot(world: World) -> None:
+    """The others have sealed that step by then, as it was assigned before: they seal it again."""
+    process = world.run_rigged(*FAST, command=ranks(world, "--grows-at", str(STEPS)))
+    assert process.wait() == 0, process.stderr
+    assert world.check_commits()[-1].step == STEPS, process.stderr
+    assert world.survey().finished_at == STEPS
+    check_unbroken(world)
+
+
 def test_a_rank_that_does_not_come_is_named_and_the_others_are_not_kept_from_training(world: World) -> None:
     command = ranks(world, "--late", "1:7", "--careless", together=False)
     process = world.run_rigged(*FAST, "--late-s", "0.3", command=command)

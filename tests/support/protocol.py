@@ -397,10 +397,10 @@ class Content:
         ]:
             slot.shard(span)[:] = data
 
-    def seal(self, slot: Slot, sequence: int, rank: int = 0) -> None:
+    def seal(self, slot: Slot, sequence: int, rank: int = 0, *, assignment: str = "") -> None:
         """Copy the shards, and say so."""
         self.fill(slot, rank)
-        slot.seal(self.record(rank), sequence)
+        slot.seal(dataclasses.replace(self.record(rank), assignment=assignment), sequence)
 
     def is_in(self, slot: Slot, rank: int = 0) -> bool:
         """Whether a sealed slot holds exactly this."""

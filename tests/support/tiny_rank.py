@@ -153,7 +153,7 @@ class TinyRank:
             self.link.send(Holds((*held, *grown), self._told), repeat=True)
         if (stores := self.link.stores) is None or stores.number != self._told:
             return
-        self._used = stores
+        self._used, self._assignment = stores, stores.assignment
         self._entries: dict[str, tuple[str, int, int]] = {"own": ("own", 0, OWN_BYTES)}
         self._pieces = {"own": StoredPiece(own=True)}
         specs = [TensorSpec("own", "U8", (OWN_BYTES,))]
@@ -206,13 +206,15 @@ class TinyRank:
             environment={},
             sealed_at="2026-01-01T00:00:00+00:00",
             pieces=self._pieces,
+            assignment=self._assignment,
         )
         slot.seal(record, self._sequence)
         self.sealed_step = self.boundary.step
         size, index = sum(span.size for span in self._spans), self.link.index_of(slot)
         compared = self._used.compared if compares and self._used is not None else ()
         sums = {name: int(digest(values[name])[:12], 16) for name in compared}
-        self.link.send(messages.Sealed(index, self.boundary.step, size, 1e-4, 1e-4, sums=sums))
+        sealed = messages.Sealed(index, self.boundary.step, size, 1e-4, 1e-4, False, sums, self._assignment)
+        self.link.send(sealed)
         return True
 
     # ---- what saving does -------------------------------------------------------------------------------------------
@@ -230,15 +232,21 @@ class TinyRank:
         """Wait for the store; whether the snapshot was not void."""
         while self._is_on_its_way() and not self.link.gone and not self.link.page.time_is_up:
             threading.Event().wait(LOOK_S)
-        return not self._is_void
+        return not self.is_void
 
     def _is_on_its_way(self) -> bool:
         durable, sealed = self.link.page.durable_step, self.sealed_step
-        return sealed is not None and not self._is_void and (durable is None or durable < sealed)
+        return sealed is not None and not self.is_void and (durable is None or durable < sealed)
 
     @property
-    def _is_void(self) -> bool:
-        return self.link.page.void_step is not None and self.link.page.void_step >= (self.sealed_step or 0)
+    def is_void(self) -> bool:
+        """Whether the agent has dropped the newest seal."""
+        return self.sealed_step is not None and self.link.page.is_void(self._sequence)
+
+    def forget_void(self) -> None:
+        """Let the newest step be sealed again, if its seal was dropped."""
+        if self.is_void:
+            self.sealed_step = None
 
     # ---- a life -----------------------------------------------------------------------------------------------------
 
@@ -311,7 +319,7 @@ class TinyRank:
                     page = self.link.page
                     if (page.news != boundary.seen or not self.planned) and self.meeting.attend(overlap=False):
                         return self.leave()
-        if self.sealed_step != boundary.step and (self.meeting.attend_last() or self.sealed_step != boundary.step):
+        if self.meeting.attend_last() or self.sealed_step != boundary.step:
             return self.leave()
         self.link.send(messages.Finished(boundary.step), repeat=True)
         self.wait_durable()

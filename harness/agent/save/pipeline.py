@@ -23,7 +23,7 @@ from harness.agent.generation import Generation
 from harness.agent.resume_point import MemoryCopy, ResumePoint, SealedSlot, SnapshotSet
 from harness.agent.save.jobs import Job, LocalSnapshot, MemorySnapshot
 from harness.agent.save.slot_pool import SlotPool
-from harness.agent.save.snapshot_set import Gathering, whole_sets
+from harness.agent.save.snapshot_set import Dropped, Gathering, whole_sets
 from harness.agent.save.tier import Tier, TierEvents
 from harness.agent.save.upkeep import Retention
 from harness.core.manifest import Manifest
@@ -194,28 +194,27 @@ class SavePipeline:
         if slots is not None:
             self._on_set(MemorySnapshot(slots, generation, time.monotonic()))
 
-    def void(self, index: int) -> None:
-        """Make a set void of which this slot is the last: its ranks differ where they should be equal."""
-        self._last_sequence[self.pool.rank_of(index)] = self.pool[index].sequence
-        for other in (*self._gathering.indexes, *self._held):
-            self.pool[other].begin()
-            self.pool.release(other, "held")
+    def void(self, index: int) -> list[Dropped]:
+        """Drop a set of which this slot is the last: its ranks differ where they should be equal."""
+        others = [*self._gathering.indexes, *self._held]
+        self._gathering.forget()
         self._held.clear()
-        self.give_up_incomplete()
-        self.pool[index].begin()
+        return [*self._drop(others), *self.refuse(index)]
 
-    def forget_passed(self, steps: Sequence[int | None], given_up: int | None = None) -> int | None:
+    def refuse(self, index: int) -> list[Dropped]:
+        """Drop a sealed slot that was not taken: it belongs to no set that can be complete."""
+        self._last_sequence[self.pool.rank_of(index)] = self.pool[index].sequence
+        return self._drop([index])
+
+    def forget_passed(self, steps: Sequence[int | None], given_up: int | None = None) -> list[Dropped]:
         """Drop the incomplete sets of steps that a rank has passed without a seal: they are no snapshots.
 
         Args:
             steps: completed steps of each rank; `None` for one that is before its loop.
             given_up: a step that ranks are not asked to seal any more.
-
-        Returns:
-            The newest step of those that were dropped; `None` if there was none.
         """
         if not self._gathering.steps:
-            return None
+            return []
         # A rank seals before it counts its next step: if the step is seen here, so is the seal, told or not.
         sealed = {(self.pool.rank_of(index), self.pool[index].step) for index in self.pool.sealed()}
         passed = [
@@ -226,15 +225,23 @@ class SavePipeline:
             and rank not in there
             and (rank, step) not in sealed
         ]
-        self.forget(passed)
-        return max(passed, default=None)
+        return self.forget(passed)
 
-    def forget(self, steps: Collection[int]) -> None:
+    def forget(self, steps: Collection[int]) -> list[Dropped]:
         """Drop the incomplete sets of these steps."""
         waited = self._gathering.indexes
         self._gathering.forget(steps)
-        for index in waited - self._gathering.indexes:
-            self.pool.release(index, "set")
+        return self._drop(waited - self._gathering.indexes)
+
+    def _drop(self, indexes: Iterable[int]) -> list[Dropped]:
+        """Make sealed slots void, so that neither a set of theirs nor another agent of this host counts them."""
+        dropped = []
+        for index in indexes:
+            dropped.append(Dropped(self.pool.rank_of(index), self.pool[index].sequence))
+            self.pool[index].begin()
+            for holder in ("set", "held"):
+                self.pool.release(index, holder)
+        return dropped
 
     def give_up_incomplete(self) -> None:
         """Drop all incomplete sets: their ranks have ended."""
@@ -297,18 +304,21 @@ class SavePipeline:
                 self.pool[index].begin()
             self.pool.release(index, "held")
 
-    def take_left_over(self, generation: Generation, rank: int | None = None) -> bool:
-        """Take slots that `generation`'s trainers sealed and did not report. Return whether there were any.
+    def take_left_over(self, generation: Generation, rank: int | None = None) -> list[SealedSlot]:
+        """Take slots that `generation`'s trainers sealed and did not report, and return them.
 
         Args:
             generation: of the trainers.
             rank: the one whose slots are taken; `None` for all.
         """
         newest = [index for index in self.pool.newest() if rank is None or self.pool.rank_of(index) == rank]
-        news = [index for index in newest if self._is_news(index)]
-        for index in news:
-            self.take(index, generation)
-        return bool(news)
+        taken = []
+        for index in newest:
+            record = self.pool[index].record()
+            if record is not None and self._is_news(index):
+                self.take(index, generation)
+                taken.append(SealedSlot(index, self.pool[index], record))
+        return taken
 
     def sequence(self, rank: int) -> int:
         """Return the number of a rank's newest seal on this host; the rank's next trainer counts on from it."""

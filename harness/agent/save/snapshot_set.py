@@ -9,14 +9,23 @@ Owns which slots belong together, and which still wait for others. Knows neither
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from harness.agent.resume_point import SealedSlot, SnapshotSet
 
-_Step = tuple[int, int]  # generation and step
+_Set = tuple[int, int, str]  # generation, step and assignment
 
 
-def _step_of(sealed: SealedSlot) -> _Step:
-    return sealed.record.generation, sealed.record.step
+@dataclass(frozen=True)
+class Dropped:
+    """A rank's seal that no set will have: that rank must not wait for it. `sequence` is the seal's number."""
+
+    rank: int
+    sequence: int
+
+
+def _set_of(sealed: SealedSlot) -> _Set:
+    return sealed.record.generation, sealed.record.step, sealed.record.assignment
 
 
 class Gathering:
@@ -24,12 +33,15 @@ class Gathering:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._waiting: dict[_Step, dict[int, SealedSlot]] = {}
+        self._waiting: dict[_Set, dict[int, SealedSlot]] = {}
 
     @property
     def steps(self) -> dict[int, set[int]]:
         """The steps that wait, with the ranks that have sealed them."""
-        return {step: set(ranks) for (_, step), ranks in self._waiting.items()}
+        found: dict[int, set[int]] = {}
+        for (_, step, _), ranks in self._waiting.items():
+            found.setdefault(step, set()).update(ranks)
+        return found
 
     @property
     def indexes(self) -> set[int]:
@@ -39,14 +51,15 @@ class Gathering:
     def add(self, sealed: SealedSlot) -> SnapshotSet | None:
         """Add a rank's sealed slot; return the set if it was the last one of its step.
 
-        Then drop the slots of earlier steps: a rank seals its steps in order, so they will never be complete.
+        Then drop the slots of this step and of earlier ones: a rank seals its steps in order, so they will never be
+        complete.
         """
-        completed = _step_of(sealed)
+        completed = _set_of(sealed)
         ranks = self._waiting.setdefault(completed, {})
         ranks[sealed.record.rank] = sealed
         if len(ranks) < sealed.record.world_size:
             return None
-        self._waiting = {step: others for step, others in self._waiting.items() if step > completed}
+        self._waiting = {of: others for of, others in self._waiting.items() if of[:2] > completed[:2]}
         return tuple(ranks[rank] for rank in sorted(ranks))
 
     def forget(self, steps: Collection[int] | None = None) -> None:
@@ -59,12 +72,12 @@ def whole_sets(slots: Iterable[SealedSlot]) -> list[SnapshotSet]:
 
     A rank may hold one step twice: once as it sealed it, once as it was fetched. Each belongs to a set of its own.
     """
-    by_step: dict[_Step, dict[int, list[SealedSlot]]] = {}
+    by_set: dict[_Set, dict[int, list[SealedSlot]]] = {}
     for sealed in sorted(slots, key=lambda sealed: sealed.slot.sequence, reverse=True):
-        by_step.setdefault(_step_of(sealed), {}).setdefault(sealed.record.rank, []).append(sealed)
+        by_set.setdefault(_set_of(sealed), {}).setdefault(sealed.record.rank, []).append(sealed)
     return [
         found
-        for ranks in by_step.values()
+        for ranks in by_set.values()
         for found in zip(*(ranks[rank] for rank in sorted(ranks)), strict=False)
         if len(found) == found[0].record.world_size
     ]

@@ -58,16 +58,20 @@ class TrainerControl:
         """Publish the drain deadline on the control page. `Deadline.never()` is not allowed."""
         self._page.tell_deadline(deadline.at)
 
-    def tell_void(self, step: int) -> None:
-        """Publish on the control page that a step that was sealed is dropped."""
-        self._page.tell_void(step)
+    def tell_void(self, sequence: int) -> None:
+        """Publish on the control page that the rank's seal of this number is dropped."""
+        self._page.tell_void(sequence)
+
+    def tell_set(self, step: int) -> None:
+        """Publish on the control page that all ranks have sealed a step."""
+        self._page.tell_set(step)
 
     # ---- one trainer after the other --------------------------------------------------------------------------------
 
     def begin_again(self) -> None:
         """Reset the page for another trainer: no step is made, and nothing is commanded."""
         self._page.forget_step()
-        self._page.tell_void(None)
+        self._page.tell_set(None)
         self._page.command(Command.NOTHING)
 
     def adopt(self, page_fd: int) -> None:

@@ -8,6 +8,7 @@ Owns the ranks' tables, and what comparisons have shown; `core/pieces.py` assign
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,12 +43,15 @@ class Holdings:
         self._rounds = 0
         self._wanted = False
         self._known: dict[int, Stores] = {}  # what each rank was told last
+        self.assignment = ""
+        """Identity of what all ranks store, as they were told last; empty before."""
 
     def forget(self) -> None:
         """Forget the tables: their ranks are gone. What was compared is still known."""
         self._tables.clear()
         self._told.clear()
         self._known.clear()
+        self.assignment = ""
         self._sets = self._rounds = 0
         self._wanted = False
 
@@ -80,6 +84,7 @@ class Holdings:
         self._rounds = 0
         news = {rank: stores for rank, stores in enumerate(found) if self._known.get(rank) != stores}
         self._known |= news
+        self.assignment = found[0].assignment
         return news
 
     def take_wanted(self) -> bool:
@@ -94,6 +99,8 @@ class Holdings:
         held = [[self._held(tensor) for tensor in table.tensors] for table in tables]
         sources = [_by_name(one for one in row if one.how is Holding.SHARED) for row in held]
         compared = self._compared(tables)
+        assigned = assign(held)
+        assignment = _identity_of(assigned)
         return [
             Stores(
                 rows=tuple(
@@ -102,8 +109,9 @@ class Holdings:
                 own=tuple(one.piece.name for one in held[rank] if one.how is Holding.OWN),
                 compared=tuple(tensor.name for tensor in tables[rank].tensors if _key(tensor) in compared),
                 number=tables[rank].number,
+                assignment=assignment,
             )
-            for rank, pieces in enumerate(assign(held))
+            for rank, pieces in enumerate(assigned)
         ]
 
     @property
@@ -178,6 +186,11 @@ def _check_groups(tables: Sequence[Holds]) -> None:
 
 def _key(tensor: HeldTensor) -> tuple[str, object, object]:
     return tensor.name, tensor.offset, tensor.shape
+
+
+def _identity_of(assigned: Sequence[Sequence[Piece]]) -> str:
+    """Return the same for the same assignment, also to another agent of this host."""
+    return hashlib.blake2b(repr(assigned).encode(), digest_size=8).hexdigest()
 
 
 def _by_name(held: Iterable[Held]) -> dict[str, list[Piece]]:

@@ -8,13 +8,15 @@ and which of them have taken it. Knows neither notices nor stores. Main thread o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from cloud.notice import Deadline
 from harness.agent.context import Context
+from harness.agent.resume_point import SealedSlot
 from harness.agent.save.pipeline import Steps
 from harness.agent.save.slot_pool import SlotPool
+from harness.agent.save.snapshot_set import Dropped
 from harness.agent.trainers.control import TrainerControl
 from harness.agent.trainers.holdings import Difference, Holdings
 from harness.agent.trainers.meeting import Meeting
@@ -94,6 +96,8 @@ class Ranks:
         self._reasons_for_later: set[str] = set()
         self.sealed_step: int | None = None
         """The newest step that all have sealed in this attempt, also if that snapshot was void."""
+        self.set_step: int | None = None
+        """The newest step of which there is a snapshot of all, made in this attempt."""
         self.one_has_left = False
         """Whether one of several has ended in this attempt: there is no step at which all could take a snapshot."""
 
@@ -212,7 +216,8 @@ class Ranks:
     def sealed(self, rank: Rank, sealed: Sealed) -> Taken | None:
         """Note that a rank has sealed a snapshot. If all have sealed that step, return it: no request is left."""
         self._sealed[rank.number] = sealed
-        theirs = [found for each in self if (found := self._sealed.get(each.number)) and found.step == sealed.step]
+        known = [self._sealed[each.number] for each in self if each.number in self._sealed]
+        theirs = [one for one in known if (one.step, one.assignment) == (sealed.step, sealed.assignment)]
         if len(theirs) < len(self):
             return None
         self.reasons, self._reasons_for_later = self._reasons_for_later, set()
@@ -225,6 +230,8 @@ class Ranks:
         if differences:
             self.reasons.add("difference")
         self.sealed_step = sealed.step
+        if not differences:
+            self.tell_set(sealed.step)
         size, copy_s = sum(each.bytes for each in theirs), max(each.copy_s for each in theirs)
         return Taken(sealed.step, size, copy_s, tuple(differences), changed)
 
@@ -241,11 +248,26 @@ class Ranks:
         for rank in self:
             rank.control.tell_steps(steps)
 
-    def drop(self, step: int) -> None:
-        """Forget the seals of a step, which is no snapshot, and tell the ranks not to wait for it any more."""
-        self._sealed = {number: sealed for number, sealed in self._sealed.items() if sealed.step != step}
+    def note_untold(self, number: int, slot: SealedSlot) -> None:
+        """Note what a rank has sealed without an agent: with what others seal now, it may be a snapshot."""
+        record, size = slot.record, slot.payload_bytes
+        self._sealed[number] = Sealed(slot.index, record.step, size, 0.0, 0.0, assignment=record.assignment)
+
+    def tell_set(self, step: int) -> None:
+        """Note that all ranks have sealed a step, and tell them: one that makes no further step waits for that."""
+        self.set_step = step
         for rank in self:
-            rank.control.tell_void(step)
+            rank.control.tell_set(step)
+
+    def is_obsolete(self, sealed: Sealed) -> bool:
+        """Whether a rank has sealed its share of an assignment that has been replaced: no set will have it."""
+        return self.several and self.holdings.assignment not in ("", sealed.assignment)
+
+    def drop(self, dropped: Iterable[Dropped]) -> None:
+        """Forget seals that are of no snapshot, and tell their ranks not to wait for it any more."""
+        for one in dropped:
+            self._sealed.pop(one.rank, None)
+            self.of(one.rank).control.tell_void(one.sequence)
 
     def tell_deadline(self, deadline: Deadline) -> None:
         """Publish the drain deadline on the control pages. `Deadline.never()` is not allowed."""
@@ -256,7 +278,8 @@ class Ranks:
         """Reset the control pages for new trainers: no step is made, and nothing is commanded."""
         self._sealed.clear()
         self._reasons_for_later.clear()
-        self.sealed_step, self.one_has_left = None, False
+        self.sealed_step = self.set_step = None
+        self.one_has_left = False
         self.holdings.forget()
         self.meeting.close()
         for rank in self:

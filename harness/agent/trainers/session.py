@@ -366,8 +366,11 @@ class Trainer:
 
     def _take_what_was_not_told(self, rank: Rank) -> None:
         """Take what a rank sealed while it had no agent. It may have been saved already: twice is harmless."""
-        if self._pipeline.take_left_over(self._startup.generation, rank.number):
-            rank.control.acknowledge(self._pipeline.sequence(rank.number))
+        for slot in self._pipeline.take_left_over(self._startup.generation, rank.number):
+            self._ranks.note_untold(rank.number, slot)
+            rank.control.acknowledge(slot.slot.sequence)
+            if self._pipeline.sealed_step is not None:
+                self._ranks.tell_set(self._pipeline.sealed_step)
 
     def signal(self, signum: int) -> None:
         """Pass a signal on to the child, if there is one."""
@@ -408,9 +411,9 @@ class Trainer:
                 self._pipeline.set_urgent(False)
             case messages.Leaving():
                 self._pipeline.save_newest_now()
-            case messages.AtEnd():
+            case messages.AtEnd(step):
                 rank.control.at_end = True
-                if is_last(messages.AtEnd):
+                if is_last(messages.AtEnd) and self._ranks.set_step != step:
                     self._ranks.reasons.add("end")
             case messages.Finished(step) if is_last(messages.Finished):
                 attempt.finished_step = step

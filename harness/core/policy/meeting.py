@@ -119,13 +119,13 @@ def move(step: int, agreed: int | None, sealed: int | None, *, last: bool, leave
         step: completed steps.
         agreed: the step of the present ask; `None` while it is not agreed.
         sealed: the newest step that this rank has sealed; `None` for none.
-        last: whether this rank makes no further step.
+        last: whether this rank makes no further step: it does not end before every rank has sealed this one.
         leaves: whether all leave after this snapshot: none goes on before every rank has sealed it.
     """
     if agreed is None:
         return Move.HOLD
     if sealed == agreed:
-        return Move.HOLD if leaves else Move.GO_ON
+        return Move.HOLD if leaves or last else Move.GO_ON
     if step < agreed:
         return Move.HOLD if last else Move.GO_ON
     return Move.SEAL if step == agreed else Move.PASS

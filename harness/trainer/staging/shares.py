@@ -61,6 +61,11 @@ class Shares:
         """Whether the agent has said something that no entries were made of yet."""
         return self._link.stores is not self._used
 
+    @property
+    def assignment(self) -> str:
+        """Identity of what all ranks store, by the agent's answer that the entries were made of."""
+        return "" if self._used is None else self._used.assignment
+
     def is_told(self, captured: Captured) -> bool:
         """Whether the agent's last answer is about what was captured."""
         return self._told == _table(captured)

@@ -63,6 +63,7 @@ class _Layout:
         spans: of the shards.
         environment: what bit-identity depends on.
         entries: of several ranks: what this one stores; `None` for everything.
+        assignment: of several ranks: identity of what all of them store.
         on_device: whether a tensor of these lay on a device.
     """
 
@@ -71,6 +72,7 @@ class _Layout:
     spans: tuple[ShardSpan, ...]
     environment: dict[str, str]
     entries: tuple[Entry, ...] | None
+    assignment: str
     on_device: bool
 
     def entries_of(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -188,7 +190,7 @@ class Stager:
     def stage(self, step: int, *, overlap: bool = False, compares: bool = False) -> bool:
         """Copy the live state into the granted slot and seal it. This is the only call that blocks the training step.
 
-        A step is sealed once: (generation, step) names one snapshot, and never two.
+        A step is sealed once: (generation, step) names one snapshot, and never two. See `forget_void`.
 
         Args:
             step: completed optimizer steps.
@@ -304,6 +306,16 @@ class Stager:
         return deferred
 
     @property
+    def is_void(self) -> bool:
+        """Whether the agent has dropped the newest seal, because there is no snapshot of all ranks with it."""
+        return self.sealed_step is not None and self._link.page.is_void(self._sequence)
+
+    def forget_void(self) -> None:
+        """Forget the newest seal if the agent has dropped it, so that its step can be sealed again."""
+        if self.is_void:
+            self.sealed_step = None
+
+    @property
     def pending(self) -> bool:
         """Whether `settle` has something to do."""
         return self._pending is not None
@@ -386,6 +398,7 @@ class Stager:
                 stall_s if copy_s is None else copy_s,
                 self.holds,
                 sums,
+                record.assignment,
             )
         )
         return True
@@ -413,7 +426,8 @@ class Stager:
         rank = self._link.rank
         spans = place_shards([(shard_name(rank.number, rank.world_size, shard.index), shard.size) for shard in shards])
         on_device = any(tensor.device.type != "cpu" for tensor in captured.tensors.values())
-        self._layout = _Layout(specs, shards, spans, environment(), entries, on_device)
+        assignment = "" if self._shares is None else self._shares.assignment
+        self._layout = _Layout(specs, shards, spans, environment(), entries, assignment, on_device)
         devices = sorted({tensor.device for tensor in captured.tensors.values() if tensor.is_cuda}, key=str)
         self._prepare = functools.partial(self._pin, devices[0]) if devices else None
         return slot_bytes(spans, max(len(small), self._record_bytes))
@@ -474,6 +488,7 @@ class Stager:
             environment=layout.environment,
             sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             pieces=layout.pieces,
+            assignment=layout.assignment,
         )
 
     def _dumped(self, step: int, captured: Captured) -> bytes:

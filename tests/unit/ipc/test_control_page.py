@@ -42,7 +42,7 @@ def test_a_request_survives_its_word(command: Command, sequence: int) -> None:
 def test_the_words_are_pinned() -> None:
     assert {word.name: word.value for word in Word} == {
         "COMMAND": 0, "GRANT": 1, "AT_STEP": 2, "LOCAL_STEP": 3, "DURABLE_STEP": 4, "DEADLINE_NS": 5, "ACKED": 6,
-        "VOID_STEP": 7, "TRAINER_STEP": 8, "HOLD": 9,
+        "VOID": 7, "TRAINER_STEP": 8, "HOLD": 9, "SET_STEP": 10,
     }  # fmt: skip
     assert {command.name: command.value for command in Command} == {
         "NOTHING": 0, "SNAPSHOT": 1, "SNAPSHOT_AND_LEAVE": 2, "LEAVE": 3, "SNAPSHOT_AND_COMPARE": 4,

@@ -21,12 +21,15 @@ class Page(TrainerSide):
     said: list[Hold]
     agent: AgentSide
     then: Command | None = None
+    as_it_waits: list[Callable[[], None]]
 
     def say(self, news: int, hold: Hold) -> None:
         super().say(news, hold)
         self.said.append(hold)
         if hold is Hold.NONE and self.then is not None:
             self.agent.command(self.then)
+        if hold is Hold.LAST and self.as_it_waits:
+            self.as_it_waits.pop(0)()
 
 
 @dataclass
@@ -55,18 +58,28 @@ class Saver:
     pending: bool = False
     sealed_step: int | None = None
     waited: int = 0
+    seals: int = 0
     as_it_waits: Callable[[], None] | None = None
+    is_void: Callable[[int], bool] = bool
+
+    def plan(self, step: int) -> None:
+        pass
 
     def take(self, *, overlap: bool, compares: bool) -> bool:
         self.sealed_step = self.boundary.step
+        self.seals += 1
         return True
 
     def take_waiting(self, news: int) -> None:
-        if self.as_it_waits is None:
-            self.sealed_step = self.boundary.step
+        act, self.as_it_waits = self.as_it_waits, None
+        if act is None:
+            self.take(overlap=False, compares=False)
         else:
-            self.as_it_waits()
-            self.as_it_waits = None
+            act()
+
+    def forget_void(self) -> None:
+        if self.is_void(self.seals):
+            self.sealed_step = None
 
     def wait_durable(self) -> bool:
         self.waited += 1
@@ -79,11 +92,11 @@ class Scene:
     def __init__(self) -> None:
         self.agent = AgentSide.create()
         page = Page(os.dup(self.agent.fd))
-        page.said, page.agent = [], self.agent
+        page.said, page.agent, page.as_it_waits = [], self.agent, []
         self.page, self.link = page, Link(page)
         self.boundary = Boundary(accumulate=None, sees_optimizers=True)
         self.boundary.step = 7
-        self.saver = Saver(self.boundary)
+        self.saver = Saver(self.boundary, is_void=page.is_void)
         self.meeting = Meeting(self.link, self.saver, self.saver, self.boundary, print)  # type: ignore[arg-type]
 
     def attend(self) -> bool:
@@ -140,3 +153,60 @@ def test_a_snapshot_that_is_dropped_is_wanted_again(scene: Scene) -> None:
     assert scene.saver.waited == 1
     assert scene.boundary.waits
     assert scene.link.sent == 2 * [(messages.SaveWanted(), True)]
+
+
+# ---- the last step --------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_does_not_end_before_all_have_sealed_the_last_step(scene: Scene) -> None:
+    scene.agent.command(Command.SNAPSHOT, at=7)
+    scene.page.as_it_waits = [
+        lambda: None,
+        lambda: scene.agent.command(Command.NOTHING),
+        lambda: scene.agent.tell_set(7),
+    ]
+
+    assert not scene.meeting.attend_last()
+
+    assert scene.page.as_it_waits == []
+    assert scene.saver.seals == 1
+
+
+def test_a_last_step_whose_seal_is_dropped_is_sealed_again(scene: Scene) -> None:
+    def drop() -> None:
+        scene.agent.tell_void(1)
+        scene.agent.command(Command.SNAPSHOT, at=7)
+
+    scene.agent.command(Command.SNAPSHOT, at=7)
+    scene.page.as_it_waits = [drop, lambda: scene.agent.tell_set(7)]
+
+    assert not scene.meeting.attend_last()
+
+    assert scene.saver.seals == 2
+    assert Hold.PASSED not in scene.page.said
+
+
+def test_a_last_step_that_all_have_sealed_before_is_not_sealed_again(scene: Scene) -> None:
+    scene.agent.command(Command.SNAPSHOT, at=7)
+    assert not scene.attend()
+    scene.agent.tell_set(7)
+
+    assert not scene.meeting.attend_last()
+
+    assert (scene.saver.seals, scene.link.sent) == (1, [])
+
+
+def test_a_rank_at_its_end_leaves_when_it_is_told_though_others_have_not_sealed(scene: Scene) -> None:
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=7)
+    scene.page.as_it_waits = [lambda: scene.agent.command(Command.LEAVE)]
+
+    assert scene.meeting.attend_last()
+
+
+def test_a_rank_that_learns_late_what_it_stores_looks_again_at_the_next_boundary(scene: Scene) -> None:
+    scene.agent.command(Command.NOTHING)
+    scene.saver.planned = False
+
+    assert not scene.attend()
+
+    assert scene.boundary.next_due == 8

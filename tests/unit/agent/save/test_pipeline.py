@@ -16,6 +16,7 @@ from harness.agent.resume_point import ResumePoint
 from harness.agent.save.jobs import LocalSnapshot, MemorySnapshot
 from harness.agent.save.pipeline import SavePipeline, Steps
 from harness.agent.save.slot_pool import TRAINER
+from harness.agent.save.snapshot_set import Dropped
 from harness.config.settings import Settings
 from harness.core.snapshot import SnapshotId
 from harness.ipc.slots import Slot
@@ -287,9 +288,10 @@ class TwoRanks:
         self.generation.claimed.set()
         self.slots = [[pipeline.pool.add(Slot.create(SLOT_BYTES), rank) for _ in range(2)] for rank in range(2)]
 
-    def seal(self, rank: int, which: int, step: int, sequence: int) -> int:
+    def seal(self, rank: int, which: int, step: int, sequence: int, assignment: str = "") -> int:
         index = self.slots[rank][which]
-        Content(SnapshotId(1, step), world_size=2).seal(self.pipeline.pool[index], sequence, rank)
+        content = Content(SnapshotId(1, step), world_size=2)
+        content.seal(self.pipeline.pool[index], sequence, rank, assignment=assignment)
         self.pipeline.take(index, self.generation)
         return index
 
@@ -342,9 +344,9 @@ def test_what_was_half_sealed_is_given_up_with_its_trainers(scene: Scene, two: T
 def test_a_step_that_a_rank_has_passed_without_a_seal_is_dropped(scene: Scene, two: TwoRanks) -> None:
     two.seal(0, 0, 10, 1)
 
-    assert scene.pipeline.forget_passed([11, 10]) is None, "the other one may still seal it"
-    assert scene.pipeline.forget_passed([11, None]) is None
-    assert scene.pipeline.forget_passed([11, 11]) == 10
+    assert scene.pipeline.forget_passed([11, 10]) == [], "the other one may still seal it"
+    assert scene.pipeline.forget_passed([11, None]) == []
+    assert scene.pipeline.forget_passed([11, 11]) == [Dropped(0, 1)]
 
     scene.pipeline.pool.hold(two.slots[0][1], TRAINER)
     assert scene.pipeline.pool.grant(0) == two.slots[0][0]
@@ -352,18 +354,49 @@ def test_a_step_that_a_rank_has_passed_without_a_seal_is_dropped(scene: Scene, t
 
 def test_a_step_that_is_given_up_is_dropped_though_no_rank_has_passed_it(scene: Scene, two: TwoRanks) -> None:
     """The one that has sealed it may wait for it, and the others for that one."""
-    assert scene.pipeline.forget_passed([10, 10], given_up=10) is None
+    assert scene.pipeline.forget_passed([10, 10], given_up=10) == []
     two.seal(0, 0, 10, 1)
 
-    assert scene.pipeline.forget_passed([10, 10], given_up=9) is None
-    assert scene.pipeline.forget_passed([10, 10], given_up=10) == 10
+    assert scene.pipeline.forget_passed([10, 10], given_up=9) == []
+    assert scene.pipeline.forget_passed([10, 10], given_up=10) == [Dropped(0, 1)]
+
+
+def test_what_is_dropped_is_no_part_of_a_set_even_if_its_step_is_sealed_again(scene: Scene, two: TwoRanks) -> None:
+    two.seal(0, 0, 10, 1)
+    scene.pipeline.forget([10])
+
+    two.seal(1, 0, 10, 1)
+    assert scene.pipeline.sealed_step is None
+    assert scene.pipeline.sequence(0) == 1, "the rank counts on"
+    two.seal(0, 1, 10, 2)
+    assert scene.pipeline.sealed_step == 10
+
+
+def test_shares_of_two_assignments_are_no_snapshot(scene: Scene, two: TwoRanks) -> None:
+    two.seal(0, 0, 10, 1, "before")
+    two.seal(1, 0, 10, 1, "after")
+    assert (scene.pipeline.sealed_step, scene.pipeline.memory_copies(RUN_ID)) == (None, [])
+
+    two.seal(0, 1, 10, 2, "after")
+    assert scene.pipeline.sealed_step == 10
+    ((first, second),) = [copy.slots for copy in scene.pipeline.memory_copies(RUN_ID)]
+    assert (first.index, second.index) == (two.slots[0][1], two.slots[1][0])
+
+
+def test_a_seal_that_is_refused_is_void_and_counts(scene: Scene, two: TwoRanks) -> None:
+    index = two.slots[0][0]
+    Content(SnapshotId(1, 10), world_size=2).seal(scene.pipeline.pool[index], 1, 0)
+
+    assert scene.pipeline.refuse(index) == [Dropped(0, 1)]
+    assert scene.pipeline.pool[index].record() is None
+    assert scene.pipeline.sequence(0) == 1
 
 
 def test_a_step_whose_last_seal_is_not_told_yet_is_not_dropped(scene: Scene, two: TwoRanks) -> None:
     two.seal(0, 0, 10, 1)
     Content(SnapshotId(1, 10), world_size=2).seal(scene.pipeline.pool[two.slots[1][0]], 1, 1)
 
-    assert scene.pipeline.forget_passed([11, 11], given_up=10) is None
+    assert scene.pipeline.forget_passed([11, 11], given_up=10) == []
     scene.pipeline.take(two.slots[1][0], two.generation)
 
     assert scene.pipeline.sealed_step == 10

@@ -47,8 +47,25 @@ def test_what_has_not_changed_is_no_news() -> None:
     holdings.tell(0, Holds((shared("w"),), 2))
 
     news = holdings.news(2)
-    assert news[0] == Stores((Rows("w", 0, 2),), (), ("w",), 2)
+    assert news[0] == Stores((Rows("w", 0, 2),), (), ("w",), 2, holdings.assignment)
     assert set(news) == {0, 1}, "the other one stores less now"
+
+
+def test_an_assignment_is_named_by_what_is_stored() -> None:
+    holdings = told([shared("w")], [shared("w")])
+    assert holdings.assignment == ""
+    stores = holdings.news(2)
+    before = holdings.assignment
+    assert {one.assignment for one in stores.values()} == {before}
+    assert before != ""
+
+    holdings.tell(0, Holds((shared("w"), other("own", "own")), 2))
+    holdings.news(2)
+    assert holdings.assignment != before
+
+    again = told([shared("w")], [shared("w")])
+    again.news(2)
+    assert again.assignment == before, "to another agent as well"
 
 
 def test_tables_of_different_steps_are_told_again_and_fit_then() -> None:

@@ -19,6 +19,7 @@ from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.save import slot_pool
 from harness.agent.save.pipeline import SavePipeline
 from harness.agent.save.slot_pool import SlotRequest
+from harness.agent.save.snapshot_set import Dropped
 from harness.agent.server import Server
 from harness.agent.trainers import session
 from harness.agent.trainers.ranks import Connection, Ranks, Taken
@@ -283,8 +284,50 @@ def test_only_a_process_from_before_the_launcher_is_left_over(
     trainer.child = None
 
 
-def sealed(step: int) -> messages.Sealed:
-    return messages.Sealed(index=0, step=step, bytes=100, stall_s=0.1, copy_s=0.1)
+def sealed(step: int, assignment: str = "") -> messages.Sealed:
+    return messages.Sealed(index=0, step=step, bytes=100, stall_s=0.1, copy_s=0.1, assignment=assignment)
+
+
+def test_seals_of_two_assignments_are_no_set_and_the_dropped_one_is_told_to_its_rank(scene: Scene) -> None:
+    scene.connect_two()
+    pages = [TrainerSide(os.dup(rank.control.page_fd)) for rank in scene.ranks]
+    assert scene.ranks.sealed(scene.ranks.of(0), sealed(8, "before")) is None
+    assert scene.ranks.sealed(scene.ranks.of(1), sealed(8, "after")) is None
+    scene.ranks.drop([Dropped(0, 5)])
+    assert [page.is_void(5) for page in pages] == [True, False]
+    assert [page.set_step for page in pages] == [None, None]
+
+    assert scene.ranks.sealed(scene.ranks.of(0), sealed(8, "after")) is not None
+    assert [page.set_step for page in pages] == [8, 8]
+    assert not pages[0].is_void(6), "what it has sealed since then counts"
+    for page in pages:
+        page.close()
+
+
+def test_what_a_rank_sealed_without_an_agent_counts_with_what_the_others_seal_now(scene: Scene) -> None:
+    scene.connect_two()
+    indexes = [scene.pipeline.pool.add(Slot.create(SLOT_BYTES), rank) for rank in range(2)]
+    content = Content(SnapshotId(1, 8), world_size=2)
+    content.seal(scene.pipeline.pool[indexes[0]], 3, 0, assignment="one")
+    scene.trainer.on_message(scene.ranks.of(0), messages.Attached())
+    assert scene.ranks.set_step is None
+
+    assert scene.ranks.sealed(scene.ranks.of(1), sealed(8, "one")) is not None
+
+    assert scene.ranks.set_step == 8
+
+
+def test_ranks_at_an_end_that_all_have_sealed_are_asked_for_nothing(scene: Scene) -> None:
+    scene.connect_two()
+    for rank in scene.ranks:
+        scene.ranks.sealed(rank, sealed(8))
+    for rank in scene.ranks:
+        scene.trainer.on_message(rank, messages.AtEnd(8))
+    assert scene.ranks.reasons == set()
+
+    for rank in scene.ranks:
+        scene.trainer.on_message(rank, messages.AtEnd(9))
+    assert scene.ranks.reasons == {"end"}
 
 
 def test_each_rank_is_told_the_shares_of_all_of_what_it_resumes(scene: Scene) -> None:
