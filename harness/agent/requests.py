@@ -84,7 +84,12 @@ class Requests:
             self._emit(events.Agreed(step=agreed, seconds=ranks.meeting.age_s))
 
     def _drop_incomplete(self) -> None:
-        """Drop what some ranks have sealed and others will not, and tell those that wait for it to become durable."""
+        """Drop what some ranks have sealed and others will not, and tell those that wait for it to become durable.
+
+        An agent that takes over knows nothing of the ask that the dead one left half carried out: it is taken back.
+        """
+        if self._ranks.complete and not self._ranks.meeting.is_open and self._drain.current is None:
+            self._ranks.drop(self._pipeline.forget())
         missed = self._ranks.meeting.take_missed()
         if missed is not None:
             self._ranks.drop(self._pipeline.forget([missed]))

@@ -248,6 +248,13 @@ DEFECTS = (
         TRAINER,
     ),
     one(
+        "what an agent inherits half sealed keeps its ranks waiting",
+        "harness/agent/requests.py",
+        "            self._ranks.drop(self._pipeline.forget())\n",
+        "            pass\n",
+        "tests/ranks",
+    ),
+    one(
         "shares of two assignments make a snapshot",
         "harness/agent/save/snapshot_set.py",
         "    return sealed.record.generation, sealed.record.step, sealed.record.assignment\n",

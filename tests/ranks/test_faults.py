@@ -193,6 +193,23 @@ def test_ranks_without_harness_run_whose_agent_dies_have_another_one(world: Worl
     check_unbroken(world)
 
 
+@pytest.mark.sample
+def test_a_set_that_is_half_sealed_as_the_agent_dies_keeps_no_rank_waiting(world: World) -> None:
+    """Two ranks wait for theirs to become durable in their only slots. The third one, in lockstep, is never asked."""
+    with heard(world.place) as log:
+        command = ranks(world, "--pauses", "1:5")
+        process = world.start(*command, env=alone(world) | {"HARNESS_SLOTS": "1"})
+        log.wait_for(r"(?: Sealed step=5 [^\0]*){2}")
+        os.kill(int(log.wait_for(r"AgentStarted [^\n]*pid=(\d+)")[1]), signal.SIGKILL)
+        log.wait_for(r"(?:AgentReplaced[^\0]*){3}")
+        world.released.touch()
+
+        assert process.wait() == 0, process.stderr
+    world.wait_gone()
+    assert world.survey().finished_at == STEPS
+    check_unbroken(world)
+
+
 def test_ranks_without_harness_run_leave_at_a_signal_and_go_on(world: World) -> None:
     process = world.start(*ranks(world, "--hold-at", "6"), env=alone(world))
     world.wait_until_durable(5)

@@ -12,6 +12,7 @@ step to CURVE.RANK, and the final digests to FINAL.RANK.
     --grows-at STEP                    the last rank has one more value of its own from then on, which it tells only as
                                        it takes the next snapshot, as of gradients that turn out to be pending
     --careless                         go on while a snapshot is on its way, as a Checkpointer does
+    --pauses RANK:STEP                 that rank stays at the boundary after STEP, before it looks, until FILE exists
     --late RANK:STEP                   that rank stays in the middle of the step after STEP, until FILE exists
     --differs-at STEP                  the last rank's common chain is another one from then on
     --uneven                           the last rank makes one step more
@@ -295,7 +296,7 @@ class TinyRank:
         with Path(f"{options.curve}.{self.rank.number}").open("a") as out:
             while boundary.step < options.steps + (options.uneven and is_last_rank):
                 step = boundary.step
-                self._stay_away(step)
+                self._stay_away(step, options.late)
                 self.own, self.common = advance(self.own, step), advance(self.common, step)
                 if options.differs_at == step and is_last_rank:
                     self.common = advance(self.common, 7)
@@ -310,6 +311,7 @@ class TinyRank:
                     self.link.stepped(step, 0.0)
                 if options.raise_at == step and is_last_rank:
                     raise ArithmeticError(f"injected after step {step}")
+                self._stay_away(step, options.pauses)
                 if options.save_at == step - 1 and self.rank.number == 0:
                     self.meeting.want(wait=True)
                 if (news != boundary.seen or step == boundary.next_due) and self.meeting.attend(overlap=False):
@@ -343,8 +345,8 @@ class TinyRank:
         said = Request.decode(self.link.page.words[Word.HOLD])
         return said.value == Hold.PASSED and said.sequence == Request.decode(self.boundary.seen).sequence
 
-    def _stay_away(self, step: int) -> None:
-        rank, _, at = (self.options.late or "-1:-1").partition(":")
+    def _stay_away(self, step: int, when: str | None) -> None:
+        rank, _, at = (when or "-1:-1").partition(":")
         if self.rank.number == int(rank) and step == int(at):
             os.write(2, f"test: rank {rank} stays away\n".encode())
         while self.rank.number == int(rank) and step == int(at) and not self.options.hold_until.exists():
@@ -370,6 +372,7 @@ def main() -> int:
     parser.add_argument("--together", type=Path)
     parser.add_argument("--hold-at", type=int)
     parser.add_argument("--hold-until", type=Path)
+    parser.add_argument("--pauses")
     parser.add_argument("--late")
     parser.add_argument("--grows-at", type=int)
     parser.add_argument("--careless", action="store_true")

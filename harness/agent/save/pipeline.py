@@ -227,8 +227,8 @@ class SavePipeline:
         ]
         return self.forget(passed)
 
-    def forget(self, steps: Collection[int]) -> list[Dropped]:
-        """Drop the incomplete sets of these steps."""
+    def forget(self, steps: Collection[int] | None = None) -> list[Dropped]:
+        """Drop the incomplete sets, of these steps or of all."""
         waited = self._gathering.indexes
         self._gathering.forget(steps)
         return self._drop(waited - self._gathering.indexes)
