@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from harness.config.settings import SOCKET_VARIABLE, here, is_off, resolve
-from harness.errors import ConfigError, StateError
+from harness.config.settings import is_off
+from harness.errors import StateError
+from harness.trainer import opening
 from harness.trainer.batches import Batches
 from harness.trainer.distributed import buckets
 from harness.trainer.link import Link
 from harness.trainer.loops import Loops
-from harness.trainer.process import script
 from harness.trainer.ranks import find_rank
 from harness.trainer.resuming import ResumedFrom
 from harness.trainer.state import capture
 from harness.trainer.state.extra import check as check_extra
 from harness.trainer.state.kinds import flatten
+from harness.trainer.state.prepared import expanded
 from harness.trainer.training import Training
 from harness.trainer.voice import say
 
@@ -112,7 +112,7 @@ class Checkpointer:
             continue_: resume a run that the script stopped early, by leaving its outermost loop before its end.
             link: the connection to use instead of the run's own agent (tests).
             **states: the objects to capture, by name: anything with `state_dict` and `load_state_dict`, a
-                torch.Generator, a numpy Generator or a random.Random.
+                torch.Generator, a numpy Generator, a random.Random, or an Accelerator, for all that it has prepared.
 
         Raises:
             StateError: one of `states` cannot be captured, `loader` cannot be resumed exactly, or the previous
@@ -129,7 +129,7 @@ class Checkpointer:
         if on_interrupt not in ("exit", "return"):
             raise ValueError('on_interrupt is "exit" or "return"')
         inert = is_off(os.environ)
-        flat = flatten(_merged(states_by_name or {}, states))
+        flat = flatten(expanded(_merged(states_by_name or {}, states)))
         if not inert and settle_ddp and not find_rank(os.environ).is_alone:
             for line in buckets.settle(flat.values()):  # before anything of ours is hooked to a gradient
                 say(line)
@@ -144,12 +144,12 @@ class Checkpointer:
         if inert:
             return
         capture.check_encoding(capture.capture(self._training.states).tree)  # raise now, not at a step
-        _close_the_one_before(anywhere=link is not None)
+        opening.take_turn(self, anywhere=link is not None)
         if link is None:
             options = {"run": run, "store": store, "local": local, "every_s": every_s, "every_steps": every_steps}
-            link = _open_link(options | {"fresh": fresh or None, "continue_": continue_ or None})
+            link = opening.open_link(options | {"fresh": fresh or None, "continue_": continue_ or None})
         self._training.connect(link, overlap)
-        _newest[:] = [self]
+        opening.has_begun(self)
 
     # ---- loops ------------------------------------------------------------------------------------------------------
 
@@ -282,8 +282,7 @@ class Checkpointer:
             StateError: it is inside one of its loops.
         """
         self._training.close()
-        if self in _newest:
-            _newest.remove(self)
+        opening.has_ended(self)
 
     # ---- what a script reads ----------------------------------------------------------------------------------------
 
@@ -345,43 +344,6 @@ class Checkpointer:
     def durable_step(self) -> int | None:
         """The newest step that is committed in the store; it survives the machine. `None` before the first."""
         return self._training.page.durable_step
-
-
-_newest: list[Checkpointer] = []
-"""The Checkpointer that this process created last."""
-
-
-def _close_the_one_before(*, anywhere: bool) -> None:
-    """Close the previous Checkpointer of this process, if there is one. `anywhere`: under `harness run` too.
-
-    Raises:
-        ConfigError: there is one, and `harness run` started this process: it runs one training.
-        StateError: it is inside one of its loops.
-    """
-    before = _newest[0] if _newest else None
-    if before is None:
-        return
-    if os.environ.get(SOCKET_VARIABLE) and not anywhere:
-        raise ConfigError(
-            "`harness run` runs one training, and this program has a Checkpointer already: use that one for all loops, "
-            "or start the program without `harness run` and name each training with Checkpointer(run=…)"
-        )
-    before.close()
-
-
-def _open_link(options: Mapping[str, Any]) -> Link:
-    """Connect to the agent of `harness run`, or start one with these options."""
-    settings = None
-    if not os.environ.get(SOCKET_VARIABLE):
-        settings = resolve(options, os.environ, here(), script=script())
-    rank = find_rank(os.environ)
-    link = Link(settings, [sys.executable, *sys.argv], os.environ, rank)
-    if link.detached and rank.speaks:
-        say(
-            f"run {link.settings.run!r} in {link.settings.store}, without `harness run`: "
-            "no restart in place, no early fetch, no exit-code mapping"
-        )
-    return link
 
 
 def _merged(by_name: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:

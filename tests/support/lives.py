@@ -21,7 +21,7 @@ from harness.core import rehearsal
 from harness.core.rehearsal import AnyLine, Instructions, Interruption
 from harness.errors import ExitCode
 from harness.ipc.control_page import Command
-from harness.trainer import checkpointer, process
+from harness.trainer import opening, process
 from harness.trainer.hazards import Hazards
 from tests.support import loops
 from tests.support.played_agent import PlayedLink
@@ -87,7 +87,7 @@ class Lives:
                 link.agent.command(Command.SNAPSHOT_AND_LEAVE)
 
         with self._monkeypatch.context() as patch:
-            patch.setattr(checkpointer, "_open_link", lambda _: link)
+            patch.setattr(opening, "open_link", lambda _: link)
             patch.setattr(link, "poke", poke)
             for search in ("look_at", "look_for_forgotten"):  # of the heap: longer than a whole life
                 patch.setattr(Hazards, search, lambda *_: None)
@@ -131,6 +131,6 @@ def _as_before() -> Iterator[None]:
     try:
         yield
     finally:
-        checkpointer._newest.clear()
+        opening._newest.clear()
         while process._attached:
             process._attached[-1].detach()

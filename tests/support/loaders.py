@@ -177,6 +177,7 @@ class Snapshot:
     """What a Checkpointer would store, after it was stored."""
 
     epoch: int
+    handed: int
     position: Any
     rng: Any
 
@@ -215,25 +216,25 @@ def train(
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch)
         iterator = instrumented.iterate()
+        handed = resume.handed if resume and epoch == first else 0
         if stop == (epoch, 0):
-            return records, _snapshot(epoch, instrumented)
-        handed = resume.position["epoch"]["handed"] if resume and epoch == first and resume.position["epoch"] else 0
+            return records, _snapshot(epoch, 0, instrumented)
         for batch in iterator:
             handed += 1
             records.append((epoch, batch, torch.rand(()).item() + random.random()))
             if stop == (epoch, handed):
-                return records, _snapshot(epoch, instrumented)
+                return records, _snapshot(epoch, handed, instrumented)
             if handed == leave_after:
                 break
         del iterator
         if stop == (epoch, BATCHES + 1):
-            return records, _snapshot(epoch + 1, instrumented)
+            return records, _snapshot(epoch + 1, 0, instrumented)
     return records, None
 
 
-def _snapshot(epoch: int, instrumented: InstrumentedLoader) -> Snapshot:
+def _snapshot(epoch: int, handed: int, instrumented: InstrumentedLoader) -> Snapshot:
     stored = tree.dumps({"position": instrumented.position(), "rng": capture_rng()})
-    return Snapshot(epoch, **tree.loads(stored))
+    return Snapshot(epoch, handed, **tree.loads(stored))
 
 
 class Reporting(Dataset[Any]):

@@ -16,7 +16,7 @@ from harness.core import messages
 from harness.core.snapshot import SnapshotId
 from harness.ipc.control_page import AgentSide, TrainerSide
 from harness.ipc.slots import Slot, SlotRecord
-from harness.trainer import checkpointer, process, training
+from harness.trainer import opening, process, training
 from harness.trainer.link import Ready, ResumeHeader
 from harness.trainer.ranks import ALONE
 
@@ -131,7 +131,7 @@ def no_checkpointer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("HARNESS_RUN_ID", "HARNESS_RESTARTS"):
         monkeypatch.setenv(name, "")
     yield
-    checkpointer._newest.clear()
+    opening._newest.clear()
     training._unanswered.clear()
     while process._attached:
         process._attached[-1].detach()

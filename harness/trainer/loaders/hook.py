@@ -15,12 +15,14 @@ from harness.errors import StateError
 Tree: TypeAlias = dict[str, Any]
 """Plain values that the tagged encoding of small state knows: numbers, str, bytes, None, tuples, lists, dicts."""
 
-OnIter: TypeAlias = "Callable[[InstrumentedLoader], Iterator[Any]]"
+OnIter: TypeAlias = "Callable[[InstrumentedLoader], Iterator[Any] | None]"
 
 _HOOK = "_harness_hook"
+_set_class = object.__dict__["__class__"].__set__
+"""Sets the class of an object, also of one that shows another class than it has, as Accelerate's loaders do."""
 UNWRAP = (
-    "use the DataLoader that is inside of it (of Accelerate's: loader.base_dataloader), or one that was not prepared "
-    "by a framework, here and in the loop, and move its batches to the device in the loop"
+    "use the DataLoader that is inside of it, or one that was not prepared by a framework, here and in the loop, and "
+    "move its batches to the device in the loop"
 )
 """The remedy for a loader that wraps another one."""
 
@@ -83,7 +85,7 @@ class InstrumentedLoader(Protocol):
         ...
 
     def hook_iter(self, on_iter: OnIter) -> None:
-        """Have a plain `for batch in loader` call `on_iter(self)`, which returns the iterator.
+        """Have a plain `for batch in loader` call `on_iter(self)`, which returns the iterator; `None` for its own.
 
         A bound method is held weakly. Once its object, or this one, is gone, the loader iterates as before.
 
@@ -123,7 +125,13 @@ def hook(loader: Any, instrumented: Hookable) -> None:
 
 def is_hooked(loader: Any) -> bool:
     """Whether `hook` was called for `loader`."""
-    return hasattr(loader, _HOOK)
+    return _HOOK in _attributes(loader)
+
+
+def _attributes(loader: Any) -> dict[str, Any]:
+    """Return what the loader itself has: one that wraps another may show the other one's as its own."""
+    found: dict[str, Any] = getattr(loader, "__dict__", {})
+    return found
 
 
 def switch(loader: Any, subclass: Any) -> None:
@@ -131,20 +139,20 @@ def switch(loader: Any, subclass: Any) -> None:
     kind = type(loader)
     subclass.__module__, subclass.__name__, subclass.__qualname__ = kind.__module__, kind.__name__, kind.__qualname__
     try:
-        loader.__class__ = subclass
+        _set_class(loader, subclass)
     except (AttributeError, TypeError) as err:
         raise StateError(f"a {kind.__module__}.{kind.__qualname__} cannot be followed ({err}): {UNWRAP}") from err
 
 
 def instruments_of(loader: Any) -> InstrumentedLoader | None:
     """Return the instruments that were made for `loader` before. If they are gone, restore the loader's own class."""
-    if not hasattr(loader, _HOOK):
+    if not is_hooked(loader):
         return None
-    owner, kind = getattr(loader, _HOOK)
+    owner, kind = _attributes(loader)[_HOOK]
     instrumented: InstrumentedLoader | None = owner()
     if instrumented is None:
         delattr(loader, _HOOK)
-        loader.__class__ = kind
+        _set_class(loader, kind)
     return instrumented
 
 

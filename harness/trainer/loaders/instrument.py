@@ -1,7 +1,7 @@
 """Instrument: makes a loader resumable, so that an interrupted iteration continues with the very next batch.
 
 Owns which loaders can be resumed exactly, and which file does it: `dataloader.py` replays a DataLoader, `own_state.py`
-asks a loader that knows its position, `sequence.py` counts.
+asks a loader that knows its position, `sequence.py` counts, `accelerate.py` follows a loader that fetches ahead.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from harness.errors import StateError
+from harness.trainer.loaders.accelerate import AccelerateLoader, is_prepared
 from harness.trainer.loaders.dataloader import TorchLoader
-from harness.trainer.loaders.hook import UNWRAP, InstrumentedLoader, instruments_of
+from harness.trainer.loaders.hook import InstrumentedLoader, instruments_of
 from harness.trainer.loaders.order import varies
 from harness.trainer.loaders.own_state import OwnStateLoader
 from harness.trainer.loaders.sequence import SequenceLoader
@@ -29,8 +30,8 @@ def instrument(
     """Make the iteration of `loader` resumable. For a loader that was instrumented before, return the same object.
 
     Args:
-        loader: a map-style DataLoader; anything with `state_dict` and `load_state_dict`, such as torchdata's
-            StatefulDataLoader, whose own state is used; or a sequence.
+        loader: a map-style DataLoader, also one that Accelerate has prepared; anything with `state_dict` and
+            `load_state_dict`, such as torchdata's StatefulDataLoader, whose own state is used; or a sequence.
         name: see `InstrumentedLoader.name`.
         capture_rng: returns the state of every global RNG as a plain tree. Draws nothing.
         restore_rng: takes such a tree.
@@ -42,8 +43,16 @@ def instrument(
     """
     if (instrumented := instruments_of(loader)) is not None:
         return instrumented
+    if is_prepared(loader):
+        return AccelerateLoader(
+            loader,
+            name,
+            lambda inside, name: instrument(inside, name, capture_rng, restore_rng, seed_workers),
+            restore_rng,
+        )
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        _check_own_state(loader, name)
+        if getattr(loader, "num_workers", 0) and not getattr(loader, "in_order", True):
+            raise varies(name)
         return OwnStateLoader(loader, name, capture_rng, restore_rng)
     if isinstance(loader, DataLoader):
         return TorchLoader(loader, name, capture_rng, restore_rng, seed_workers)
@@ -54,11 +63,3 @@ def instrument(
         " with state_dict and load_state_dict; wrap it in one of them, or use ckpt.steps(n) if it draws its data from"
         " RNG"
     )
-
-
-def _check_own_state(loader: Any, name: str) -> None:
-    """Raise StateError if the loader only looks as if it knew its position, as Accelerate's prepared loaders do."""
-    if getattr(loader, "use_stateful_dataloader", True) is False:
-        raise StateError(f"{name} is a {type(loader).__name__}, whose position cannot be asked for: {UNWRAP}")
-    if getattr(loader, "num_workers", 0) and not getattr(loader, "in_order", True):
-        raise varies(name)
