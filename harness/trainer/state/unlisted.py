@@ -1,9 +1,9 @@
 """Unlisted: what belongs to modules and optimizers, and is not in their state_dicts.
 
 Owns how it is captured and restored: which parameters require a gradient, gradients that a later step reads, buffers
-that are not persistent, and parameter groups that an optimizer got during the training. Only what has changed since
-the Checkpointer was made is stored: everything else the program makes again. Tensors that a module keeps as plain
-attributes are not stored; one that changes is warned of, once.
+that are not persistent, states of torchmetrics, and parameter groups that an optimizer got during the training. Only
+what has changed since the Checkpointer was made is stored: everything else the program makes again. Tensors that a
+module keeps as plain attributes are not stored; one that changes is warned of, once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from harness.core.tree import TensorRef
 from harness.errors import StateError
+from harness.trainer.state import metrics
 from harness.trainer.state.gradients import Gradients, Habit, Watched
 from harness.trainer.state.kinds import added_groups, describe_parameters, parameter_names, plain_keys
 from harness.trainer.state.stored import Stored
@@ -78,9 +79,11 @@ class Unlisted:
         if (attribute := noted.attribute_changed()) is not None:
             self._warn(
                 f"{name}.{attribute} is a tensor that changes, and no state_dict has it: a resume resets it. "
-                "Make it a buffer of its module (register_buffer); a metric of torchmetrics: call its persistent(True)"
+                "Make it a buffer of its module (register_buffer)"
             )
         node: dict[str, Any] = {"requires_grad": noted.flags_changed(params, plain)}
+        if found := metrics.capture(name, module, walk):
+            node["metrics"] = found
         if buffers := noted.buffers_changed(module):
             node["buffers"] = {key: walk.tensor(buffer, [name, key]) for key, buffer in buffers.items()}
         grads, zeros = self._gradients_of(params, plain, sure=sure)
@@ -146,9 +149,11 @@ class Unlisted:
         buffers = {
             key: self._prepare_buffer(module, key, ref, stored, like) for key, ref in node.get("buffers", {}).items()
         }
+        put_metrics = metrics.prepare(module, node.get("metrics", {}), stored.copy)
         grads = {key: stored.copy(ref, by_plain[key]) for key, ref in node.get("grads", {}).items() if key in by_plain}
 
         def restore() -> None:
+            put_metrics()
             for put in buffers.values():
                 put()
             noted.changed_buffers.update(buffers)
@@ -248,29 +253,25 @@ class _Attribute:
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self._module = path, weakref.ref(module)
-        self.values = {key: _identity(value) for key, value in vars(module).items() if _accumulates(module, key, value)}
+        self.values = {
+            key: (id(value), _version(value)) for key, value in vars(module).items() if _accumulates(module, key, value)
+        }
 
     def changed(self) -> str | None:
         """Return the name of the first one that has changed; `None` if there is none."""
         module = self._module()
         for key, before in self.values.items() if module is not None else ():
-            value = getattr(module, key, None)
-            if _accumulates(module, key, value) and _identity(value) != before:
+            value: Any = getattr(module, key, None)
+            if _accumulates(module, key, value) and (id(value), _version(value)) != before:
                 return f"{self.path}.{key}" if self.path else key
         return None
 
 
 def _accumulates(module: nn.Module | None, key: str, value: object) -> bool:
     """Whether an attribute may be a tensor that is carried from step to step, in no state_dict."""
-    if getattr(module, "_persistent", {}).get(key):  # a metric's, and in its state_dict
+    if metrics.is_metric(module):  # its states are captured
         return False
-    if isinstance(value, list):
-        return key in getattr(module, "_defaults", {})
     return isinstance(value, Tensor) and value.grad_fn is None
-
-
-def _identity(value: Any) -> tuple[int, int]:
-    return id(value), len(value) if isinstance(value, list) else _version(value)
 
 
 def _restore_gradients(params: Mapping[str, Tensor], stored: Mapping[str, Tensor], zeros: set[str]) -> None:

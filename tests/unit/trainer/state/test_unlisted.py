@@ -36,17 +36,6 @@ class Counting(nn.Module):
         return self.last
 
 
-class Metric(nn.Module):
-    """Keeps its state as those of torchmetrics do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._defaults: dict[str, Any] = {"total": torch.zeros(()), "seen": []}
-        self._persistent = dict.fromkeys(self._defaults, False)
-        self.total = torch.zeros(())
-        self.seen: list[Tensor] = []
-
-
 class Program:
     """A model and its optimizer, as a script makes them."""
 
@@ -445,20 +434,3 @@ def test_what_stays_as_it_is_and_what_each_step_makes_anew_is_not_told() -> None
         program.capture()
 
     assert program.warned == []
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("update", ["total", "seen"])
-def test_a_metric_is_told_unless_its_state_is_in_its_state_dict(update: str, persistent: bool) -> None:
-    program, metric = Program(), Metric()
-    metric._persistent = dict.fromkeys(metric._defaults, persistent)
-    program.states["metric"] = metric
-    program.watch()
-    metric.total = metric.total + (update == "total")
-    metric.seen += [torch.ones(1)] * (update == "seen")
-    if update == "seen":
-        metric._persistent["total"] = True
-    program.capture()
-
-    assert len(program.warned) == (not persistent)
-    assert all(f"metric.{update}" in told for told in program.warned)
