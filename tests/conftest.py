@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         folder = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
         item.add_marker(pytest.mark.timeout(limit_s(folder, many_examples=many)))
-        if folder in ("process", "ranks"):
+        if folder in ("integrations", "process", "ranks"):
             item.add_marker(pytest.mark.process)
 
 

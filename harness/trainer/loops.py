@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -20,9 +19,9 @@ from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.process import CallStack, breaks_off
 from harness.trainer.replay import Loop, Way
 from harness.trainer.training import Training
+from harness.trainer.validation import Validations
 from harness.trainer.voice import warn
 
-_LONG_S = 10.0  # a validation that takes this long begins with a snapshot: it may outlast what is left after a notice
 _WATCHED_FETCHES = 2  # of the first batch a sampler draws the order of all
 _LATE_VALIDATION = (
     "ckpt.evaluating() comes after ckpt.step() here: a run that is interrupted between the two continues with the next "
@@ -43,9 +42,7 @@ class Loops:
         self._training = training
         self._replay, self._boundary, self._hazards = training.replay, training.boundary, training.hazards
         self._loaders = training.loaders
-        self._evaluating = 0
-        self._validated_s: float | None = None
-        """How long the last validation took; `None` before the first one."""
+        self._validations = Validations(training)
         self._validates_late = False
         self._loader = None
         if loader is not None:
@@ -115,18 +112,10 @@ class Loops:
     def evaluating(self) -> Iterator[None]:
         """See `Checkpointer.evaluating`."""
         self._training.settle()
-        if not self._training.inert and not self._evaluating and not self._training.interrupted:
+        if not self._training.inert and not self._validations.inside and not self._training.interrupted:
             self._before_evaluation()
-        self._evaluating += 1
-        if self._training.witness is not None and not self._training.replaying:
-            self._training.witness.inside(self._boundary.step)
-        began_at = time.monotonic()
-        try:
-            with self._hazards.exempt():
-                yield
-        finally:
-            self._evaluating -= 1
-            self._validated_s = time.monotonic() - began_at
+        with self._validations.measured():
+            yield
 
     # ---- loops begin and end ----------------------------------------------------------------------------------------
 
@@ -211,7 +200,7 @@ class Loops:
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         """Yield a loader's batches, with a boundary after each. After a `break` the batch counts, but no boundary."""
-        if self._training.inert or self._evaluating:
+        if self._training.inert or self._validations.inside:
             yield from self._only_batches(loader)
             return
         if self._training.interrupted:
@@ -268,17 +257,17 @@ class Loops:
     def _only_batches(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a validation, or of a Checkpointer that is off."""
         loop = Loop("batches", 0)
-        with contextlib.nullcontext() if self._evaluating else self._replay.handing_out(loop):
+        with contextlib.nullcontext() if self._validations.inside else self._replay.handing_out(loop):
             for batch in loader:
                 self._training.leave_if_it_presses()
                 loop.number += 1
                 yield batch
-                if not self._evaluating:
+                if not self._validations.inside:
                     self._after_batch("batches")
 
     def _numbered(self, loader: Any, start: int) -> Iterator[tuple[int, Any]]:
         """Yield a loader's batches with their numbers."""
-        if self._evaluating:
+        if self._validations.inside:
             yield from enumerate(self._batches(loader), start)
             return
         for batch in self._batches(loader):
@@ -287,7 +276,7 @@ class Loops:
     def _iterate_hooked(self, instrumented: InstrumentedLoader) -> Iterator[Any]:
         """Return the iterator of a plain `for batch in loader` over the loader that the constructor got."""
         replay = self._replay
-        if self._training.inert or self._evaluating or any(loop.kind != "step" for loop in replay.stack):
+        if self._training.inert or self._validations.inside or any(loop.kind != "step" for loop in replay.stack):
             return self._without_boundaries(self._hazards.count_fetches(instrumented.iterate()))
         if self._training.interrupted:
             return iter(())
@@ -309,7 +298,7 @@ class Loops:
     def _without_boundaries(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the iterator for the body of a loop of ours: the loader's position is all that there is to know."""
         training, replay = self._training, self._replay
-        if training.inert or self._evaluating:
+        if training.inert or self._validations.inside:
             return batches
         if training.witness is not None:
             return training.witness.watch(batches, replay.place.epoch, 0, lambda: training.replaying)
@@ -420,14 +409,14 @@ class Loops:
             self._training.witness.entered(boundary.step, boundary=True)
         news = self._training.page.news != boundary.seen
         if loop is None:
-            begins_with_one = self._begins_with_one(unless_known=True)
+            begins_with_one = self._validations.begins_with_one(unless_known=True)
             due = news or boundary.overdue
             kind = "evaluating"
         else:
             if boundary.is_complete(replay.place) and not boundary.counted:
                 boundary.count_early()
                 self._training.page.completed(boundary.step)
-            begins_with_one = self._begins_with_one(unless_known=False)
+            begins_with_one = self._validations.begins_with_one(unless_known=False)
             due = boundary.overdue or (news and self._training.page.command.leaves)
             kind = self._kind_inside(loop)
         if due and replay.leads_back(kind, counted=boundary.counted):
@@ -436,17 +425,6 @@ class Loops:
             self._training.leave_if_it_presses()
         if begins_with_one and not news:
             boundary.overdue = False  # also if there was no slot: later it would be of no use for the validation
-
-    def _begins_with_one(self, *, unless_known: bool) -> bool:
-        """Request a snapshot if the validation that begins may take long, and none is requested. Return whether."""
-        takes_long = self._takes_long(unless_known=unless_known)
-        begins_with_one = takes_long and self._training.has_unsealed_steps and not self._boundary.overdue
-        self._boundary.overdue |= begins_with_one
-        return begins_with_one
-
-    def _takes_long(self, *, unless_known: bool) -> bool:
-        """Return whether the validation that begins takes long, by what the last one took; else `unless_known`."""
-        return unless_known if self._validated_s is None else self._validated_s >= _LONG_S
 
     def _kind_inside(self, loop: Loop) -> str:
         """Return the kind of a boundary on the way into a validation in the body of `loop`."""

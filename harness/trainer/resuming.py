@@ -166,6 +166,10 @@ class Resumption:
         self._loaders, self._say = loaders, say
         self._snapshot = ""
 
+    def take_others(self, unlisted: Unlisted) -> None:
+        """Go on with other states, which `unlisted` knows."""
+        self._unlisted = unlisted
+
     def learn(self) -> SmallState | None:
         """Block until the agent has told which snapshot is resumed; `None` if none. Raises what the agent reported."""
         head = self._link.wait_head()

@@ -147,6 +147,14 @@ class Training:
         if _unanswered:
             self.takes_signal(_unanswered.pop())
 
+    def take_others(self) -> None:
+        """Go on with other objects than before: `states` has got them under the same names."""
+        self.unlisted.remove()
+        self.unlisted = Unlisted(self.states, warn)
+        self.unlisted.begin()
+        self._resumption.take_others(self.unlisted)
+        self.sees_optimizers = any(_holds_optimizer(value) for value in self.states.values())
+
     # ---- boundaries -------------------------------------------------------------------------------------------------
 
     def at_boundary(self, kind: str) -> None:
@@ -497,11 +505,11 @@ class Training:
 
     def _watch_optimizers(self) -> RemovableHandle:
         """Hook every optimizer's step, to note it: the end of its batch is a boundary."""
-        boundary, hazards, gradients = self.boundary, self.hazards, self.unlisted.gradients
+        boundary, hazards = self.boundary, self.hazards
 
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             boundary.optimizer_stepped = True
-            gradients.stepped(optimizer)
+            self.unlisted.gradients.stepped(optimizer)
             if hazards.stepped_in is None:
                 hazards.note_step()
 

@@ -32,6 +32,7 @@ FOLDERS: Mapping[str, Tier] = MappingProxyType({
     "node": Tier.EVERYDAY,  # the scripts of an instance
     "process": Tier.EVERYDAY,  # real processes; nearly all trainers are without torch
     "gpu": Tier.ALL,
+    "integrations": Tier.ALL,  # real frameworks, noticed and killed
     "node/install": Tier.ALL,  # pip and environments
     "power": Tier.ALL,  # a power cut between any two system calls
     "process/kills": Tier.ALL,  # a kill at every event

@@ -147,6 +147,7 @@ def test_every_python_block_of_the_readme_compiles_and_names_what_exists() -> No
 
 
 def test_the_python_blocks_of_the_readme_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    import accelerate
     import torch
 
     monkeypatch.setenv("HARNESS", "off")
@@ -161,11 +162,17 @@ def test_the_python_blocks_of_the_readme_run_in_turn(monkeypatch: pytest.MonkeyP
         "train_one_step": lambda *batch: (seen.append("step"), optimizer.step()),
         "evaluate": lambda: seen.append("evaluation"),
         "draw_batch": lambda: None,
+        "args": None,
+        "data": None,
+        "HarnessCallback": lambda: seen.append("callback"),
+        "Trainer": lambda **options: options["callbacks"],
+        "accelerator": accelerate.Accelerator(cpu=True),
     }
+    names["accelerator"].prepare(torch.nn.Linear(1, 1))
     for block in code_blocks(ROOT / "README.md", "python"):
         exec(compile(block.replace("20_000", "20"), "README.md", "exec"), names)
 
-    assert (seen.count("step"), seen.count("evaluation")) == (10 * 4 + 20 + 10 * 4, 10)
+    assert (seen.count("step"), seen.count("evaluation"), seen.count("callback")) == (10 * 4 + 20 + 10 * 4, 10, 1)
 
 
 def test_every_flag_of_the_readme_is_one_of_harness_run() -> None:

@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from harness.errors import StateError
 from harness.ipc.control_page import Command
-from harness.trainer import loops
+from harness.trainer import validation
 from tests.support.played_agent import BATCHES, PlayedLink, Program, no_checkpointer
 
 pytestmark = pytest.mark.filterwarnings("ignore:a resume in the middle of")
@@ -227,7 +227,7 @@ def test_the_first_validation_begins_with_a_snapshot_since_it_may_take_long(prog
 def test_a_validation_after_a_long_one_begins_with_a_snapshot(
     program: Program, inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loops, "_LONG_S", 0.0)
+    monkeypatch.setattr(validation, "LONG_S", 0.0)
 
     assert sealed_at(program, inside=inside) == ([0, 6] if inside else [2, 5])
 
@@ -237,7 +237,7 @@ def test_in_a_loop_a_validation_that_is_not_known_to_take_long_waits_for_the_end
 
 
 def test_nothing_is_saved_twice_for_a_validation(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "_LONG_S", 0.0)
+    monkeypatch.setattr(validation, "LONG_S", 0.0)
     for _ in program.ckpt.epochs(1):
         for _ in program.ckpt.batches(BATCHES[:2]):
             program.train()

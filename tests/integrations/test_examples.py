@@ -1,0 +1,50 @@
+"""The examples with a framework, as somebody would run them first: unbroken, and interrupted twice."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.world import ROOT, World
+
+pytestmark = pytest.mark.long("several trainings by a framework")
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize(
+    ("script", "launcher", "epochs"),
+    [
+        pytest.param("with_accelerate.py", [], 20, marks=pytest.mark.sample),
+        ("with_accelerate.py", TORCHRUN, 60),
+        ("huggingface.py", [], 3),
+        ("huggingface.py", TORCHRUN, 3),
+    ],
+)
+def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
+    script: str, launcher: list[str], epochs: int, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def start(name: str, *rigged: str) -> int:
+        world.run = name
+        options = ["--curve", world.root / name, "--final", world.root / f"{name}.safetensors", "--epochs", str(epochs)]
+        command: list[str | Path] = [sys.executable, *launcher, ROOT / "examples" / script, *options]
+        process = world.run_rigged("--every-s", "1000", "--every-steps", "7", *rigged, command=command)
+        code = process.wait()
+        assert code == 0 or "nothing is lost" in process.stderr, process.stderr
+        return code
+
+    assert start("unbroken") == 0
+    assert start("broken", "--at", "Published:2:terminate") == 75
+    killed = "kill-rank" if launcher else "kill-trainer"
+    assert start("broken", "--back-off-s", "0.05", "--at", f"Published:1:{killed},Published:3:terminate") == 75
+    assert start("broken") == 0
+
+    unbroken, broken = ((world.root / name).read_text().splitlines() for name in ("unbroken", "broken"))
+    assert set(broken) == set(unbroken)
+    assert len(unbroken) > 20
+    models = [(world.root / f"{name}.safetensors").read_bytes() for name in ("unbroken", "broken")]
+    assert models[0] == models[1]

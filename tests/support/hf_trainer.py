@@ -1,0 +1,171 @@
+"""A small training by transformers' Trainer, for what it does in one mode: all that has to be exact after a resume.
+
+A tiny GPT-2 with dropout, data that is augmented from the global random states, a log of each step. It writes a line
+for each loss, each evaluated batch and each log, in full precision, to CURVE, and what it holds at the end to FINAL.
+
+    python -m tests.support.hf_trainer --curve curve --final final --mode eval [--plain]
+
+    --mode evaluate      evaluates every 3 steps
+    --mode epochs        evaluates at the end of each epoch
+    --mode accumulate    3 batches make a step
+    --mode workers       2 workers, which stay
+    --mode steps         ends after 25 steps, in the middle of an epoch
+    --mode lora          trains adapters of PEFT on a frozen base
+    --mode early         stops early by its evaluations, and loads its best checkpoint
+    --mode start         evaluates before the first step
+    --mode twice         calls train() twice
+    --mode attached      attaches to the Trainer after it is made
+    --plain              without the harness
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from tests.support import delays
+
+ITEMS, BATCH, EPOCHS = 44, 4, 3
+STEPS = EPOCHS * ITEMS // BATCH
+TIMES = ("runtime", "per_second")
+
+
+class Noisy(Dataset[dict[str, Tensor]]):
+    """Sequences that are turned around and rotated at random, by the global generators of two libraries."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = torch.randint(0, 97, (16,), generator=torch.Generator().manual_seed(index))
+        if random.random() < 0.5:
+            ids = ids.flip(0)
+        if torch.rand(()) < 0.3:
+            ids = ids.roll(1)
+        return {"input_ids": ids, "labels": ids}
+
+
+class Telling(Trainer):  # type: ignore[misc]
+    """Writes down each loss."""
+
+    out: Any
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss."""
+        found = super().compute_loss(*args, **kwargs)
+        loss = found[0] if isinstance(found, tuple) else found
+        phase = "train" if self.model.training else "eval"
+        print(phase, self.state.global_step, float(loss).hex(), file=self.out, flush=True)
+        return found
+
+
+class Logged(TrainerCallback):  # type: ignore[misc]
+    """Writes down each log."""
+
+    def __init__(self, out: Any) -> None:
+        self.out = out
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write all but what depends on the clock."""
+        shown = [(key, value) for key, value in sorted(logs.items()) if not any(word in key for word in TIMES)]
+        print("log", state.global_step, shown, file=self.out, flush=True)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "evaluate": {"eval_strategy": "steps", "eval_steps": 3},
+    "epochs": {"eval_strategy": "epoch", "logging_steps": 2},
+    "accumulate": {"gradient_accumulation_steps": 3},
+    "workers": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+    "steps": {"max_steps": 25, "lr_scheduler_type": "cosine", "warmup_steps": 5},
+    "lora": {},
+    "early": {
+        "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4, "num_train_epochs": 6,
+        "load_best_model_at_end": True, "metric_for_best_model": "loss",
+    },
+    "start": {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 5},
+    "twice": {},
+    "attached": {},
+}  # fmt: skip
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--curve", type=Path, required=True)
+    parser.add_argument("--final", type=Path, required=True)
+    parser.add_argument("--mode", choices=MODES, required=True)
+    parser.add_argument("--plain", action="store_true")
+    options = parser.parse_args()
+    delays.install(delays.TRAINER)
+    torch.set_num_threads(1)
+
+    torch.manual_seed(0)
+    random.seed(0)
+    size = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=97, bos_token_id=0, eos_token_id=0, **size))
+    if options.mode == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1))
+    with options.curve.open("a") as out:
+        train(model, options, out)
+    final = {key: _digest(value) for key, value in sorted(model.state_dict().items())}
+    options.final.write_text("\n".join(f"{key} {value}" for key, value in final.items()))
+
+
+def train(model: Any, options: argparse.Namespace, out: Any) -> None:
+    """Train a model as the mode says."""
+    callbacks: list[Any] = [EarlyStoppingCallback(2)] if options.mode == "early" else []
+    ours = None
+    if not options.plain:
+        from harness.integrations.transformers import HarnessCallback, attach
+
+        ours = attach
+        callbacks += [] if options.mode == "attached" else [HarnessCallback(keeps_output_dir=True)]
+    defaults = {
+        "output_dir": str(options.curve.with_name("output")), "per_device_train_batch_size": BATCH, "report_to": [],
+        "num_train_epochs": EPOCHS, "learning_rate": 1e-3, "logging_steps": 1, "disable_tqdm": True, "seed": 7,
+        "save_strategy": "no", "use_cpu": True,
+    }  # fmt: skip
+    trainer = Telling(
+        model=model,
+        args=TrainingArguments(**(defaults | MODES[options.mode])),
+        train_dataset=Noisy(ITEMS),
+        eval_dataset=Noisy(10),
+        callbacks=[*callbacks, Logged(out)],
+    )
+    trainer.out = out
+    if options.mode == "attached" and ours is not None:
+        ours(trainer)
+    for _ in range(2 if options.mode == "twice" else 1):
+        result = trainer.train()
+        print("result", result.global_step, result.training_loss.hex(), file=out, flush=True)
+    state = trainer.state
+    print("state", state.best_metric, len(state.log_history), random.random(), torch.rand(()).item(), file=out)
+
+
+def _digest(value: Tensor) -> str:
+    return hashlib.blake2b(value.detach().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+if __name__ == "__main__":
+    main()
