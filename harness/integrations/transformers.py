@@ -34,7 +34,7 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from harness.config.settings import is_off
 from harness.errors import ConfigError, StateError
 from harness.integrations.frozen import Trainable, has_frozen_base
-from harness.trainer.driven import Driven, Resumed, without_references
+from harness.trainer.driven import Driven, Resumed
 from harness.trainer.state.prepared import unwrapped
 from harness.trainer.voice import say, warn
 
@@ -258,7 +258,7 @@ class _Attached:
         for name, value in own["state"].items():
             setattr(trainer.state, name, value)
         self._check_best(own["state"].get("best_model_checkpoint"))
-        self._place = _Place(**without_references(own["place"]), is_resumed=True)
+        self._place = _Place(**own["place"], is_resumed=True)
         if resumed.at == "end":
             return _bound(theirs, args, kwargs)["num_train_epochs"], 0
         return self._place.epoch, self._place.updates * trainer.args.gradient_accumulation_steps
@@ -272,10 +272,11 @@ class _Attached:
             raise StateError("the model under the adapters is not the one that this run was begun with: load that one")
         driven.begin(states, **self._begins)
         driven.follow(trainer.callback_handler.train_dataloader)
-        own = driven.restore()
+        driven.restore()
         self._trains = True
-        if resumed is None or own is None:
+        if resumed is None:
             return
+        own = resumed.own
         for name, value in own["numbers"].items():
             setattr(trainer, name, value)
         trainer._tr_loss = own["loss"].to(trainer._tr_loss.device)

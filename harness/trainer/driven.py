@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.tree import TensorRef
 from harness.errors import StateError
 from harness.trainer import opening
 from harness.trainer.distributed import buckets
@@ -26,7 +25,7 @@ from harness.trainer.link import Link
 from harness.trainer.loaders.hook import InstrumentedLoader
 from harness.trainer.resuming import SmallState, record_of, tensors_of
 from harness.trainer.state.kinds import flatten
-from harness.trainer.state.restore import restore
+from harness.trainer.state.restore import restore, restore_values
 from harness.trainer.state.rng import capture_moment, restore_rng
 from harness.trainer.training import Training
 from harness.trainer.validation import Validations
@@ -34,7 +33,6 @@ from harness.trainer.voice import say
 
 PROGRESS = "progress"
 """The name of the framework's own progress among the states."""
-_LOADER = "train"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Resumed:
         step: completed optimizer steps, of all calls.
         call: the framework's call in which it was taken, from 1.
         at: "step", "evaluating" or "end" of that call.
-        own: the framework's own progress, with a `TensorRef` in place of each tensor.
+        own: the framework's own progress, as it was; its tensors are copies, on the CPU.
     """
 
     step: int
@@ -90,7 +88,8 @@ class Driven:
         small = SmallState.of(ready.snapshot, ready.tier, record_of(ready))
         try:
             progress = small.states[PROGRESS]["state"]
-            return Resumed(small.step, progress["call"], progress["at"], progress["own"])
+            own = restore_values(progress["own"], tensors_of(ready), {})
+            return Resumed(small.step, progress["call"], progress["at"], own)
         except (KeyError, TypeError) as err:
             raise StateError(
                 f"snapshot {ready.snapshot} was made by a loop of the script's own, and not by this framework: use the "
@@ -145,13 +144,17 @@ class Driven:
         self._training.connect(self._link, overlap)
         return opening.has_begun(self)
 
-    def follow(self, loader: Any) -> None:
-        """Follow the training's loader: its next iteration continues where the snapshot was, once that is restored.
+    def follow(self, loader: Any, name: str = "train") -> None:
+        """Follow a loader of the training: its next iteration continues where the snapshot was, once that is restored.
+
+        Args:
+            loader: the loader. In another call of the framework it may be another object.
+            name: the same in every start.
 
         Raises:
             StateError: its position cannot be restored exactly; says why, and the remedy.
         """
-        made = self.training.loaders.instrumented(loader, _LOADER)
+        made = self.training.loaders.instrumented(loader, name)
         made.hook_iter(self._iterate)
 
     def _iterate(self, made: InstrumentedLoader) -> Iterator[Any] | None:
@@ -167,13 +170,8 @@ class Driven:
             return batches
         return training.witness.watch(batches, training.replay.place.epoch, 0, lambda: training.replaying)
 
-    def restore(self) -> Any:
-        """Restore all states from the snapshot; return the framework's own progress. Without a snapshot, just begin.
-
-        Only in the call in which the snapshot was taken, or in the first one. Blocks until it is restored.
-
-        Returns:
-            What `progress` had returned; `None` without a snapshot.
+    def restore(self) -> None:
+        """Restore all states from the snapshot. Without a snapshot, just begin. Blocks until it is restored.
 
         Raises:
             StateError: the states differ from those of the snapshot.
@@ -186,14 +184,17 @@ class Driven:
             training.restore()
             self._restored_random = capture_moment()
             training.replay.by_hand = training.replay.early = True
-        own, self._progress.loaded = self._progress.loaded, None
-        return own
+
+    def settle_random(self) -> None:
+        """Set all random states as they were at the snapshot's place: the next batch comes next."""
+        restore_rng(self._restored_random)
 
     @contextlib.contextmanager
     def redo(self) -> Iterator[None]:
         """Context manager around what the program does between the snapshot's place and the next batch.
 
-        It begins with the random states of the snapshot; the next batch is fetched with those that it leaves behind.
+        It begins with the random states of the snapshot. The next iteration of the loader, which is still to begin,
+        fetches its first batch with those that this leaves behind.
         """
         restore_rng(self._restored_random)
         yield
@@ -315,19 +316,9 @@ class _Progress:
     def __init__(self, own: Callable[[], Any]) -> None:
         self._own = own
         self.call, self.at = 0, "step"
-        self.loaded: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"call": self.call, "at": self.at, "own": self._own()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.loaded = state["own"]
-
-
-def without_references(value: Any) -> Any:
-    """Return a captured tree with `None` in place of each tensor."""
-    if isinstance(value, TensorRef):
-        return None
-    if isinstance(value, Mapping):
-        return {key: without_references(item) for key, item in value.items()}
-    return [without_references(item) for item in value] if isinstance(value, (list, tuple)) else value
+        pass  # the framework has it since the beginning, and puts it where it belongs

@@ -153,6 +153,8 @@ class Training:
         self.unlisted = Unlisted(self.states, warn)
         self.unlisted.begin()
         self._resumption.take_others(self.unlisted)
+        self._hooks[0].remove()
+        self._hooks[0] = self._watch_optimizers()
         self.sees_optimizers = any(_holds_optimizer(value) for value in self.states.values())
 
     # ---- boundaries -------------------------------------------------------------------------------------------------
@@ -505,11 +507,11 @@ class Training:
 
     def _watch_optimizers(self) -> RemovableHandle:
         """Hook every optimizer's step, to note it: the end of its batch is a boundary."""
-        boundary, hazards = self.boundary, self.hazards
+        boundary, hazards, gradients = self.boundary, self.hazards, self.unlisted.gradients
 
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             boundary.optimizer_stepped = True
-            self.unlisted.gradients.stepped(optimizer)
+            gradients.stepped(optimizer)
             if hazards.stepped_in is None:
                 hazards.note_step()
 

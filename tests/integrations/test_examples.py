@@ -12,13 +12,14 @@ from tests.support.world import ROOT, World
 pytestmark = pytest.mark.long("several trainings by a framework")
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+PATIENTLY = ["-m", "tests.support.patiently"]
 
 
 @pytest.mark.parametrize(
     ("script", "launcher", "epochs"),
     [
-        pytest.param("with_accelerate.py", [], 20, marks=pytest.mark.sample),
-        ("with_accelerate.py", TORCHRUN, 60),
+        pytest.param("with_accelerate.py", [], 5, marks=pytest.mark.sample),
+        ("with_accelerate.py", TORCHRUN, 10),
         ("huggingface.py", [], 3),
         ("huggingface.py", TORCHRUN, 3),
     ],
@@ -31,7 +32,7 @@ def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
     def start(name: str, *rigged: str) -> int:
         world.run = name
         options = ["--curve", world.root / name, "--final", world.root / f"{name}.safetensors", "--epochs", str(epochs)]
-        command: list[str | Path] = [sys.executable, *launcher, ROOT / "examples" / script, *options]
+        command: list[str | Path] = [sys.executable, *launcher, *PATIENTLY, ROOT / "examples" / script, *options]
         process = world.run_rigged("--every-s", "1000", "--every-steps", "7", *rigged, command=command)
         code = process.wait()
         assert code == 0 or "nothing is lost" in process.stderr, process.stderr

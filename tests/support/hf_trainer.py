@@ -39,6 +39,7 @@ from transformers import (
 )
 
 from tests.support import delays
+from tests.support.patient import all_patient
 
 ITEMS, BATCH, EPOCHS = 44, 4, 3
 STEPS = EPOCHS * ITEMS // BATCH
@@ -116,6 +117,8 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     options = parser.parse_args()
     delays.install(delays.TRAINER)
+    if not options.plain:
+        all_patient()
     torch.set_num_threads(1)
 
     torch.manual_seed(0)
