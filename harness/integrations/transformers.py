@@ -6,8 +6,8 @@ of a snapshot. `trainer/driven.py` has the rest.
     Trainer.__init__ ─▶ attached          train ─▶ what is resumed? ─▶ epochs and batches before that are not run
     on_train_begin ─▶ restored            each step, its log, evaluation and save ─▶ a boundary
 
-A callback is told too little for that, so some methods of the one trainer object are wrapped; `_WRAPPED` lists them.
-They are private, and as they are here since transformers 5.4; others make `attach` raise ConfigError.
+The events of a callback are not enough for that, so some methods of the one trainer object are wrapped, which
+`_WRAPPED` lists. They are private, and the same since transformers 5.4; if one is missing, `attach` raises ConfigError.
 """
 
 from __future__ import annotations
@@ -408,11 +408,9 @@ class _Attached:
         if call.get("trial") is not None:
             raise ConfigError("a hyperparameter search is many trainings: the harness resumes one. Leave it out here")
         if args.auto_find_batch_size:
-            raise ConfigError("auto_find_batch_size begins the training anew: set the batch size that fits")
+            raise ConfigError("auto_find_batch_size starts the training over: set the batch size that fits")
         if trainer.is_deepspeed_enabled:
-            raise ConfigError(
-                "DeepSpeed keeps the state of this training: use directory mode, which takes the trainer's checkpoints"
-            )
+            raise ConfigError("DeepSpeed keeps the state of this training, and the harness cannot take it")
         if args.load_best_model_at_end and not self._keeps_output_dir:
             raise ConfigError(
                 "load_best_model_at_end reads a checkpoint in output_dir at the end, and a new machine does not have "

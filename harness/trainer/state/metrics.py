@@ -1,4 +1,4 @@
-"""Metrics: the states of torchmetrics inside of a module, which its state_dict leaves out unless it is told otherwise.
+"""Metrics: the states of torchmetrics inside of a module, which its state_dict leaves out by default.
 
 Owns how they are found, captured and put back. torchmetrics is not imported: a metric is recognized by what it has.
 """

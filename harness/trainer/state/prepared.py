@@ -42,10 +42,7 @@ def unwrapped(state: Any) -> Any:
 
 def _parts(name: str, accelerator: Any) -> dict[str, Any]:
     if accelerator.distributed_type.value == "DEEPSPEED":
-        raise StateError(
-            f"{name}: DeepSpeed keeps the state of this training: use directory mode, which takes the checkpoints that "
-            "accelerator.save_state writes"
-        )
+        raise StateError(f"{name}: DeepSpeed keeps the state of this training, and the harness cannot take it")
     found: dict[str, Any] = {
         "model": accelerator._models,
         "optimizer": [unwrapped(each) for each in accelerator._optimizers],
