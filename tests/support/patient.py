@@ -70,7 +70,8 @@ def _wait(training: Training, kind: str, is_held: Callable[[], bool] = bool) -> 
 
     def is_on_its_way() -> bool:
         sealed = stager.sealed_step
-        return sealed is not None and not stager.pending and (training.page.durable_step or 0) < sealed
+        there = sealed is not None and not stager.pending and not stager.is_void
+        return there and (training.page.durable_step or 0) < (sealed or 0)
 
     def is_unasked() -> bool:  # of several ranks
         return is_awaited(link, boundary.step)
