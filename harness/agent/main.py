@@ -21,10 +21,12 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from cloud.errors import CloudError
 from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
 from cloud.store import ObjectStore
+from harness.agent import signals
 from harness.agent.context import Context
 from harness.agent.drain.controller import DrainController
 from harness.agent.drain.speeds import Speeds
@@ -42,6 +44,7 @@ from harness.agent.trainers.lateness import Lateness
 from harness.agent.trainers.ranks import Rank, Ranks, Taken
 from harness.agent.trainers.restarts import Restarts
 from harness.agent.trainers.session import Trainer, TrainerEvents
+from harness.agent.watching import Watching, WatchingEvents
 from harness.config.program import Program
 from harness.config.settings import Settings
 from harness.core import events, messages
@@ -61,8 +64,9 @@ from harness.core.policy.meeting import Uneven
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, DeadlineExceeded, ExitCode, Superseded
 from harness.ipc.channel import Channel, Received
-from harness.ipc.process import check_kernel, is_ignored
+from harness.ipc.process import check_kernel
 from harness.snapshots.open import open_soon
+from harness.watch.watcher import Checkpoint
 
 _IDLE_S, _BUSY_S = 0.5, 0.1  # how long the loop sleeps when nothing happens: long to save CPU, short near an end
 _IN_TIME = EndTimes()
@@ -70,8 +74,6 @@ _AT_ONCE = EndTimes(calls_s=1.0, journal_s=2.0)
 _PATIENT = EndTimes(calls_s=60.0)  # no deadline: record that a run finished, else it is resumed once more
 _LOG_S = 1.0  # at the end, to write the lines that wait for a blocked stderr
 _CLOSE_S = 2.0  # a hung disk does not release its reservation; a later sweep does
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Agent:
@@ -124,8 +126,10 @@ class Agent:
         self._requests = Requests(self._context, self._ranks, self._pipeline, self._drain, self._lateness)
         self._restarts = Restarts(self._context, self._pipeline)
         self._server = Server(self._context, self._pipeline, self._on_message)
-        changes = StartupEvents(lambda: self.trainer.telling.resume(), self._refuse, self._on_superseded)
-        self._startup = Startup(self._context, program.remembered, self._pipeline, self._journal, changes)
+        self._watching = self._watch()
+        changes = StartupEvents(self._on_resume_known, self._refuse, self._on_superseded)
+        finder = None if self._watching is None else self._watching.finder
+        self._startup = Startup(self._context, program.remembered, self._pipeline, self._journal, changes, finder)
         doings = TrainerEvents(
             last_word=self._on_message_of_trainer,
             began=self._on_began_again,
@@ -144,7 +148,7 @@ class Agent:
         Raises:
             ConfigError: the run cannot be started. Nothing was changed, and no trainer runs.
         """
-        self._install_signals()
+        signals.install(self._loop.post, self._on_signal, self.trainer.signal)
         self._notices.start()  # before anything slow: a notice may be in force already
         try:
             self._begin()
@@ -158,7 +162,7 @@ class Agent:
             raise
         finally:
             self._shut()
-            self._ignore_signals()
+            signals.ignore()
             self._log.close(_LOG_S)
         return int(self._outcome.exit_code)
 
@@ -174,7 +178,7 @@ class Agent:
             generation=generation.number,
             run_id=generation.run_id,
             claimed=generation.claimed.is_set(),
-            step=self._ranks.trainer_step,
+            step=self._step,
             step_age_s=self._speeds.step_age_s(time.monotonic()),
             local_step=steps.local,
             durable_step=steps.durable,
@@ -183,7 +187,7 @@ class Agent:
             bytes_pending=left or 0,
             estimate_s=round(left / rate, 1) if left and rate else None,
             deadline_s=None if math.isinf(self._left_s) else round(self._left_s, 1),
-            notice=self._drain.forecast(self._notices.window_s, trains=self.trainer.trains),
+            notice=self._drain.forecast(self._notices.window_s, trains=self._saves),
             finished_step=self.trainer.attempt.finished_step,
             everything_durable=self._pipeline.everything_durable,
             restarts=self.trainer.restarts,
@@ -201,6 +205,8 @@ class Agent:
         except CalledOff:
             stopped, interrupted = ("stopped", ExitCode.CTRL_C), ("interrupted", ExitCode.INTERRUPTED_LOCAL)
             return self._end(Outcome(*stopped if self._interrupts else interrupted))  # the other agent has the slots
+        if self._watching is not None:
+            self._watching.open()
         self._journal.emit(
             events.AgentStarted(
                 run=settings.run,
@@ -223,10 +229,35 @@ class Agent:
 
     def _on_begun(self) -> None:
         """Start the trainer, since its generation has begun; give up if it is a child and the agent drains already."""
-        if self._drain.current is None or not self._program.is_child:
+        if self._drain.current is not None and self._program.is_child:
+            self.trainer.give_up()
+        elif self._watching is None:
             self.trainer.spawn()
         else:
+            self._watching.awaits_start = True
+            self._start_watched()
+
+    def _on_resume_known(self) -> None:
+        """Tell the trainer, or start a program that can only look for its checkpoint when it starts."""
+        if self._watching is None:
+            self.trainer.telling.resume()
+        else:
+            self._start_watched()
+
+    def _start_watched(self) -> None:
+        watching, startup = self._watching, self._startup
+        if watching is None or not watching.awaits_start or startup.finding is Finding.PENDING:
+            return
+        watching.awaits_start = False
+        if startup.finding is Finding.FAILED or self._drain.current is not None:
             self.trainer.give_up()
+            return
+        if self.settings.fresh and self.trainer.restarts == 0:
+            watching.begin_at_zero()
+        if startup.point is not None:
+            self._journal.emit(watching.restored(startup.point))
+        self.trainer.spawn_watched(watching)
+        self._state.move(RunState.RUNNING)
 
     def _turn(self) -> None:
         """Run one turn of the main loop: wait for an event, then apply every rule."""
@@ -258,6 +289,8 @@ class Agent:
         patient = self._outcome is not None and self._outcome.finished and not told
         times = _AT_ONCE if self._at_once else _PATIENT if patient else _IN_TIME
         self._startup.close()
+        if self._watching is not None:
+            self._watching.close()
         self._notices.close()
         quiet = self._pipeline.close(times.quiet_s(self._left_s))
         self._loop.run_posts()  # a commit that was made a moment ago counts; a new request does not
@@ -268,6 +301,30 @@ class Agent:
         self._journal.close(times.rest_s(self._left_s))
         self._pipeline.close_stores(min(_CLOSE_S, times.rest_s(self._left_s)))
         self._server.close()
+
+    def _watch(self) -> Watching | None:
+        """Return the owner of the directory that is watched, if one is. Raises ConfigError."""
+        if self.settings.watch is None:
+            return None
+        if not self._program.is_child:
+            raise ConfigError("a directory is watched for a program that harness run starts: harness run --watch DIR")
+        tell = WatchingEvents(self._on_checkpoint, lambda signum: self.trainer.signal(signum))
+        return Watching(self._context, Path(self.settings.watch), self.settings.watch_as, tell)
+
+    @property
+    def _step(self) -> int | None:
+        """Steps that the trainer has completed; of a watched program, those of its newest checkpoint."""
+        return self._ranks.trainer_step if self._watching is None else self._watching.step
+
+    @property
+    def _saves(self) -> bool:
+        """Whether a trainer is there that can take a snapshot, or a program that can be asked to save."""
+        return self.trainer.trains if self._watching is None else self._watching.answers
+
+    @property
+    def _is_looked_at(self) -> bool:
+        """Whether nothing that a watched program has left is still to be looked at."""
+        return self._watching is None or self._watching.settled
 
     @property
     def _left_s(self) -> float:
@@ -301,6 +358,8 @@ class Agent:
                 self._on_drill(channel, in_s, end=end)
             case messages.Takeover():
                 self._on_takeover(channel)
+            case messages.Hello() if self._watching is not None:
+                channel.send(messages.Refused("its checkpoints are watched (--watch): a Checkpointer is one too many"))
             case messages.Hello(generation=messages.GenerationInfo()) if self._outcome is not None:
                 self._server.hang_up(channel)  # this agent is ending: a live trainer continues with another one
             case messages.Hello() as hello:
@@ -329,7 +388,7 @@ class Agent:
 
     def _on_drill(self, channel: Channel, in_s: float, *, end: bool) -> None:
         over = self._outcome is not None
-        notice = self._drain.rehearse(channel, in_s, trains=self.trainer.trains, over=over, end=end)
+        notice = self._drain.rehearse(channel, in_s, trains=self._saves, over=over, end=end)
         if notice is not None:
             self._on_notice(notice)
 
@@ -383,6 +442,20 @@ class Agent:
             self._journal.emit(events.RanksDiffer(step=taken.step, tensor=difference.tensor, ranks=difference.ranks))
         self._ranks.drop(self._pipeline.void(index))
 
+    def _on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint of a watched program, which was set aside."""
+        if self._outcome is not None:
+            return checkpoint.kept.let_go()
+        record, kept = checkpoint.record, checkpoint.kept
+        self._journal.emit(
+            events.SetAside(
+                step=record.step, name=record.name, bytes=kept.bytes, how=kept.how, seconds=checkpoint.seconds
+            )
+        )
+        self._pipeline.take_files(checkpoint, self._startup.generation)
+        self._restarts.reached(record.step)
+        return None
+
     def _on_commit(self, steps: Steps) -> None:
         self._ranks.tell_steps(steps)
         drain, durable_at = self._drain.current, self._pipeline.durable_at
@@ -407,21 +480,6 @@ class Agent:
         self._speeds.reached(step, now)
 
     # ---- notices ----------------------------------------------------------------------------------------------------
-
-    def _install_signals(self) -> None:
-        for signum in _ENDING:
-            if not is_ignored(signum):
-                signal.signal(signum, lambda number, _frame: self._loop.post(lambda: self._on_signal(number)))
-        for signum in _PASSED_ON:
-            signal.signal(signum, lambda number, _frame: self._loop.post(lambda: self.trainer.signal(number)))
-
-    def _ignore_signals(self) -> None:
-        """Ignore signals once the end is recorded, so that none changes the exit code.
-
-        Otherwise Python would restore their deadly default.
-        """
-        for signum in (*_ENDING, *_PASSED_ON):
-            signal.signal(signum, signal.SIG_IGN)
 
     def _on_signal(self, signum: int) -> None:
         if self._outcome is not None:
@@ -477,15 +535,19 @@ class Agent:
         self._journal.emit(events.SupersededBy(generation=claim.generation, host=claim.host))
         self.trainer.telling.superseded()
         # No instance ends: the newer start waits as long as our journal shows that we live. Only a hang must not last.
-        needs_s = self._drain.plan(Deadline.never(), trains=self.trainer.trains).needs_s
+        needs_s = self._drain.plan(Deadline.never(), trains=self._saves).needs_s
         self._begin_drain(Deadline.after(max(self.settings.handover_s, 2 * needs_s)), ExitCode.SUPERSEDED)
 
     def _begin_drain(self, deadline: Deadline, code: ExitCode) -> None:
         self._restarts.call_off()
         began = self._drain.current is None
         self._state.move(RunState.DRAINING)
-        self._drain.begin(deadline, code, trains=self.trainer.trains)
-        if began and code is not ExitCode.CTRL_C and not self._told_to_leave and not self.trainer.attempt.connected:
+        self._drain.begin(deadline, code, trains=self._saves)
+        if began and self._watching is not None and code is not ExitCode.CTRL_C:
+            if self._watching.awaits_start:
+                self.trainer.give_up()
+            self._watching.leave(by_signal=self._told_to_leave or code is ExitCode.SUPERSEDED)
+        elif began and code is not ExitCode.CTRL_C and not self._told_to_leave and not self.trainer.attempt.connected:
             self.trainer.signal(signal.SIGTERM)  # a program without a Checkpointer learns of it by the signal
 
     # ---- ends -------------------------------------------------------------------------------------------------------
@@ -507,7 +569,9 @@ class Agent:
         attempt = self.trainer.attempt
         self._pipeline.settle_held(counts=code == 0)
         self._watch_step()  # how far it got decides whether it is worth a restart
-        self._journal.emit(events.TrainerLeft(code=code, step=self._ranks.trainer_step))
+        self._journal.emit(events.TrainerLeft(code=code, step=self._step))
+        if self._watching is not None:
+            self._watching.ended(well=code == 0 and self._drain.current is None and not self._told_to_leave)
         if code == 0 and not attempt.connected:
             self._say("the program ended without ever creating a Checkpointer: nothing was saved")
         if self._drain.current is not None:
@@ -524,7 +588,7 @@ class Agent:
 
     def _restart_if_due(self) -> None:
         """Restart the trainer in place: in a new generation, from the nearest copy of the newest snapshot."""
-        if not self._restarts.due or not self._program.is_child:
+        if not self._restarts.due or not self._program.is_child or not self._is_looked_at:
             return
         self._restarts.call_off()
         self.trainer.begin_again(self._on_begun)
@@ -547,6 +611,8 @@ class Agent:
             end = outcome_of(self._facts())
             if end.why is not None:
                 self._say(end.why)
+            if self._watching is not None and (why := self._watching.why_not()):
+                self._say(why)
             self._end(end)
 
     def _standing(self) -> Standing:
@@ -558,7 +624,7 @@ class Agent:
             expired=drain is not None and drain.deadline.expired,
             in_vain=startup.awaiting or startup.unreachable or trainer.called_off,
             listens=trainer.listens,
-            settled=self._pipeline.idle and self._loop.nothing_posted,
+            settled=self._is_looked_at and self._pipeline.idle and self._loop.nothing_posted,
         )
 
     def _facts(self) -> Facts:
@@ -567,10 +633,10 @@ class Agent:
             leaving=None if drain is None else drain.exit_code,
             exit_code=attempt.exit_code,
             connected=attempt.connected,
-            finished=attempt.finished_step is not None,
+            finished=attempt.finished_step is not None or (self._watching is not None and drain is None),
             stopped_early=attempt.stopped_early,
             raised=attempt.raised,
-            restored=attempt.restored,
+            restored=attempt.restored or self._watching is not None,
             resumes=None if startup.point is None else str(startup.point.id),
             older=tuple(map(str, startup.older)),
             hopeless=attempt.hopeless,
@@ -627,4 +693,4 @@ class Agent:
         self._loop.post(note)
 
     def _heartbeat(self) -> events.Heartbeat:
-        return events.Heartbeat(step=self._ranks.trainer_step, durable_step=self._pipeline.steps.durable)
+        return events.Heartbeat(step=self._step, durable_step=self._pipeline.steps.durable)

@@ -31,6 +31,7 @@ from harness.cli.run import run
 from harness.cli.simulator import simulator
 from harness.cli.status import status
 from harness.cli.verify import verify
+from harness.cli.watch import watch
 from harness.errors import ConfigError, ExitCode, HarnessError
 
 TRAIN, LOOK, KEEP, TRY = "Train", "Look at a run", "Snapshots", "Try it out"
@@ -98,6 +99,7 @@ _add(
     runs_a_program=True,
 )
 _add(drill, TRY, "harness drill --run gpt-small --in 120")
+_add(watch, TRY, "harness watch --explain out/")
 _add(status, LOOK, "harness status --run gpt-small --json")
 _add(ls, KEEP, "harness ls --run gpt-small")
 _add(verify, KEEP, "harness verify --run gpt-small")

@@ -13,7 +13,9 @@ from harness.cli.options import TO_LOOK, Json, settings_of, with_settings
 
 @with_settings(*TO_LOOK)
 def export(
-    file: Annotated[Path, typer.Argument(help="File to write: a name that ends in .safetensors")],
+    file: Annotated[
+        Path, typer.Argument(help="File to write: a name that ends in .safetensors. Of a watched program: a directory")
+    ],
     flags: dict[str, Any],
     snapshot: Annotated[
         str | None, typer.Option(help="Snapshot, as `harness ls` shows it. Default: the newest")
@@ -34,7 +36,8 @@ def export(
 
         settings = settings_of(flags)
         made = export_run(settings, file, say, snapshot=snapshot, step=step, only=only, force=force)
-    size = f"{made['tensors']} tensors, {made['bytes']} bytes"
+    what = f"{made['files']} files" if made["tensors"] is None else f"{made['tensors']} tensors"
+    size = f"{what}, {made['bytes']} bytes"
     output.say(f"wrote {made['file']}: {size}, step {made['step']} of {settings.run}")
     if as_json:
         output.print_json(made)

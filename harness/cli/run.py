@@ -34,4 +34,7 @@ def run(context: typer.Context, flags: dict[str, Any]) -> None:
 def say_settings(settings: Settings) -> None:
     """Print where a run saves, and how often."""
     local = f", local tier {settings.local}" if settings.local else ""
-    say(f"run {settings.run!r}, store {settings.store}{local}, a snapshot every {settings.every_s:g} s")
+    when = f"a snapshot every {settings.every_s:g} s"
+    if settings.watch is not None:
+        when = f"each checkpoint that the program writes to {settings.watch}"
+    say(f"run {settings.run!r}, store {settings.store}{local}, {when}")

@@ -42,6 +42,7 @@ class Help:
 _WHERE, _WHEN, _KEPT, _NOTICE, _LIMITS, _S3 = (
     "The run and its store", "How often to save", "What to keep", "Notices", "Limits", "S3"
 )  # fmt: skip
+_WATCHED = "Programs that save by themselves"
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,13 @@ class Settings:
             "Output",
         ),
     ] = None
+    watch: Annotated[
+        str | None, Help("Take what the program itself saves in this directory as snapshots", _WATCHED)
+    ] = None
+    watch_as: Annotated[
+        str | None,
+        Help("What it saves there: the name of an adapter, or a .toml file. Default: it is recognized", _WATCHED),
+    ] = None
     runtime_dir: str = ""
     shared: bool = False
 
@@ -143,6 +151,8 @@ class Settings:
             raise ConfigError("--fresh starts at step 0, and --continue continues the run: use one of them")
         if self.fresh and self.from_ is not None:
             raise ConfigError("--fresh starts at step 0, and --from at a snapshot: use one of them")
+        if self.watch_as is not None and self.watch is None:
+            raise ConfigError("watch_as says what the program saves in a directory: name that by watch")
         if self.max_crashes < 0:
             raise ConfigError("max_crashes must not be negative")
 
@@ -154,8 +164,11 @@ class Settings:
 
     @property
     def local_tier(self) -> str | None:
-        """Directory below `local` for this store's local tier: runs of one name in two stores are two runs."""
-        if self.local is None:
+        """Directory below `local` for this store's local tier: runs of one name in two stores are two runs.
+
+        `None` without a local tier. What a program saves by itself is on a local disk already.
+        """
+        if self.local is None or self.watch is not None:
             return None
         words = re.sub(r"[^A-Za-z0-9]+", "-", self.store_identity).strip("-")[-40:].strip("-")
         told_apart = hashlib.blake2b(os.fsencode(self.store_identity), digest_size=4).hexdigest()
@@ -236,6 +249,10 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, *, 
         values["run_named"] = False
     values.setdefault("store", DEFAULT_STORE)
     values["store"] = _absolute(values["store"], cwd)
+    if values.get("watch"):
+        values["watch"] = _absolute(values["watch"], cwd)
+    if str(values.get("watch_as") or "").endswith(".toml"):
+        values["watch_as"] = _absolute(values["watch_as"], cwd)
     if values.get("local"):
         values["local"] = _absolute(values["local"], cwd)
     elif "://" in values["store"]:

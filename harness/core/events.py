@@ -228,6 +228,24 @@ class Sealed(Event, frozen=True):
     rank: int | None = None
 
 
+class SetAside(Event, frozen=True):
+    """A checkpoint that a watched program has written is whole, and was set aside to be uploaded.
+
+    Attributes:
+        step: its step, or its number if its name tells none.
+        name: its path in the watched directory.
+        bytes: of its files.
+        how: "reflink", "link" or "copy".
+        seconds: how long that took.
+    """
+
+    step: int
+    name: str
+    bytes: int
+    how: str
+    seconds: float
+
+
 class RankLate(Event, frozen=True):
     """The other ranks wait for this one.
 

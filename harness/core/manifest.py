@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from harness.core.snapshot import RunKeys, SnapshotId, shard_name
+from harness.core.snapshot import RunKeys, SnapshotId, file_name, shard_name
 from harness.errors import SnapshotCorrupt
 
 FORMAT = 1
 FORMAT_OF_RANKS = 2
-"""Of parts and manifests of several ranks. All other records, and a single rank's, stay at format 1."""
+"""Of parts and manifests of several ranks, or with files. All other records, and a single rank's, stay at format 1."""
 MAX_RECORD_BYTES = 512 * 1024 * 1024
 """A record larger than this is not read: small state is small, even of a thousand ranks."""
 MAX_STATE_BYTES = MAX_RECORD_BYTES // 2
@@ -28,6 +28,7 @@ MAX_STATE_BYTES = MAX_RECORD_BYTES // 2
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 """A reader holds several chunks in memory."""
 MAX_SHARD_BYTES = 1024**5
+MAX_PATH_BYTES = 4096
 _CRC = re.compile(r"[0-9a-f]{16}")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 STOPPED_EARLY = "stopped early"
@@ -57,6 +58,16 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     crc64nvme: str
     chunk_bytes: int
     chunks: tuple[str, ...]
+
+
+class FileEntry(ShardEntry, frozen=True, kw_only=True):
+    """One durable file of the program's own, kept as it is.
+
+    Attributes:
+        path: where it lies below the directory that is watched, with `/` between names.
+    """
+
+    path: str
 
 
 class StoredPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,7 +101,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of a snapshot, as its agent made it durable: its shards and its small state.
 
     Attributes:
-        format: `FORMAT`, or `FORMAT_OF_RANKS` if there are several ranks.
+        format: `FORMAT`, or `FORMAT_OF_RANKS` if there are several ranks, or files.
         run_id: identity of the run, 32 hex digits; the same name in another store is another run.
         generation: which start of the trainers made it.
         step: completed optimizer steps.
@@ -105,7 +116,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         environment: what bit-identity depends on, as text.
         pieces: entries of the shards, by name, that are not whole tensors which all ranks share. Of several ranks only.
         lacks: fields and states of the first part's small state that this rank does not have. Of several ranks only.
-        files: what a later version may store; this one refuses it.
+        files: files of the program's own, kept as they are: see `harness/watch`.
     """
 
     format: int
@@ -123,7 +134,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     pieces: dict[str, StoredPiece] | msgspec.UnsetType = msgspec.UNSET
     lacks: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    files: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    files: tuple[FileEntry, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def stored(self) -> tuple[ShardEntry, ...]:
+        """All objects in the snapshot's directory that this names: shards, then files."""
+        return self.shards if self.files is msgspec.UNSET else (*self.shards, *self.files)
 
     @property
     def id(self) -> SnapshotId:
@@ -132,8 +148,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all shards."""
-        return sum(shard.size for shard in self.shards)
+        """Bytes of all shards and files."""
+        return sum(entry.size for entry in self.stored)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +178,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all shards of all ranks."""
+        """Bytes of all shards and files of all ranks."""
         return sum(part.payload_bytes for part in self.parts)
 
 
@@ -324,7 +340,8 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T], key: str) -> _T:
         raise SnapshotCorrupt(f"{key}: not a JSON object: {err}") from err
     if number not in _FORMATS.get(decoder.type, (FORMAT,)):
         raise ForeignFormat(
-            f"{key}: format {number!r}; this version reads format {FORMAT}, and {FORMAT_OF_RANKS} of several ranks. "
+            f"{key}: format {number!r}; this version reads format {FORMAT}, "
+            f"and {FORMAT_OF_RANKS} of several ranks or files. "
             "Written by another version of the harness?"
         )
     try:
@@ -372,15 +389,39 @@ def _check_part(part: Part, key: str) -> Part:
         _check_shard(shard, key)
     if part.format == FORMAT_OF_RANKS:
         _check_pieces(part, key)
+        _check_files(part, key)
     else:
         _require(part.world_size == 1, key, f"format {FORMAT} with several ranks")
+        _require(part.files is msgspec.UNSET, key, f"format {FORMAT} with files")
     return part
 
 
+def _check_files(part: Part, key: str) -> None:
+    """Raise SnapshotCorrupt unless each file has its name, and a place of its own below the directory."""
+    files = () if part.files is msgspec.UNSET else part.files
+    for index, entry in enumerate(files):
+        expected = file_name(part.rank, part.world_size, index)
+        _require(entry.name == expected, key, f"file {entry.name[:80]!r}, expected {expected}")
+        _check_entry(entry, key, least=0)
+        _require(is_inside(entry.path), key, f"path {entry.path[:80]!r}")
+    paths = {entry.path for entry in files}
+    folders = {path[:at] for path in paths for at, letter in enumerate(path) if letter == "/"}
+    _require(len(paths) == len(files) and not paths & folders, key, "two files have one path")
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path, as a record has it, leads to a place below the directory that it is relative to."""
+    names = path.split("/")
+    plain = all(name not in ("", ".", "..") for name in names) and "\0" not in path
+    try:
+        return plain and len(path.encode()) <= MAX_PATH_BYTES
+    except UnicodeEncodeError:  # not text, in the file system that it comes from
+        return False
+
+
 def _check_pieces(part: Part, key: str) -> None:
-    if part.files is not msgspec.UNSET:
-        raise ForeignFormat(f"{key}: it has files, which this version cannot resume. Written by a later version?")
-    _require(part.pieces is not msgspec.UNSET, key, "a part of several ranks without pieces")
+    has_files = part.files is not msgspec.UNSET
+    _require(part.pieces is not msgspec.UNSET or has_files, key, "a part of several ranks without pieces")
     pieces = {} if part.pieces is msgspec.UNSET else part.pieces
     for name, piece in pieces.items():
         whole, offset = piece.whole, piece.offset
@@ -393,7 +434,11 @@ def _check_pieces(part: Part, key: str) -> None:
 
 
 def _check_shard(shard: ShardEntry, key: str) -> None:
-    _require(8 <= shard.size <= MAX_SHARD_BYTES, key, f"{shard.name}: size {shard.size}")
+    _check_entry(shard, key, least=8)
+
+
+def _check_entry(shard: ShardEntry, key: str, *, least: int) -> None:
+    _require(least <= shard.size <= MAX_SHARD_BYTES, key, f"{shard.name}: size {shard.size}")
     _require(1 <= shard.chunk_bytes <= MAX_CHUNK_BYTES, key, f"{shard.name}: chunk_bytes {shard.chunk_bytes}")
     count = -(-shard.size // shard.chunk_bytes)
     _require(len(shard.chunks) == count, key, f"{shard.name}: {len(shard.chunks)} chunks, expected {count}")

@@ -63,6 +63,11 @@ def shard_name(rank: int, world_size: int, index: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.{index:02d}.safetensors"
 
 
+def file_name(rank: int, world_size: int, index: int) -> str:
+    """Return the name of one file of the program's own, e.g. "rank-00000-of-00001.00012.file"."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.{index:05d}.file"
+
+
 @dataclass(frozen=True)
 class RunKeys:
     """The keys of one run in any store, local and remote alike.

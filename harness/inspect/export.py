@@ -1,5 +1,7 @@
 """Export one snapshot to one safetensors file that needs no harness: choose → plan → copy and verify → rename.
 
+What a program has saved by itself becomes a directory with its files.
+
 Owns the file's bytes until it has its name; `harness.core.document` owns the content. The file gets the target's name
 only after every byte in it was compared with what was committed. Memory is bounded by one chunk, the shards' headers
 and the document, whatever the snapshot's size.
@@ -37,6 +39,7 @@ from harness.snapshots import records
 from harness.snapshots.candidates import ForeignRun, StoredCopy, check_run, choose
 from harness.snapshots.fetch import StoredShard
 from harness.snapshots.open import open_existing_store
+from harness.watch.place import fetch_files, files_of
 
 _CALL_S = 120.0
 _LOOKS = 5
@@ -55,11 +58,13 @@ def export(
     only: str | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write one snapshot to `target`, a .safetensors file. Blocks until it is durable.
+    """Write one snapshot to `target`: a .safetensors file, or a directory of what a program has saved by itself.
+
+    Blocks until it is durable.
 
     Args:
         settings: the run, its store and its local tier.
-        target: the file to make.
+        target: the file, or the directory, to make.
         say: called with each line for the user.
         snapshot: id of the snapshot; without it and `step`, the newest that is committed and not quarantined.
         step: instead of `snapshot`, the newest one of this step.
@@ -79,15 +84,22 @@ def export(
 
     def write(copy: StoredCopy, manifest: Manifest) -> dict[str, Any]:
         say(f"exporting {manifest.id} from {copy.store.url}")
+        described = {"run": settings.run, "snapshot": str(manifest.id), "step": manifest.step, "tier": copy.tier}
+        if manifest.parts[0].files is not msgspec.UNSET:
+            if only is not None:
+                raise ConfigError(
+                    f"snapshot {manifest.id} is files that a program has saved by itself: leave --only out"
+                )
+            files = _write_files(copy, RunKeys(settings.run), manifest, target)
+            size = manifest.payload_bytes
+            return {"file": str(target), **described, "only": None, "tensors": None, "files": files, "bytes": size}
+        _check_name(target)
         source = _Source(copy.store, RunKeys(settings.run), manifest)
         plan = _plan(source, only, say)
         _write(source, plan, target, force, 0o666 if settings.shared else 0o600)
         return {
             "file": str(target),
-            "run": settings.run,
-            "snapshot": str(manifest.id),
-            "step": manifest.step,
-            "tier": copy.tier,
+            **described,
             "only": only,
             "tensors": plan.layout.tensors,
             "bytes": target.stat().st_size,
@@ -355,14 +367,30 @@ def _end(placed: Placed) -> int:
 
 
 def _check_target(target: Path, force: bool) -> None:
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target}: there is no directory {target.parent}")
+    _check_free(target, force)
+
+
+def _check_name(target: Path) -> None:
     if target.suffix != ".safetensors":
         raise ConfigError(
             f"{target}: the name must end in .safetensors; for a torch file, export first, then "
             "torch.save(safetensors.torch.load_file(FILE), ...)"
         )
-    if not target.parent.is_dir():
-        raise ConfigError(f"{target}: there is no directory {target.parent}")
-    _check_free(target, force)
+
+
+def _write_files(copy: StoredCopy, keys: RunKeys, manifest: Manifest, target: Path) -> int:
+    """Make a directory with the files of a snapshot, under their own names. Return how many they are."""
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    with _errors(target):
+        try:
+            fetch_files(draft, copy.store, keys, manifest, lambda: Deadline.after(_CALL_S))
+            draft.rename(target)
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return len(files_of(manifest))
 
 
 def _check_free(target: Path, force: bool) -> None:

@@ -175,9 +175,9 @@ class _Search:
         return records.read_manifest(copy.store, self._keys, copy.id, Deadline.after(CALL_S))
 
     def _check(self, copy: StoredCopy, manifest: Manifest) -> None:
-        """Check that the store reports every shard as it was committed. Raises SnapshotCorrupt, NotFound."""
+        """Check that the store reports every shard and file as it was committed. Raises SnapshotCorrupt, NotFound."""
         for part in manifest.parts:
-            for shard in part.shards:
+            for shard in part.stored:
                 stored = StoredShard(copy.store, self._keys.payload(manifest.directory, shard.name), shard)
                 info = stored.stat(Deadline.after(CALL_S))
                 if info.crc64nvme is not None:

@@ -410,7 +410,9 @@ class _Attached:
         if args.auto_find_batch_size:
             raise ConfigError("auto_find_batch_size starts the training over: set the batch size that fits")
         if trainer.is_deepspeed_enabled:
-            raise ConfigError("DeepSpeed keeps the state of this training, and the harness cannot take it")
+            raise ConfigError(
+                "DeepSpeed keeps the state of this training: watch the checkpoints that it writes (harness run --watch)"
+            )
         if args.load_best_model_at_end and not self._keeps_output_dir:
             raise ConfigError(
                 "load_best_model_at_end reads a checkpoint in output_dir at the end, and a new machine does not have "

@@ -28,6 +28,7 @@ from harness.core.manifest import (
     MAX_RECORD_BYTES,
     Claim,
     Done,
+    FileEntry,
     Manifest,
     Part,
     Quarantine,
@@ -39,7 +40,7 @@ from harness.core.manifest import (
     parse_manifest,
     parse_part,
 )
-from harness.core.snapshot import RunKeys, SnapshotId
+from harness.core.snapshot import RunKeys, SnapshotId, file_name
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import records
 from harness.snapshots.dedup import Deduplicator, Wanted, is_there
@@ -48,8 +49,21 @@ Emit = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True)
+class StagedFile:
+    """A file of the program's own that is ready to be published.
+
+    Attributes:
+        path: see `FileEntry`.
+        source: its bytes.
+    """
+
+    path: str
+    source: Source
+
+
+@dataclass(frozen=True)
 class StagedPart:
-    """One rank's share of a snapshot: the content of its part, and the sources of its shards.
+    """One rank's share of a snapshot: the content of its part, and the sources of its shards and files.
 
     Attributes:
         rank: index of the rank.
@@ -60,7 +74,9 @@ class StagedPart:
         pieces: of several ranks, as in `Part`.
         lacks: of several ranks, as in `Part`.
         shards: name and bytes of each shard, in file order.
-        known: size and sums that each shard must have, if known already (for a copy of a committed snapshot).
+        known: size and sums that each shard, and then each file, must have, if known already (for a copy of a committed
+            snapshot, or for files that were summed as they were set aside).
+        files: files of the program's own.
     """
 
     rank: int
@@ -72,6 +88,13 @@ class StagedPart:
     known: Sequence[ShardEntry] | None = None
     pieces: dict[str, StoredPiece] | msgspec.UnsetType = msgspec.UNSET
     lacks: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    files: Sequence[StagedFile] = ()
+
+    @property
+    def items(self) -> list[tuple[str, Source]]:
+        """Name and bytes of each shard, and then of each file."""
+        files = [(file_name(self.rank, self.world_size, index), file.source) for index, file in enumerate(self.files)]
+        return [*self.shards, *files]
 
 
 @dataclass(frozen=True)
@@ -239,8 +262,8 @@ def put_part(
         SnapshotCorrupt: a different part is stored there; or the bytes are not those that `wanted.known` requires.
     """
     directory = keys.directory(staged.id, attempt.nonce)
-    how, missing = dict[str, str](), list[Wanted]()
-    for index, (name, source) in enumerate(wanted.shards):
+    how, missing, items = dict[str, str](), list[Wanted](), wanted.items
+    for index, (name, source) in enumerate(items):
         known = wanted.known[index] if wanted.known is not None else None
         if name in attempt.stored:
             how[name] = "kept"
@@ -265,18 +288,22 @@ def put_part(
             unchanged.copy(store, keys, directory, missing, deadline, copied, refused)
         finally:
             attempt.copying_s += time.monotonic() - began
-    attempt.skipped_bytes += sum(attempt.stored[name].size for name, _ in wanted.shards if name in attempt.stored)
-    for index, (name, source) in enumerate(wanted.shards):
+    attempt.skipped_bytes += sum(attempt.stored[name].size for name, _ in items if name in attempt.stored)
+    for index, (name, source) in enumerate(items):
         entry = attempt.stored.get(name)
         if entry is None:
             key = keys.payload(directory, name)
-            entry = _entry(name, store.put(key, source, deadline=deadline, progress=progress))
+            entry = entry_of(name, store.put(key, source, deadline=deadline, progress=progress))
         if wanted.known is not None and entry.crc64nvme != wanted.known[index].crc64nvme:
             raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy is damaged")
         attempt.stored[name] = entry
         emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how.get(name, "sent")))
+    files = tuple(
+        _file(attempt.stored[file_name(wanted.rank, wanted.world_size, index)], file.path)
+        for index, file in enumerate(wanted.files)
+    )
     part = Part(
-        format=FORMAT if wanted.world_size == 1 else FORMAT_OF_RANKS,
+        format=FORMAT if wanted.world_size == 1 and not files else FORMAT_OF_RANKS,
         run_id=staged.run_id,
         generation=staged.id.generation,
         step=staged.id.step,
@@ -291,6 +318,7 @@ def put_part(
         environment=wanted.environment,
         pieces=wanted.pieces,
         lacks=wanted.lacks,
+        files=files or msgspec.UNSET,
     )
     part_key = keys.part(directory, part.rank, part.world_size)
     try:
@@ -428,11 +456,17 @@ def _has_sizes(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: 
     return all(
         store.stat(keys.payload(manifest.directory, shard.name), deadline=deadline).size == shard.size
         for part in manifest.parts
-        for shard in part.shards
+        for shard in part.stored
     )
 
 
-def _entry(name: str, receipt: Receipt) -> ShardEntry:
+def _file(entry: ShardEntry, path: str) -> FileEntry:
+    """Return the entry of a file. One that was copied had a path of its own in the snapshot before."""
+    return FileEntry(**{**msgspec.structs.asdict(entry), "path": path})
+
+
+def entry_of(name: str, receipt: Receipt) -> ShardEntry:
+    """Return the entry of an object, by what was counted as its bytes were read."""
     return ShardEntry(
         name=name,
         size=receipt.size,
@@ -448,4 +482,5 @@ def _content(manifest: Manifest) -> list[object]:
 
 
 def _part_content(part: Part) -> tuple[object, ...]:
-    return bytes(part.state), part.pieces, part.lacks, [(shard.name, shard.crc64nvme) for shard in part.shards]
+    paths = None if part.files is msgspec.UNSET else [file.path for file in part.files]
+    return bytes(part.state), part.pieces, part.lacks, paths, [(one.name, one.crc64nvme) for one in part.stored]

@@ -177,7 +177,7 @@ class Deduplicator:
         base = self.base  # an upkeep that was overtaken may forget it meanwhile
         if base is None:
             return None
-        shards = (shard for part in base.parts for shard in part.shards if shard.chunk_bytes == CHUNK_BYTES)
+        shards = (shard for part in base.parts for shard in part.stored if shard.chunk_bytes == CHUNK_BYTES)
         if known is not None:
             return next((shard for shard in shards if _content(shard) == _content(known)), None)
         if isinstance(source, Path):

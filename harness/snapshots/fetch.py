@@ -134,7 +134,7 @@ def verify(
         DamagedInStore: the same, and the store itself reports it, so this reader is not the cause.
     """
     for part in manifest.parts:
-        for entry in part.shards:
+        for entry in part.stored:
             shard = StoredShard(store, keys.payload(manifest.directory, entry.name), entry)
             try:
                 info = shard.stat(deadline)

@@ -156,6 +156,6 @@ locals {
   setting_names = [
     "drain_file", "durable_every_s", "every_s", "every_steps", "grace_s", "handover_s", "keep_every", "keep_last",
     "keep_local", "local", "log_format", "max_crashes", "overlap", "s3_kms_key_id", "s3_sse", "self_test", "shared",
-    "slots", "upload_bytes_s",
+    "slots", "upload_bytes_s", "watch", "watch_as",
   ]
 }

@@ -49,3 +49,25 @@ def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
     assert len(unbroken) > 20
     models = [(world.root / f"{name}.safetensors").read_bytes() for name in ("unbroken", "broken")]
     assert models[0] == models[1]
+
+
+def test_the_example_that_saves_by_itself_has_the_unbroken_one_s_curve_and_model(world: World) -> None:
+    def start(host: World, *rigged: str) -> int:
+        files = ["--out", host.root / "out", "--curve", host.curve, "--final", host.final]
+        command: list[str | Path] = [sys.executable, ROOT / "examples" / "watch_torch_save.py", *files]
+        if not rigged:
+            return host.start(*command).wait()
+        process = host.run_rigged("--watch-look-s", "0.05", "--watch", str(host.root / "out"), *rigged, command=command)
+        code = process.wait()
+        assert code == 0 or "durable" in process.stderr, process.stderr
+        return code
+
+    assert start(world) == 0
+    host = world.elsewhere()
+    assert start(host, "--at", "Published:1:terminate") == 75
+    again = world.elsewhere()
+    assert start(again, "--back-off-s", "0.05", "--at", "Published:1:kill-trainer") == 0
+
+    unbroken, broken = world.curve.read_text(), host.curve.read_text() + again.curve.read_text()
+    assert set(broken.splitlines()) == set(unbroken.splitlines())
+    assert again.final.read_bytes() == world.final.read_bytes()

@@ -22,6 +22,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --hello-s SECONDS            how long a program may be without a Checkpointer until it is told so
     --late-s SECONDS             how long a rank may be at one step while others wait, until it is named
     --first-answer-s, --read-s SECONDS   how long a start waits for the store; how long a reply of S3 may take
+    --watch-look-s SECONDS       between two looks at a watched directory
     --attempts N                 calls of a store at most until it counts as down
     --part-bytes BYTES           of a multipart upload
     --clock-offset-s SECONDS     this host's wall clock is ahead by so much
@@ -34,6 +35,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import keyword
 import os
 import signal
 import sys
@@ -58,6 +60,7 @@ import harness.agent.trainers.lateness
 import harness.agent.trainers.restarts
 import harness.agent.trainers.session
 import harness.snapshots.handover
+import harness.watch.watcher
 from cloud.aws.metadata import MetadataSession
 from cloud.errors import Unavailable, call_with_retry
 from cloud.notice import Deadline, Notice, NoticeKind
@@ -91,6 +94,7 @@ _SECONDS: dict[str, tuple[ModuleType, str]] = {
     "hello-s": (harness.agent.trainers.lateness, "HELLO_S"),
     "late-s": (harness.agent.trainers.lateness, "LATE_S"),
     "first-answer-s": (harness.agent.resume.startup, "FIRST_ANSWER_S"),
+    "watch-look-s": (harness.watch.watcher, "LOOK_S"),
     "read-s": (cloud.s3.client, "READ_S"),
 }
 
@@ -239,7 +243,8 @@ def main(arguments: list[str]) -> int:
     fresh = options.pop("fresh", None)
     fail, notices = options.pop("fail", None), options.pop("notices", None)
     rig(options)
-    flags: dict[str, Any] = {name.replace("-", "_"): value for name, value in options.items()}
+    names = {name: f"{name}_" if keyword.iskeyword(name) else name.replace("-", "_") for name in options}
+    flags: dict[str, Any] = {names[name]: value for name, value in options.items()}
     flags = {name: _NUMBERS.get(name, str)(value) for name, value in flags.items()} | {"fresh": fresh and True}
     settings = resolve(flags, os.environ, Path.cwd(), script=None)
     try:

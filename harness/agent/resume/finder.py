@@ -68,6 +68,9 @@ class SnapshotsMissing(SnapshotCorrupt):
 class Finder:
     """Tries copies in order until one is in a slot and verified. Blocks on disk and network; one thread."""
 
+    looks_ahead = True
+    """Whether it may fetch a snapshot that turns out not to be the newest one."""
+
     def __init__(self, keys: RunKeys, run_id: str, host: str, emit: commit.Emit, slot_disk: Path | None = None) -> None:
         """Prepare; nothing is read yet.
 
@@ -177,6 +180,11 @@ class Finder:
 
     def _from_store(self, copy: StoredCopy, manifest: Manifest) -> ResumePoint:
         """Fetch the parts of all ranks. If one part cannot be fetched, the whole copy is unusable."""
+        if manifest.parts[0].files is not msgspec.UNSET:
+            raise ConfigError(
+                f"snapshot {copy.id} is what a program has saved by itself: "
+                "resume the run with --watch and its directory"
+            )
         began_at, slots = time.monotonic(), list[Slot]()
         try:
             for part, record in zip(manifest.parts, to_records(manifest), strict=True):

@@ -124,6 +124,9 @@ class LookedBack:
     ended_at: float | None
 
 
+FinderFor = Callable[[str, bool], Finder]
+"""Makes a finder, for a run's identity, and whether the run goes back to the snapshot that it is given."""
+
 Progress = Awaiting | Unreachable | Identified | Header | Found | Failed | Refused | LookedBack
 
 
@@ -180,6 +183,7 @@ class ResumeSearch:
         command: Sequence[str],
         pipeline: SavePipeline,
         start: Start,
+        finder: FinderFor,
         tell: Callable[[ResumeSearch, Progress], None],
     ) -> None:
         """Prepare; no store is asked yet.
@@ -189,12 +193,13 @@ class ResumeSearch:
             command: the trainer's command line, without secrets.
             pipeline: which has the stores, and knows what was durable.
             start: the input of the search.
+            finder: makes the one that tries the copies.
             tell: called from the search's thread, with the search and each result.
         """
         self._context, self._command, self._pipeline, self._start = context, command, pipeline, start
         self._keys, self._settings, self._emit = context.keys, context.settings, context.emit
         self._generation, self._memory = start.generation, start.memory
-        self._tell = tell
+        self._finder_for, self._tell = finder, tell
         self._identified = ""
         self._prefetched: ResumePoint | None = None
         self._tried: tuple[SnapshotId, ...] = ()
@@ -349,7 +354,7 @@ class ResumeSearch:
 
     def _prefetch(self) -> None:
         """Fetch the newest snapshot so far: most likely the older generation's last, or its last but one."""
-        if self._prefetched is not None or self._start.wanted is not None:
+        if self._prefetched is not None or self._start.wanted is not None or not self._finder().looks_ahead:
             return
         with contextlib.suppress(CloudError, SnapshotCorrupt, NoSpace):  # an error is no loss: the search does it again
             known = self._survey()
@@ -370,8 +375,8 @@ class ResumeSearch:
 
     # ---- which snapshot ---------------------------------------------------------------------------------------------
 
-    def _finder(self) -> Finder:
-        return Finder(self._keys, self._run_id, self._context.host, self._emit, self._settings.slot_disk)
+    def _finder(self, *, goes_back: bool = False) -> Finder:
+        return self._finder_for(self._run_id, goes_back)
 
     def _search(self, survey: records.Survey | None) -> ResumePoint | None:
         """Return the newest usable copy of all tiers. Complete snapshots of dead agents are committed before."""
@@ -430,7 +435,7 @@ class ResumeSearch:
         if snapshot is None:
             raise no_such_snapshot(run, wanted, known)
         meant = [copy for copy in copies if copy.id == snapshot]
-        point = self._finder().find(meant, lambda copy, parts: self._note(Header(copy, parts)))
+        point = self._finder(goes_back=True).find(meant, lambda copy, parts: self._note(Header(copy, parts)))
         if point is None:
             raise ConfigError(f"snapshot {snapshot} belongs to another run of this name, from before --fresh")
         newer = frozenset(other for other in known if other > snapshot)

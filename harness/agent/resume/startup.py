@@ -26,6 +26,7 @@ from harness.agent.generation import Generation
 from harness.agent.journal import Journal
 from harness.agent.resume import search
 from harness.agent.resume.claims import Claims
+from harness.agent.resume.finder import Finder
 from harness.agent.resume.identity import check_identity
 from harness.agent.resume.search import Progress, ResumeSearch, Start
 from harness.agent.resume_point import ResumePoint
@@ -96,6 +97,7 @@ class Startup:
         pipeline: SavePipeline,
         journal: Journal,
         tell: StartupEvents,
+        finder: search.FinderFor | None = None,
     ) -> None:
         """Prepare; no store is asked yet.
 
@@ -105,8 +107,10 @@ class Startup:
             pipeline: of the run, with its tiers and the slots of earlier attempts.
             journal: of this agent.
             tell: callbacks for the results.
+            finder: makes what tries the copies; `None` for one that fetches them into slots.
         """
         self._context, self._command = context, without_secrets(command)
+        self._finder_for = finder or self._into_slots
         self._settings, self._pipeline, self._tell = context.settings, pipeline, tell
         self.claims = Claims(context, self._command, pipeline, journal)
         self._search: ResumeSearch | None = None
@@ -342,8 +346,12 @@ class Startup:
             looks_back=not self.looked_back,
             wanted=self._goes_back_to,
         )
-        self._search = ResumeSearch(self._context, self._command, self._pipeline, start, self._post)
+        self._search = ResumeSearch(self._context, self._command, self._pipeline, start, self._finder_for, self._post)
         return self._context.thread("harness-resume", self._search.run)
+
+    def _into_slots(self, run_id: str, _goes_back: bool) -> Finder:
+        context = self._context
+        return Finder(context.keys, run_id, context.host, context.emit, context.settings.slot_disk)
 
     def _stop_search(self) -> None:
         if self._search is not None:

@@ -1,4 +1,4 @@
-"""Jobs of a tier: a set of sealed slots, or a snapshot that is committed in the local tier.
+"""Jobs of a tier: a set of sealed slots, a snapshot in the local tier, or a checkpoint that was set aside.
 
 Owns the input of `publish` for each of them; moves no bytes.
 """
@@ -16,6 +16,9 @@ from harness.core import small_state
 from harness.core.manifest import Manifest, Part
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.snapshots import commit
+from harness.watch.record import encode
+from harness.watch.survey import saved_at
+from harness.watch.watcher import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,56 @@ class LocalSnapshot:
         return commit.Attempt(self.manifest.nonce)
 
 
-Job = MemorySnapshot | LocalSnapshot
+@dataclass(frozen=True)
+class FilesSnapshot:
+    """A checkpoint that the program has written by itself, set aside. Its files are deleted once no tier reads them.
+
+    Attributes:
+        checkpoint: what was set aside.
+        generation: the one under whose claim it is published.
+        sealed_at: monotonic.
+    """
+
+    checkpoint: Checkpoint
+    generation: Generation
+    sealed_at: float
+
+    @property
+    def step(self) -> int:
+        """The checkpoint's step, or its number if its name tells none."""
+        return self.checkpoint.record.step
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return self.checkpoint.kept.bytes
+
+    def stage(self) -> commit.Staged:
+        """Return the input of `publish`: the files as they were set aside, and what they were then."""
+        record, kept = self.checkpoint.record, self.checkpoint.kept
+        part = commit.StagedPart(
+            rank=0,
+            world_size=1,
+            state=encode(record),
+            environment={},
+            sealed_at=saved_at(record),
+            shards=[],
+            known=[file.entry for file in kept.files],
+            files=[commit.StagedFile(file.path, file.source) for file in kept.files],
+        )
+        return commit.Staged(
+            id=SnapshotId(self.generation.number, self.step),
+            run_id=self.generation.run_id,
+            parent=self.generation.parent,
+            parts=[part],
+        )
+
+    def attempt(self) -> commit.Attempt:
+        """Return an attempt in a directory of its own: another agent would set aside other files."""
+        return commit.Attempt()
+
+
+Job = MemorySnapshot | LocalSnapshot | FilesSnapshot
 
 
 def _stage_slot(sealed: SealedSlot, first: SealedSlot) -> commit.StagedPart:

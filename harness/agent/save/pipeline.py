@@ -21,7 +21,7 @@ from cloud.store import ObjectStore
 from harness.agent.context import Context
 from harness.agent.generation import Generation
 from harness.agent.resume_point import MemoryCopy, ResumePoint, SealedSlot, SnapshotSet
-from harness.agent.save.jobs import Job, LocalSnapshot, MemorySnapshot
+from harness.agent.save.jobs import FilesSnapshot, Job, LocalSnapshot, MemorySnapshot
 from harness.agent.save.slot_pool import SlotPool
 from harness.agent.save.snapshot_set import Dropped, Gathering, whole_sets
 from harness.agent.save.tier import Tier, TierEvents
@@ -31,6 +31,7 @@ from harness.core.policy.cadence import Cadence
 from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.ipc.slots import Slot
+from harness.watch.watcher import Checkpoint
 
 _MANIFESTS = 16  # how many are kept, to verify a resume from memory
 _Seals = tuple[tuple[int, int], ...]  # index and sequence of each slot of a set
@@ -65,6 +66,7 @@ class SavePipeline:
         """
         self._settings, self._keys, self._on_commit = context.settings, context.keys, on_commit
         settings, post = context.settings, context.post
+        self._post = post
         self._began_at = time.monotonic()
         self.pool = SlotPool(settings.slot_disk)
         self.steps = Steps()
@@ -77,6 +79,7 @@ class SavePipeline:
         self._gathering = Gathering()
         self._newest_set: tuple[int, ...] = ()  # the slots that are kept for I8
         self._newest_local: LocalSnapshot | None = None
+        self._newest_files: FilesSnapshot | None = None
         self._given: list[tuple[Tier, Job]] = []
         self._made_by: dict[int, Generation] = {}
         self._unreadable: set[int] = set()  # steps whose file in the local tier cannot be read
@@ -87,7 +90,7 @@ class SavePipeline:
         tell = TierEvents(
             published=lambda tier, job, manifest: post(lambda: self._on_published(tier, job, manifest)),
             failed=lambda tier, job, err, _final: post(lambda: self._on_failed(tier, job, err)),
-            released=lambda tier, job: post(lambda: self._on_released(tier, job)),
+            released=self._released,
         )
         retention = Retention(settings.keep_last, settings.keep_every)
         self.remote = Tier(
@@ -126,6 +129,8 @@ class SavePipeline:
     @property
     def state_bytes(self) -> int | None:
         """Bytes of the newest snapshot."""
+        if self._newest_files is not None:
+            return self._newest_files.bytes
         newest = self.pool.newest()
         return sum(self.pool[index].payload_bytes for index in newest) if newest else None
 
@@ -193,6 +198,13 @@ class SavePipeline:
             self.pool.release(other, "set")
         if slots is not None:
             self._on_set(MemorySnapshot(slots, generation, time.monotonic()))
+
+    def take_files(self, checkpoint: Checkpoint, generation: Generation) -> None:
+        """Take a checkpoint that was set aside, and give it to the remote tier. It is let go once that has it."""
+        job = FilesSnapshot(checkpoint, generation, time.monotonic())
+        self.sealed_step, self.sealed_at, self._newest_files = job.step, job.sealed_at, job
+        self._upload_started_at = job.sealed_at
+        self._submit(self.remote, job)
 
     def void(self, index: int) -> list[Dropped]:
         """Drop a set of which this slot is the last: its ranks differ where they should be equal."""
@@ -513,6 +525,12 @@ class SavePipeline:
             return
         if file.step == job.step and file.generation is job.generation:
             self._submit(self.remote, file)
+
+    def _released(self, tier: Tier, job: Job) -> None:
+        """Note, in a tier's thread, that it does not read a job's bytes any more."""
+        if isinstance(job, FilesSnapshot):
+            job.checkpoint.kept.let_go()
+        self._post(lambda: self._on_released(tier, job))
 
     def _on_released(self, tier: Tier, job: Job) -> None:
         self._given = [(holder, given) for holder, given in self._given if given is not job or holder is not tier]

@@ -35,6 +35,7 @@ class TrainerAttempt:
         ended_at: monotonic; when the process, or its last connection, ended.
         resumed_step: the step where it began.
         restored: whether it has restored the snapshot's state.
+        saves_by_itself: whether it is a watched program, which has no Checkpointer.
         stepped: the trainer's message about its first step, until `Restarted` is emitted.
         told: the ranks that have sent a message, by its kind, of those that count once all have sent it.
     """
@@ -55,6 +56,7 @@ class TrainerAttempt:
     ended_at: float | None = None
     resumed_step: int = 0
     restored: bool = False
+    saves_by_itself: bool = False
     stepped: FirstStep | None = None
     told: dict[type, set[int]] = field(default_factory=dict)
 
@@ -66,8 +68,8 @@ class TrainerAttempt:
 
     @property
     def connected(self) -> bool:
-        """Whether a Checkpointer said hello."""
-        return bool(self.greeted)
+        """Whether a Checkpointer said hello; or the program is one that is watched instead."""
+        return bool(self.greeted) or self.saves_by_itself
 
     def restarted(self, last_ended_at: float | None, point: ResumePoint | None) -> events.Restarted | None:
         """Return how long its start took, in parts; `None` if this agent has not seen all of it.

@@ -18,14 +18,19 @@ from harness.ipc.process import open_pidfd, start_ticks
 class Child:
     """One attempt of the trainer, as a child process."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], inherited: Sequence[int] = ()) -> None:
         """Spawn `command`.
+
+        Args:
+            command: its words.
+            environment: all of it.
+            inherited: descriptors that it gets, beside the standard ones.
 
         Raises:
             ConfigError: there is no such command, or it cannot be executed.
         """
         try:
-            self._process = subprocess.Popen(list(command), env=dict(environment))
+            self._process = subprocess.Popen(list(command), env=dict(environment), pass_fds=inherited)
         except FileNotFoundError as err:
             raise ConfigError(f"{command[0]}: command not found") from err
         except OSError as err:

@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,7 @@ from harness.agent.trainers.child import Child
 from harness.agent.trainers.ranks import Connection, Rank, Ranks
 from harness.agent.trainers.siblings import Siblings
 from harness.agent.trainers.telling import Telling
+from harness.agent.watching import Watching
 from harness.config.program import Program
 from harness.config.settings import SOCKET_VARIABLE
 from harness.core import events, messages
@@ -157,9 +158,20 @@ class Trainer:
         Raises:
             ConfigError: there is no such command, or it cannot be executed.
         """
-        command = self._program.command
-        if command is None:
-            return
+        if self._program.command is not None:
+            self._spawn(self._program.command, {}, ())
+
+    def spawn_watched(self, watching: Watching) -> None:
+        """Start a program that saves by itself. Raises what `spawn` raises."""
+        assert self._program.command is not None, "only a child is watched"
+        self.attempt.saves_by_itself, self.attempt.restored = True, True
+        if (point := self._startup.point) is not None:
+            self.attempt.resumed_step = point.id.step
+        self._spawn(watching.command(self._program.command), watching.environment(), watching.inherited)
+        assert self.child is not None, "it was started"
+        watching.started(self.child.pid)
+
+    def _spawn(self, command: Sequence[str], added: Mapping[str, str], inherited: Sequence[int]) -> None:
         environment = {
             # For torchrun: with the first, ranks that it restarts find each other; and it does not kill a rank that
             # is leaving before the time is up.
@@ -169,9 +181,10 @@ class Trainer:
             SOCKET_VARIABLE: str(self._server.address),
             "HARNESS_RUN_ID": self._startup.generation.run_id,
             "HARNESS_RESTARTS": str(self.restarts),
+            **added,
         }
         self.attempt.spawned_at = time.monotonic()
-        self.child = Child(command, environment)
+        self.child = Child(command, environment, inherited)
         self._loop.watch(self.child.pidfd, self._on_child_exit)
         self._emit(events.TrainerStarted(pid=self.child.pid, restarts=self.restarts))
 

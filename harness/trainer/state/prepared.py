@@ -42,7 +42,10 @@ def unwrapped(state: Any) -> Any:
 
 def _parts(name: str, accelerator: Any) -> dict[str, Any]:
     if accelerator.distributed_type.value == "DEEPSPEED":
-        raise StateError(f"{name}: DeepSpeed keeps the state of this training, and the harness cannot take it")
+        raise StateError(
+            f"{name}: DeepSpeed keeps the state of this training: "
+            "watch the checkpoints that it writes (harness run --watch)"
+        )
     found: dict[str, Any] = {
         "model": accelerator._models,
         "optimizer": [unwrapped(each) for each in accelerator._optimizers],

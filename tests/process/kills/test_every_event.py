@@ -143,9 +143,11 @@ CASES = [
 
 ELSEWHERE = {"AgentReplaced": "test_the_agent_that_replaced_a_dead_one_may_die_as_well"}
 _DRILL = "takes somebody who asks for it: tests/process/test_drill.py kills there"
+_WATCHED = "takes a program that saves by itself: tests/process/watch kills there"
 _TWO_HOSTS = "takes two hosts: tests/process/test_handover.py kills there"
 CANNOT_HAPPEN = {
     "NodeBooted": "takes a node of a fleet, where it follows AgentStarted at once",
+    "SetAside": _WATCHED,
     "Drilling": _DRILL,
     "Drilled": _DRILL,
     "HandoverAwaited": _TWO_HOSTS,

@@ -13,7 +13,7 @@ from harness.core.manifest import (
     MAX_CHUNK_BYTES,
     Claim,
     Done,
-    ForeignFormat,
+    FileEntry,
     Manifest,
     Part,
     Quarantine,
@@ -224,8 +224,55 @@ def test_a_piece_that_is_no_box_of_a_tensor_is_refused(piece: dict[str, Any]) ->
         parse_manifest(changed(RANKS_JSON, "parts", 0, "pieces", value={"model/weight": piece}), KEYS, ID)
 
 
-def test_files_of_a_later_version_are_refused_as_its_own() -> None:
-    with pytest.raises(ForeignFormat, match="has files"):
+def of_files(*paths: str, **changes: Any) -> Part:
+    """A part with an empty file at each path."""
+    files = tuple(
+        FileEntry(
+            name=f"rank-00000-of-00001.{index:05d}.file",
+            size=0,
+            crc64nvme="0000000000000000",
+            chunk_bytes=4096,
+            chunks=(),
+            path=path,
+        )
+        for index, path in enumerate(paths)
+    )
+    return part(**{"format": FORMAT_OF_RANKS, "shards": (), "files": files, **changes})
+
+
+def test_files_are_read_as_they_were_written() -> None:
+    whole = of_files("checkpoint-1/a", "checkpoint-1/deep/b", "latest")
+    assert parse_part(encode(whole), KEY) == whole
+    assert [entry.name for entry in whole.stored] == [entry.name for entry in whole.files]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ("/etc/passwd",),
+        ("../a",),
+        ("a/../../b",),
+        ("a//b",),
+        ("./a",),
+        ("",),
+        ("a\0b",),
+        ("a" * 5000,),
+        ("a", "a"),
+        ("a", "a/b"),
+    ],
+)
+def test_files_that_have_no_place_of_their_own_below_a_directory_are_refused(paths: tuple[str, ...]) -> None:
+    with pytest.raises(SnapshotCorrupt):
+        parse_part(encode(of_files(*paths)), KEY)
+
+
+def test_files_have_their_names_and_their_format() -> None:
+    with pytest.raises(SnapshotCorrupt, match="with files"):
+        parse_part(encode(of_files("a", format=FORMAT)), KEY)
+    (file,) = of_files("a").stored
+    with pytest.raises(SnapshotCorrupt, match=r"expected rank-00000-of-00001\.00000\.file"):
+        parse_part(encode(of_files(files=(msgspec.structs.replace(file, name="other.file"),))), KEY)
+    with pytest.raises(SnapshotCorrupt):
         parse_manifest(changed(RANKS_JSON, "parts", 0, "files", value={"state.bin": "a"}), KEYS, ID)
 
 

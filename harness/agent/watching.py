@@ -1,0 +1,228 @@
+"""Directory mode: the agent of a program that has no Checkpointer, and saves by itself in a directory.
+
+Owns the watched directory: its lock, what is laid back into it before the program starts, the watcher while it runs,
+and how it is asked to save. `resume/laying_back.py` decides what it goes on from. Main thread, except where it says so.
+
+    search ─▶ laid back ─▶ program ─▶ a whole checkpoint ─▶ set aside ─▶ remote tier
+    notice ─▶ asked to save ─▶ its last checkpoint ─▶ it ends ─▶ a last look ─▶ the end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.agent.context import Context
+from harness.agent.resume.laying_back import CheckpointFinder, Laid
+from harness.agent.resume_point import ResumePoint
+from harness.core import events
+from harness.errors import ConfigError
+from harness.watch.adapter import Save, named
+from harness.watch.asking import ask, listens
+from harness.watch.look import OURS
+from harness.watch.place import move_aside
+from harness.watch.survey import Survey
+from harness.watch.watcher import Checkpoint, Watcher
+
+PLACEHOLDER = "{checkpoint}"
+"""Stands, in a program's command, for the path of the checkpoint that it goes on from."""
+VARIABLE = "HARNESS_CHECKPOINT"
+_LOCK = f"{OURS}lock"
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@dataclass(frozen=True)
+class WatchingEvents:
+    """Callbacks. Each is called in the main thread.
+
+    Attributes:
+        found: a checkpoint was set aside.
+        signal: send the program a signal.
+    """
+
+    found: Callable[[Checkpoint], None]
+    signal: Callable[[int], None]
+
+
+class Watching:
+    """The watched directory of one agent, and the programs that write there, one after the other."""
+
+    def __init__(self, context: Context, root: Path, name: str | None, tell: WatchingEvents) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            context: of the agent.
+            root: the directory.
+            name: the adapter that the user has named, if any.
+            tell: callbacks.
+
+        Raises:
+            ConfigError: there is no such adapter.
+        """
+        if name is not None:
+            named(name)
+        self._context, self.root, self._name, self._tell = context, root, name, tell
+        self._watcher = Watcher(root, self._on_found, context.say, context.on_bug)
+        self._finder: CheckpointFinder | None = None
+        self._laid = Laid()
+        self._lock_fd: int | None = None
+        self._pid: int | None = None
+        self._asked: Save | None = None
+        self.awaits_start = False
+        """Whether a program is to be started once it is known what it goes on from."""
+
+    def open(self) -> None:
+        """Make the directory, and lock it for this agent and its programs.
+
+        Raises:
+            ConfigError: it cannot be used, or a program of an earlier start still runs.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as err:
+            raise ConfigError(f"{self.root} cannot be watched: {err.strerror}") from err
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            os.close(fd)
+            raise ConfigError(
+                f"{self.root} is in use: a program of an earlier start still writes there "
+                f"(see fuser {self.root / _LOCK}). End it first"
+            ) from err
+        except OSError as err:
+            if err.errno not in _NO_LOCKS:
+                os.close(fd)
+                raise ConfigError(f"{self.root} cannot be watched: {err.strerror}") from err
+        self._lock_fd = fd
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """Descriptors that a program inherits, so that the directory stays locked while it lives."""
+        return () if self._lock_fd is None else (self._lock_fd,)
+
+    # ---- before the program -----------------------------------------------------------------------------------------
+
+    def finder(self, run_id: str, goes_back: bool) -> CheckpointFinder:
+        """Return what lays a snapshot back. From the search's thread."""
+        self._finder = CheckpointFinder(self._context, run_id, self.root, self._name, goes_back=goes_back)
+        return self._finder
+
+    def begin_at_zero(self) -> None:
+        """Move every checkpoint away, for a run that begins at step 0 although there are some. Blocks on the disk."""
+        there = Survey.of(self.root, self._name)
+        folder = move_aside(self.root, [path for one in there.judged for path in one.paths], "fresh")
+        if folder is not None:
+            self._context.say(f"--fresh: {len(there.judged)} checkpoints are moved to {folder}")
+        self._finder = None
+
+    def started(self, pid: int) -> None:
+        """Watch a program from now on."""
+        self._pid, self._asked = pid, None
+        laid = self._found
+        self._watcher.begin(laid.adapter, laid.taken, pid, is_named=self._name is not None)
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return a program's command, with the path of its checkpoint in it.
+
+        Without a checkpoint, a word with `{checkpoint}` in it is left out; so is the option before a word that is
+        nothing else.
+        """
+        path, words = self._found.checkpoint, list[str]()
+        for word in command:
+            if PLACEHOLDER not in word:
+                words.append(word)
+            elif path is not None:
+                words.append(word.replace(PLACEHOLDER, str(path)))
+            elif word == PLACEHOLDER and words and words[-1].startswith("-"):
+                words.pop()
+        return words
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what is added to a program's environment: the path of its checkpoint, or nothing in its place."""
+        path = self._found.checkpoint
+        return {VARIABLE: "" if path is None else str(path)}
+
+    def restored(self, point: ResumePoint) -> events.Restored:
+        """Return the event of the snapshot that a program goes on from."""
+        return events.Restored(snapshot=str(point.id), step=point.id.step, seconds=point.filling_s)
+
+    @property
+    def _found(self) -> Laid:
+        return Laid() if self._finder is None else self._finder.laid
+
+    # ---- while it runs ----------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int | None:
+        """Of the newest checkpoint; `None` if there is none."""
+        return self._watcher.step
+
+    @property
+    def settled(self) -> bool:
+        """Whether no program runs, and the directory was looked at since the last one ended."""
+        return self._watcher.settled
+
+    @property
+    def answers(self) -> bool:
+        """Whether a program runs that can be asked to save."""
+        return self._pid is not None and listens(self._save, self._pid)
+
+    @property
+    def _save(self) -> Save:
+        adapter = self._watcher.adapter
+        return Save() if adapter is None else adapter.save
+
+    def leave(self, *, by_signal: bool) -> None:
+        """Ask the program to save, and to end.
+
+        Args:
+            by_signal: whether a signal has come that would have ended it. Then it gets that if it cannot be asked; else
+                it goes on, and may save once more, until the time is up.
+        """
+        if self._pid is None or self._asked is not None:
+            return
+        self._watcher.hurry()
+        save = self._save
+        how = ask(save, self.root, self._pid)
+        if how is not None:
+            self._asked = save
+            self._context.say(f"the program is asked to save: {how}")
+        elif by_signal:
+            self._tell.signal(signal.SIGTERM)
+        else:
+            self._context.say("the program has no way to be asked to save: it goes on until the time is up")
+
+    def ended(self, *, well: bool) -> None:
+        """Look once more at what a program has left. `well`: it says that it has reached its end."""
+        self._pid = None
+        self._watcher.program_ended(well=well)
+
+    def why_not(self) -> str:
+        """Return why the newest thing in the directory is no snapshot; empty if it is one."""
+        if self._watcher.adapter is None:
+            return f"nothing in {self.root} is known as a checkpoint: see harness watch {self.root}"
+        return f"{self._watcher.why}: it is not saved" if self._watcher.why else ""
+
+    def close(self) -> None:
+        """Stop looking, and unlock the directory once the programs have ended as well."""
+        self._watcher.close()
+        if self._lock_fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _on_found(self, checkpoint: Checkpoint) -> None:
+        """Pass a checkpoint on to the main thread. In the watcher's thread."""
+        self._context.post(lambda: self._take(checkpoint))
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        self._tell.found(checkpoint)
+        if self._asked is not None and not self._asked.leaves:
+            self._tell.signal(signal.SIGTERM)

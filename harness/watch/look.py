@@ -1,0 +1,235 @@
+"""Look: what lies in a watched directory at one moment, and which of it is a checkpoint by an adapter's names.
+
+Owns the walk, which follows no link out of the directory, and the grouping of files into candidates. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from harness.core.manifest import is_inside
+from harness.watch.adapter import Adapter
+from harness.watch.patterns import Match, pattern
+
+OURS = ".harness-"
+"""Names in a watched directory that begin so are the harness's own."""
+_MOST_JSON = 64 << 20
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A file at one moment.
+
+    Attributes:
+        size: bytes.
+        modified_ns: when its content changed last.
+        inode: device and number: another one is another file under the same name.
+    """
+
+    size: int
+    modified_ns: int
+    inode: tuple[int, int]
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Seen:
+        """Return what a `stat` says."""
+        return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
+
+
+@dataclass(frozen=True)
+class Look:
+    """A watched directory at one moment.
+
+    Attributes:
+        root: the directory.
+        files: every regular file below it, by its path.
+        links: every symbolic link, by its path, and where it leads.
+        folders: every directory.
+    """
+
+    root: Path
+    files: Mapping[str, Seen]
+    links: Mapping[str, str]
+    folders: frozenset[str]
+
+    @classmethod
+    def at(cls, root: Path) -> Look:
+        """Look now. A directory that is not there is empty; what vanishes meanwhile is left out."""
+        files: dict[str, Seen] = {}
+        links: dict[str, str] = {}
+        folders: set[str] = set()
+        for path, found in _walk(root, ""):
+            if stat.S_ISLNK(found.st_mode):
+                with contextlib.suppress(OSError):
+                    links[path] = str((root / path).readlink())
+            elif stat.S_ISDIR(found.st_mode):
+                folders.add(path)
+            elif stat.S_ISREG(found.st_mode):
+                files[path] = Seen.of(found)
+        return cls(root, files, links, frozenset(folders))
+
+    def text(self, path: str, limit: int = _MOST_JSON) -> bytes | None:
+        """Return what stands in a small file; `None` if it is gone or large."""
+        try:
+            with (self.root / path).open("rb") as file:
+                data = file.read(limit + 1)
+        except OSError:
+            return None
+        return data if len(data) <= limit else None
+
+
+def _walk(root: Path, below: str) -> Iterator[tuple[str, os.stat_result]]:
+    try:
+        entries = sorted(os.scandir(root / below), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        path = f"{below}/{entry.name}" if below else entry.name
+        if entry.name.startswith(OURS) or not is_inside(path):
+            continue
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        yield path, found
+        if stat.S_ISDIR(found.st_mode):
+            yield from _walk(root, path)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is a checkpoint by its names.
+
+    Attributes:
+        name: path of its directory, or of its first file.
+        is_directory: whether it is a directory.
+        match: what its name says.
+        order: candidates are in this order: by step, or by when they were written.
+        step: its number; `None` if nothing says it.
+        files: its files, by their paths in the watched directory.
+        shared: files beside it that belong to it as well.
+    """
+
+    name: str
+    is_directory: bool
+    match: Match
+    order: int
+    step: int | None
+    files: Mapping[str, Seen]
+    shared: Mapping[str, Seen]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all of its files."""
+        return sum(seen.size for seen in (*self.files.values(), *self.shared.values()))
+
+    def inside(self, path: str) -> str:
+        """Return a path below the watched directory as one below the checkpoint."""
+        return path[len(self.name) + 1 :] if self.is_directory else path
+
+
+def candidates(look: Look, adapter: Adapter) -> list[Candidate]:
+    """Return all candidates, the newest last."""
+    layout = adapter.checkpoint
+    shared = {path: seen for path, seen in look.files.items() if _fits_one(layout.shared, path)}
+    found = _directories(look, adapter) if layout.directory else _file_groups(look, adapter)
+    kept = []
+    for name, match, files in found:
+        files = {path: seen for path, seen in files.items() if path not in shared}
+        if files or layout.directory:
+            step = _step_of(look, adapter, name, match)
+            order = modified_ns(files) if step is None else step
+            kept.append(Candidate(name, bool(layout.directory), match, order, step, files, shared))
+    return sorted(kept, key=lambda candidate: (candidate.order, candidate.name))
+
+
+def modified_ns(files: Mapping[str, Seen]) -> int:
+    """Return when the last of these files was written."""
+    return max((seen.modified_ns for seen in files.values()), default=0)
+
+
+def recognized(look: Look, adapters: Mapping[str, Adapter]) -> list[Adapter]:
+    """Return the adapters whose names there are in a directory, those that explain most of its files first."""
+    scores: list[tuple[bool, int, int, str]] = []
+    for name, adapter in adapters.items():
+        if adapter.by_name:
+            continue
+        found = candidates(look, adapter)
+        marked = [one for one in found if _is_marked(one, look, adapter)]
+        if marked:
+            explained = {path for one in marked for path in (*one.files, *one.shared)}
+            marks = len(adapter.complete.has) + len(adapter.complete.each_rank) + 2 * len(adapter.pointers)
+            scores.append((adapter.general, -len(explained), -marks, name))
+    return [adapters[name] for *_, name in sorted(scores)]
+
+
+def _is_marked(candidate: Candidate, look: Look, adapter: Adapter) -> bool:
+    """Whether a candidate has the marks by which the adapter knows a whole checkpoint: names alone are alike."""
+    marks = adapter.complete
+    if adapter.checkpoint.files_are == "one" and len(candidate.files) > 1:
+        return False
+    inside = [candidate.inside(path) for path in candidate.files]
+    if not all(any(_fits(text, path) for path in inside) for text in (*marks.has, *marks.each_rank)):
+        return False
+    last = [pointer.path for pointer in adapter.pointers if pointer.is_last]
+    return all(path in look.files or path in look.links for path in last)
+
+
+def _directories(look: Look, adapter: Adapter) -> Iterator[tuple[str, Match, dict[str, Seen]]]:
+    wanted, leave_out = pattern(adapter.checkpoint.directory), adapter.checkpoint.leave_out
+    for folder in look.folders:
+        if (match := wanted.match(folder)) is None:
+            continue
+        inside = {
+            path: seen
+            for path, seen in look.files.items()
+            if path.startswith(f"{folder}/") and not _fits_one(leave_out, path[len(folder) + 1 :])
+        }
+        yield folder, match, inside
+
+
+def _file_groups(look: Look, adapter: Adapter) -> Iterator[tuple[str, Match, dict[str, Seen]]]:
+    groups: dict[object, tuple[Match, dict[str, Seen]]] = {}
+    for path, seen in look.files.items():
+        for text in adapter.checkpoint.files:
+            match = pattern(text).match(path)
+            if match is None or _fits_one(adapter.checkpoint.leave_out, path):
+                continue
+            numbers = tuple(sorted((field, number) for field, number in match.numbers.items() if field != "rank"))
+            key = {"parts": numbers, "each": path, "one": ()}[adapter.checkpoint.files_are]
+            groups.setdefault(key, (match, {}))[1][path] = seen
+            break
+    for match, files in groups.values():
+        yield min(files), match, files
+
+
+def _step_of(look: Look, adapter: Adapter, name: str, match: Match) -> int | None:
+    how = adapter.checkpoint.step
+    if ":" in how:
+        file, _, field = how.partition(":")
+        return _field_of(look.text(f"{name}/{file}" if adapter.checkpoint.directory else file), field)
+    return match.numbers.get(how or "step")
+
+
+def _field_of(data: bytes | None, field: str) -> int | None:
+    try:
+        value = msgspec.json.decode(data or b"null")
+    except msgspec.MsgspecError:
+        return None
+    found = value.get(field) if isinstance(value, dict) else None
+    return found if isinstance(found, int) and found >= 0 else None
+
+
+def _fits(text: str, path: str) -> bool:
+    return pattern(text).match(path) is not None
+
+
+def _fits_one(texts: tuple[str, ...], path: str) -> bool:
+    return any(_fits(text, path) for text in texts)

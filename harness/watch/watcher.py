@@ -1,0 +1,313 @@
+"""Watcher: looks at a directory while a program writes there, and sets each whole checkpoint aside.
+
+Owns one thread, and the newest checkpoint that was set aside. Knows no snapshots: it reports what it has.
+
+    a look each second ─▶ the newest candidates ─▶ whole? ─▶ set aside ─▶ `found`
+    the program has ended ─▶ one last look ─▶ `settled`
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloud.priority import Background
+from harness.watch import processes
+from harness.watch.adapter import Adapter, built_in
+from harness.watch.aside import Changed, Kept, set_aside, sweep
+from harness.watch.judge import Circumstances, Lack, lack_of, shape_of
+from harness.watch.look import Candidate, Look, Seen, candidates, recognized
+from harness.watch.record import Record
+from harness.watch.sound import Sound
+from harness.watch.survey import record_of
+
+LOOK_S = 1.0
+"""Seconds between two looks. A checkpoint is taken once nothing in it has changed from one to the next."""
+_HOT_S = 0.2  # after the program was asked to save
+_IN_VAIN = 3  # looks at a checkpoint that has just changed each time, until two come close together, and closer
+_LEAST_S = 0.02  # between them, at last
+_SHARE = 0.1  # of the time, at most, that looks at a directory of very many files take
+_SURVIVORS_S = 5.0  # how long processes of a program that has ended are waited for
+_NOT_BELOW_BYTES = 256 << 20  # of the disk, that a copy leaves free
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint that was set aside.
+
+    Attributes:
+        record: what it is.
+        kept: its files.
+        seconds: how long setting it aside took.
+    """
+
+    record: Record
+    kept: Kept
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The newest checkpoint that is known: nothing older is set aside.
+
+    Attributes:
+        order: see `Candidate`.
+        step: of its snapshot.
+        files: what it consisted of.
+        shape: see `shape_of`; empty if it is not known.
+        ranks: how many ranks wrote it; `None` if that is not known.
+    """
+
+    order: int = -1
+    step: int = -1
+    files: frozenset[tuple[str, Seen]] = frozenset()
+    shape: frozenset[str] = frozenset()
+    ranks: int | None = None
+
+
+class Watcher:
+    """One thread that looks. `begin`, `program_ended`, `hurry` and `close` from any other."""
+
+    def __init__(
+        self,
+        root: Path,
+        found: Callable[[Checkpoint], None],
+        say: Callable[[str], None],
+        on_bug: Callable[[BaseException], None],
+    ) -> None:
+        """Nothing is looked at before `begin`.
+
+        Args:
+            root: the watched directory.
+            found: called, in the watcher's thread, with each checkpoint that was set aside. Its receiver lets it go.
+            say: logs a message to the user.
+            on_bug: called with the exception that ended the thread unexpectedly.
+        """
+        self._root, self._found, self._say, self._on_bug = root, found, say, on_bug
+        self._condition = threading.Condition()
+        self._adapter: Adapter | None = None
+        self._is_named = False
+        self._taken = Taken()
+        self._pid: int | None = None
+        self._ended: bool | None = None
+        self._hurries = self._closing = self._looks = False
+        self._began = False
+        self._sound = Sound()
+        self._before: Look | None = None
+        self._changed_at: dict[str, tuple[Seen, float]] = {}
+        self._family: list[int] = []
+        self._ranks: int | None = None
+        self._number = 0
+        self._why = ""
+        self._passing = 0
+        self._said = set[str]()
+        self._background = Background()
+
+    # ---- from other threads -----------------------------------------------------------------------------------------
+
+    def begin(self, adapter: Adapter | None, taken: Taken, pid: int, *, is_named: bool) -> None:
+        """Look from now on, at what a program writes.
+
+        Args:
+            adapter: by which it is judged; `None` to find out.
+            taken: what is known already.
+            pid: of the program.
+            is_named: whether the user has named the adapter.
+        """
+        with self._condition:
+            self._adapter, self._taken, self._pid, self._is_named = adapter, taken, pid, is_named
+            self._ended, self._before, self._family, self._ranks = None, None, [], None
+            self._changed_at.clear()
+            if not self._began:
+                self._began = True
+                threading.Thread(target=self._run, name="harness-watch", daemon=True).start()
+            self._condition.notify_all()
+
+    def program_ended(self, *, well: bool) -> None:
+        """Look once more, and then no more until the next program. `well`: it says that it has reached its end."""
+        with self._condition:
+            if self._pid is not None:
+                self._ended = well
+            self._condition.notify_all()
+
+    def hurry(self) -> None:
+        """Look more often, at full speed: the program was asked to save."""
+        with self._condition:
+            self._hurries = True
+            self._background.urgent = True
+            self._condition.notify_all()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is looked at, and nothing will be before the next program."""
+        with self._condition:
+            return self._pid is None
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """By which the directory is judged; `None` while nothing in it is known."""
+        return self._adapter
+
+    @property
+    def step(self) -> int | None:
+        """Of the newest checkpoint that was set aside or laid back; `None` if there is none."""
+        return None if self._taken.step < 0 else self._taken.step
+
+    @property
+    def why(self) -> str:
+        """Why the newest candidate is no whole checkpoint; empty if it is, or if there is none."""
+        return self._why
+
+    def close(self) -> None:
+        """Stop soon."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._background.begin()
+        try:
+            sweep(self._root)
+            look_s = 0.0
+            while self._await_look(look_s / _SHARE):
+                began, ended = time.monotonic(), self._ended
+                if ended is not None and self._outlived():
+                    self._look(None)  # something may still write: nothing may change until the last look
+                    threading.Event().wait(LOOK_S)
+                self._look(ended)
+                if ended is None and self._passing >= _IN_VAIN:
+                    self._look_between()
+                look_s = time.monotonic() - began
+                if ended is not None:
+                    with self._condition:
+                        self._pid = None
+        except Exception as err:  # noqa: BLE001  the thread's root: a bug here must end the agent, not hang it
+            self._on_bug(err)
+
+    def _outlived(self) -> bool:
+        """Wait for the processes of a program that has ended. Return whether some live on."""
+        give_up_at = time.monotonic() + _SURVIVORS_S
+        while lives := processes.alive(self._family):
+            if time.monotonic() > give_up_at:
+                break
+            threading.Event().wait(0.05)
+        self._family = lives
+        return bool(lives)
+
+    def _await_look(self, at_least_s: float) -> bool:
+        with self._condition:
+            wait_s = max(_HOT_S if self._hurries else LOOK_S, at_least_s)
+            self._condition.wait_for(
+                lambda: self._closing or (self._pid is not None and self._ended is not None), wait_s
+            )
+            self._condition.wait_for(lambda: self._closing or self._pid is not None)
+            return not self._closing
+
+    def _look_between(self) -> None:
+        """Look again soon, at a program that writes the same checkpoint again and again: between two of its writes."""
+        gap_s = max(LOOK_S / 2.0 ** min(10, self._passing - _IN_VAIN + 1), _LEAST_S)
+        with self._condition:
+            self._condition.wait_for(lambda: self._closing or self._ended is not None, gap_s)
+        self._look(None)
+
+    def _look(self, ended: bool | None) -> None:
+        """Look once. `ended`: whether the program has ended, and well; `None` while it lives."""
+        look = Look.at(self._root)
+        if self._adapter is None:
+            self._adapter = next(iter(recognized(look, built_in())), None)
+        if self._adapter is None:
+            return
+        found = candidates(look, self._adapter)
+        newer = [one for one in found if self._is_newer(one)]
+        known = self._circumstances(look, ended) if newer else Circumstances()
+        self._why, passing = "", False
+        for candidate in reversed(newer):
+            lack = lack_of(candidate, look, self._adapter, found, self._sound, known)
+            lack = lack or self._take(candidate, self._adapter)
+            if lack is None:
+                break
+            self._why = self._why or f"{candidate.name} {lack.why}"
+            passing = passing or lack.is_passing
+        self._passing = self._passing + 1 if passing else 0
+        self._before = look
+        self._sound.forget_others({(path, seen) for path, seen in look.files.items()})
+
+    def _is_newer(self, candidate: Candidate) -> bool:
+        return candidate.order > self._taken.order and not _files_of(candidate) <= self._taken.files
+
+    def _circumstances(self, look: Look, ended: bool | None) -> Circumstances:
+        assert self._pid is not None, "there is a program"
+        now = time.monotonic()
+        if ended is None:
+            outlived = set(processes.alive(self._family))  # their parent has ended: they are no descendants any more
+            self._family = sorted({*processes.family(self._pid), *outlived})
+            self._ranks = processes.world_size(self._family) or self._ranks or 1
+        changed = {path: (seen, now) for path, seen in look.files.items()}
+        for path, (seen, at) in self._changed_at.items():
+            if path in changed and changed[path][0] == seen:
+                changed[path] = (seen, at)
+        self._changed_at = changed if ended is None else {}
+        return Circumstances(
+            before=None if ended is not None and not self._family else self._before or _EMPTY,
+            writing=processes.open_for_writing(self._family, self._root),
+            ranks=self._ranks,
+            shape=self._taken.shape if self._taken.ranks in (None, self._ranks) else frozenset(),
+            changed_s={path: now - at for path, (_, at) in self._changed_at.items()},
+            is_named=self._is_named,
+            ended_well=bool(ended),
+        )
+
+    def _take(self, candidate: Candidate, adapter: Adapter) -> Lack | None:
+        """Set a whole candidate aside. Return why that was not possible."""
+        files = {**candidate.files, **candidate.shared}
+        may_link = not adapter.checkpoint.rewritten
+        if not may_link and not self._has_room(candidate):
+            return self._told(candidate, "cannot be set aside for its upload: the disk has no room")
+        self._number += 1
+        began = time.monotonic()
+        try:
+            name = f"{os.getpid()}-{self._number}"
+            kept = set_aside(self._root, files, name, may_link=may_link, given_up=lambda: self._closing)
+        except (Changed, InterruptedError) as err:
+            return Lack(f"could not be set aside: {err}", is_torn=False, is_passing=True)
+        except OSError as err:
+            return self._told(candidate, f"could not be set aside: {err.strerror}")
+        step = candidate.step
+        if step is None or step <= self._taken.step:
+            step = max(self._taken.step, 0) + 1
+        record = record_of(candidate, adapter, step, self._ranks)
+        self._taken = Taken(candidate.order, step, _files_of(candidate), shape_of(candidate), self._ranks)
+        self._found(Checkpoint(record, kept, time.monotonic() - began))
+        return None
+
+    def _has_room(self, candidate: Candidate) -> bool:
+        """Whether a copy leaves the program some room. Where the blocks can be shared, it takes none."""
+        disk = os.statvfs(self._root)
+        return disk.f_bavail * disk.f_frsize - candidate.bytes > _NOT_BELOW_BYTES
+
+    def _told(self, candidate: Candidate, why: str) -> Lack:
+        """Say once why a checkpoint is not saved."""
+        if (words := f"{candidate.name} {why}") not in self._said:
+            self._said.add(words)
+            self._say(words)
+        return Lack(why, is_torn=False)
+
+
+_EMPTY = Look(Path(), {}, {}, frozenset())
+
+
+def _files_of(candidate: Candidate) -> frozenset[tuple[str, Seen]]:
+    return frozenset({**candidate.files, **candidate.shared}.items())
+
+
+def taken_of(candidate: Candidate, record: Record | None) -> Taken:
+    """Return what is known of a checkpoint that lies in the directory as a snapshot has it, by its record."""
+    if record is None:
+        return Taken()
+    return Taken(candidate.order, record.step, _files_of(candidate), frozenset(record.shape), record.ranks)

@@ -1,0 +1,251 @@
+"""A training that saves with a library's own means, and resumes with them: nothing in it knows the harness.
+
+Written as the library's documentation shows it. One line for each step to CURVE: its number, and its loss in full
+precision. FINAL gets the digest of the parameters.
+
+    python -m tests.support.library_program transformers --out DIR --curve FILE --final FILE [--checkpoint PATH]
+
+    transformers    Trainer: checkpoint-N; goes on from PATH; with --asked, saves on SIGTERM by its own means
+    accelerate      Accelerator.save_state: step_N; goes on from PATH
+    dcp             torch.distributed.checkpoint: step-N; looks for the greatest one that has .metadata
+    torch           torch.save: model_N.pt and optimizer_N.pt; looks for the greatest number
+    torch-one       torch.save to last.pt, in place
+
+    --hold-at STEP --hold-until FILE   stay after STEP, until FILE exists or a signal comes
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+STEPS, SAVE_EVERY, BATCH, ITEMS = 24, 4, 4, 40
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    """Random rows, the same each time."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x = torch.rand(8, generator=torch.Generator().manual_seed(index))
+        return {"x": x, "labels": x.sum()}
+
+
+class Net(nn.Module):
+    """A small model with dropout, whose loss needs the global random states."""
+
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 32), nn.Dropout(dropout), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the loss."""
+        return {"loss": ((self.layers(x).squeeze(1) - labels) ** 2).mean()}
+
+
+class Told:
+    """Where a run writes what it has done, and where it stays for a while."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+
+    def step(self, step: int, loss: float) -> None:
+        """Write a step down; stay if the test wants that."""
+        with Path(self._options.curve).open("a") as curve:
+            print(step, loss.hex(), file=curve)
+        options = self._options
+        pause = threading.Event()
+        while step == options.hold_at and not options.hold_until.exists() and not self.asked():
+            pause.wait(0.005)
+
+    asked: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether a signal has come."""
+
+
+def by_transformers(options: argparse.Namespace, told: Told) -> nn.Module:
+    """The Trainer."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Tells(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            if "loss" in logs:
+                told.step(state.global_step, logs["loss"])
+
+    arguments = TrainingArguments(
+        options.out,
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        save_steps=SAVE_EVERY,
+        logging_steps=1,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        enable_jit_checkpoint=options.asked,
+    )
+    model = Net()
+    trainer = Trainer(model, arguments, train_dataset=Rows(), callbacks=[Tells()])
+    if options.asked:
+        manager = next(one.jit_manager for one in trainer.callback_handler.callbacks if hasattr(one, "jit_manager"))
+        told.asked = lambda: manager.is_checkpoint_requested  # type: ignore[method-assign]
+    trainer.train(resume_from_checkpoint=options.checkpoint or None)
+    return model
+
+
+def by_accelerate(options: argparse.Namespace, told: Told) -> nn.Module:
+    """A loop as in accelerate's example of checkpointing."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    model = Net(dropout=0)  # its own resume in the middle of an epoch draws one random number more than an unbroken run
+    loader = DataLoader(Rows(), BATCH, shuffle=True)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    step = 0
+    if options.checkpoint:
+        accelerator.load_state(options.checkpoint)
+        step = int(Path(options.checkpoint).name.removeprefix("step_"))
+    while step < STEPS:
+        epoch, done = divmod(step, len(loader))
+        loader.set_epoch(epoch)
+        rows = accelerator.skip_first_batches(loader, done) if done else loader
+        for batch in rows:
+            loss = model(**batch)["loss"]
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            told.step(step, loss.item())
+            if step % SAVE_EVERY == 0:
+                accelerator.save_state(f"{options.out}/step_{step}")
+            if step == STEPS:
+                break
+    return accelerator.unwrap_model(model)  # type: ignore[no-any-return]
+
+
+def by_hand(options: argparse.Namespace, told: Told) -> nn.Module:
+    """A loop that saves with torch's own means."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    save, load = {"dcp": (_save_dcp, _load_dcp), "torch": (_save_two, _load_two), "torch-one": (_save_one, _load_one)}[
+        options.library
+    ]
+    rows = list(DataLoader(Rows(), BATCH))
+    step = load(Path(options.out), model, optimizer)
+    while step < STEPS:
+        loss = model(**rows[step % len(rows)])["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        told.step(step, loss.item())
+        if step % SAVE_EVERY == 0:
+            save(Path(options.out), step, model, optimizer)
+    return model
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optim": optimizer.state_dict(), "random": torch.get_rng_state()}
+
+
+def _greatest(names: Iterator[Path]) -> Path | None:
+    return max(names, key=lambda path: int(re.findall(r"\d+", path.name)[-1]), default=None)
+
+
+def _save_dcp(out: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    dcp.save(_state(model, optimizer), checkpoint_id=out / f"step-{step}", no_dist=True)
+
+
+def _load_dcp(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    newest = _greatest(path.parent for path in out.glob("step-*/.metadata"))
+    if newest is None:
+        return 0
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # its state is loaded in place, so it has to be there
+    optimizer.zero_grad()
+    state = _state(model, optimizer)
+    dcp.load(state, checkpoint_id=newest, no_dist=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optim"])
+    torch.set_rng_state(state["random"])
+    return int(newest.name.removeprefix("step-"))
+
+
+def _save_two(out: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.save({"model": model.state_dict(), "random": torch.get_rng_state()}, out / f"model_{step}.pt")
+    torch.save(optimizer.state_dict(), out / f"optimizer_{step}.pt")
+
+
+def _load_two(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    newest = _greatest(out.glob("model_*.pt"))
+    if newest is None:
+        return 0
+    state = torch.load(newest)
+    model.load_state_dict(state["model"])
+    torch.set_rng_state(state["random"])
+    step = int(newest.stem.removeprefix("model_"))
+    optimizer.load_state_dict(torch.load(out / f"optimizer_{step}.pt"))
+    return step
+
+
+def _save_one(out: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.save({"step": step, **_state(model, optimizer)}, out / "last.pt")
+
+
+def _load_one(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    if not (out / "last.pt").exists():
+        return 0
+    state = torch.load(out / "last.pt")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optim"])
+    torch.set_rng_state(state["random"])
+    return int(state["step"])
+
+
+PROGRAMS: dict[str, Callable[[argparse.Namespace, Told], nn.Module]] = {
+    "transformers": by_transformers,
+    "accelerate": by_accelerate,
+    "dcp": by_hand,
+    "torch": by_hand,
+    "torch-one": by_hand,
+}
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library", choices=PROGRAMS)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--curve", required=True)
+    parser.add_argument("--final", required=True)
+    parser.add_argument("--checkpoint", default="")
+    parser.add_argument("--asked", action="store_true")
+    parser.add_argument("--hold-at", type=int)
+    parser.add_argument("--hold-until", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    model = PROGRAMS[options.library](options, Told(options))
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    Path(options.final).write_text(hashlib.sha256(weights).hexdigest())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Laying back: the newest whole checkpoint is where the program looks, and nothing that was there is lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloud.testing.memory import MemoryStore
+from harness.agent.resume.finder import Finder
+from harness.agent.resume.laying_back import CheckpointFinder
+from harness.agent.resume_point import ResumePoint
+from harness.config.settings import Settings
+from harness.core import events
+from harness.core.manifest import Manifest
+from harness.errors import ConfigError, SnapshotCorrupt
+from harness.snapshots import commit
+from harness.snapshots.candidates import StoredCopy
+from harness.watch import place
+from harness.watch.look import OURS
+from harness.watch.place import MOVED
+from harness.watch.survey import Survey
+from tests.support.context import a_context
+from tests.support.layouts import LAYOUTS, contents, everything
+from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content, Crash, ProtocolStore
+from tests.support.watched import publish_newest, write
+
+
+class Scene:
+    """A machine that has made snapshots, a store, and another machine."""
+
+    def __init__(self, root: Path, layout: str) -> None:
+        self.layout, self.adapter = layout, LAYOUTS[layout][0]
+        self.made, self.root = root / "made", root / "out"
+        self.store = ProtocolStore(MemoryStore())
+        self.said, self.events = list[str](), list[events.Event]()
+        self.manifests: dict[int, Manifest] = {}
+
+    def snapshot(self, *steps: int) -> None:
+        for step in steps:
+            write(self.made, self.layout, step)
+            self.manifests[step] = publish_newest(self.store, self.made, self.adapter, step)
+
+    def find(
+        self, *, name: str | None = "", goes_back: bool = False, steps: tuple[int, ...] = ()
+    ) -> ResumePoint | None:
+        context = a_context(Settings(store="s", run="run"), emit=self.events.append, say=self.said.append)
+        named = self.adapter if name == "" else name
+        self.finder = CheckpointFinder(context, RUN_ID, self.root, named, goes_back=goes_back)
+        wanted = steps or tuple(self.manifests)
+        copies = [StoredCopy(self.manifests[step].id, "remote", self.store) for step in wanted]
+        return self.finder.find(copies, lambda copy, records: None)
+
+    def files_of(self, step: int) -> dict[str, bytes]:
+        files = self.manifests[step].parts[0].files
+        assert isinstance(files, tuple)
+        return {file.path: self.store.peek(KEYS.payload(self.manifests[step].directory, file.name)) for file in files}
+
+    def is_there(self, step: int) -> bool:
+        wanted = self.files_of(step)
+        return all((self.root / path).is_file() for path in wanted) and contents(self.root, [*wanted]) == wanted
+
+    def bytes_here(self) -> Counter[bytes]:
+        """Every file's bytes, wherever they lie, but for those that are only half fetched."""
+        there = everything(self.root) if self.root.exists() else {}
+        mine = (f"{OURS}fetched", f"{OURS}pointer", f"{OURS}aside")
+        return Counter(data for path, data in there.items() if not path.startswith(mine))
+
+
+@pytest.fixture(params=[name for name in LAYOUTS if name not in ("torch-save-renamed", "transformers-jit")])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
+    return Scene(tmp_path, request.param)
+
+
+def test_on_a_fresh_machine_the_newest_snapshot_is_laid_back(scene: Scene) -> None:
+    scene.snapshot(10, 20)
+    point = scene.find()
+
+    assert point is not None
+    assert point.id == scene.manifests[20].id
+    assert scene.is_there(20)
+    newest = Survey.of(scene.root, scene.adapter, None).judged[-1].candidate
+    assert scene.finder.laid.taken.order == newest.order, "it is not taken for a newer one"
+    assert scene.finder.laid.checkpoint == scene.root / newest.name
+    assert not (scene.root / f"{OURS}fetched").exists()
+
+
+def test_the_pointer_that_the_program_reads_names_what_was_laid_back(tmp_path: Path) -> None:
+    for layout, path, says in (
+        ("deepspeed", "latest", "global_step20"),
+        ("megatron", "latest_checkpointed_iteration.txt", "20"),
+        ("composer", "latest-rank0.pt", "ep0-ba20-rank0.pt"),
+    ):
+        scene = Scene(tmp_path / layout, layout)
+        (tmp_path / layout).mkdir()
+        scene.snapshot(10, 20)
+        write(scene.root, layout, 10)
+        scene.find()
+        pointer = scene.root / path
+        assert (str(pointer.readlink()) if pointer.is_symlink() else pointer.read_text()) == says
+
+
+def test_what_is_there_and_is_newer_stays_and_wins(scene: Scene) -> None:
+    scene.snapshot(10, 20)
+    shutil.copytree(scene.made, scene.root, symlinks=True)
+    write(scene.root, scene.layout, 30)
+    before = everything(scene.root)
+    point = scene.find()
+
+    assert point is not None
+    assert everything(scene.root) == before
+    assert any("goes on from what it has" in words for words in scene.said) or scene.layout in PARTS
+
+
+PARTS = ("fairscale", "torch-save")
+"""Where only the next checkpoint shows that one has all of its files. The snapshot before tells which they are."""
+
+
+def test_what_is_there_already_is_not_fetched_again(scene: Scene) -> None:
+    scene.snapshot(10, 20)
+    shutil.copytree(scene.made, scene.root, symlinks=True)
+    before = everything(scene.root)
+    assert scene.find() is not None
+    assert everything(scene.root) == before
+    fetched = [event.bytes for event in scene.events if isinstance(event, events.Fetched)]
+    assert fetched == [0]
+
+
+def torn(scene: Scene, step: int, last: int) -> Iterator[Path]:
+    """Directories in which a checkpoint was being written: one for each moment, and the last moments left out."""
+    moments = list(range(len([None for _ in LAYOUTS[scene.layout][1](scene.root.with_name("whole"), step)]) - last))
+    for number, end in enumerate(moments[:: max(1, len(moments) // 12)]):
+        root = scene.root.with_name(f"out-{number}")
+        shutil.copytree(scene.made, root, symlinks=True)
+        writer = LAYOUTS[scene.layout][1](root, step)
+        for _ in range(end + 1):
+            next(writer)
+        writer.close()  # type: ignore[attr-defined]
+        yield root
+
+
+def test_wherever_its_writer_was_killed_the_program_finds_a_whole_one_and_no_byte_is_lost(scene: Scene) -> None:
+    scene.snapshot(10, 20)
+    for root in torn(scene, 30, 1):
+        scene.root = root
+        before = scene.bytes_here()
+        assert scene.find() is not None
+        there = Survey.of(root, scene.adapter, None).judged
+        assert not [one for one in there if one.lack is not None and one.lack.is_torn], root
+        assert scene.is_there(20) or there[-1].candidate.order > scene.finder.laid.taken.order
+        assert not before - scene.bytes_here() - pointers(scene), "nothing of the program's is lost"
+
+
+def pointers(scene: Scene) -> Counter[bytes]:
+    """What the program's pointers may have said: they are kept as well, but as a link they have no bytes."""
+    return Counter({b"ep0-ba30-rank0.pt": 9, b"ep0-ba20-rank0.pt": 9})
+
+
+def dies_at(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], int]:
+    """Have the process die at the `at`-th change of the directory; return how many were made so far."""
+    changes = 0
+
+    def counted(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **options: object) -> object:
+            nonlocal changes
+            changes += 1
+            if changes == at:
+                raise Crash
+            return real(*args, **options)
+
+        return call
+
+    for name in ("rename", "mkdir", "unlink", "symlink_to"):
+        monkeypatch.setattr(place.Path, name, counted(getattr(Path, name)))
+    monkeypatch.setattr(place, "_sync", counted(place._sync))
+    return lambda: changes
+
+
+def test_wherever_the_agent_dies_the_next_one_ends_what_it_began_and_nothing_is_lost(scene: Scene) -> None:
+    """A torn checkpoint is in the way, and an older one is there."""
+    scene.snapshot(10, 20, 30)
+    shutil.rmtree(scene.made)
+    write(scene.made, scene.layout, 10)
+    half = [scene.root for scene.root in torn(scene, 30, 1) if not scene.is_there(30)][-1]
+    at = 0
+    while True:
+        at += 1
+        scene.root = half.with_name(f"dies-{at}")
+        shutil.copytree(half, scene.root, symlinks=True)
+        before = scene.bytes_here()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            changes = dies_at(monkeypatch, at)
+            try:
+                scene.find()
+            except Crash:
+                pass
+            else:
+                assert changes() < at
+                break
+        assert not before - scene.bytes_here() - pointers(scene), at
+        assert scene.find() is not None
+        assert scene.is_there(30), at
+        assert not before - scene.bytes_here() - pointers(scene), at
+    assert at > 4
+
+
+def test_a_snapshot_with_a_damaged_file_is_not_laid_back_and_the_one_before_is(scene: Scene) -> None:
+    scene.snapshot(10, 20)
+    largest = max(scene.manifests[20].parts[0].stored, key=lambda entry: entry.size)
+    key = KEYS.payload(scene.manifests[20].directory, largest.name)
+    scene.store.damage(key, "flip")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("harness.agent.resume.finder.PAUSES_S", (0.0,))
+        point = scene.find()
+    assert point is not None
+    assert point.id == scene.manifests[10].id
+    assert scene.is_there(10)
+
+
+def test_to_go_back_moves_what_is_newer_away(scene: Scene) -> None:
+    scene.snapshot(10, 20)
+    shutil.copytree(scene.made, scene.root, symlinks=True)
+    before = scene.bytes_here()
+    assert scene.find(goes_back=True, steps=(10,)) is not None
+    assert scene.is_there(10)
+    orders = [one.candidate.order for one in Survey.of(scene.root, scene.adapter, None).judged]
+    assert max(orders) == scene.finder.laid.taken.order
+    assert not before - scene.bytes_here() - pointers(scene)
+
+
+def test_without_a_snapshot_only_what_is_torn_is_moved(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "transformers")
+    write(scene.root, "transformers", 10, 20)
+    (scene.root / "checkpoint-20" / "optimizer.pt").write_bytes(b"PK\x03\x04 cut")
+    (scene.root / "runs").mkdir()
+    assert scene.find() is None
+    assert sorted(path.name for path in scene.root.iterdir()) == [MOVED, "checkpoint-10", "runs"]
+    assert "optimizer.pt" in scene.said[0]
+    assert scene.finder.laid.checkpoint == scene.root / "checkpoint-10"
+
+
+def test_a_checkpointer_s_snapshot_and_one_of_files_are_told_apart(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "transformers")
+    scene.snapshot(10)
+    context = a_context(Settings(store="s", run="run"))
+    plain = Finder(KEYS, RUN_ID, "host", context.emit)
+    copies = [StoredCopy(scene.manifests[10].id, "remote", scene.store)]
+    with pytest.raises(ConfigError, match="--watch"):
+        plain.find(copies, lambda copy, records: None)
+
+    content = Content(scene.manifests[10].id).staged()
+    other = ProtocolStore(MemoryStore())
+    scene.manifests[10] = commit.publish(other, KEYS, content, "remote", FOREVER, lambda event: None)
+    scene.store = other
+    with pytest.raises((ConfigError, SnapshotCorrupt), match="files"):
+        scene.find()

@@ -1,0 +1,108 @@
+"""Look: what there is, in which order, and by which table it is known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.watch.adapter import Adapter, Layout, Resume, built_in, named
+from harness.watch.look import Look, candidates, recognized
+from tests.support.layouts import LAYOUTS
+from tests.support.watched import write
+
+
+def table(**layout: object) -> Adapter:
+    return Adapter("a", "a", msgspec.convert(layout, Layout), Resume("a"))
+
+
+def touch(root: Path, *names: str) -> None:
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"{}")
+        os.utime(path, ns=(number, number))
+
+
+def found(root: Path, adapter: Adapter) -> list[tuple[str, int | None]]:
+    return [(one.name, one.step) for one in candidates(Look.at(root), adapter)]
+
+
+def test_the_newest_is_the_one_of_the_greatest_step(tmp_path: Path) -> None:
+    touch(tmp_path, "step-10/a", "step-9/a", "step-100/a", "step-x/a", "other/step-3/a")
+    assert found(tmp_path, table(directory="step-{step}")) == [("step-9", 9), ("step-10", 10), ("step-100", 100)]
+
+
+def test_without_a_step_it_is_the_one_that_was_written_last(tmp_path: Path) -> None:
+    touch(tmp_path, "b.pt", "a.pt")
+    assert found(tmp_path, table(files=["{name}.pt"], files_are="each")) == [("b.pt", None), ("a.pt", None)]
+
+
+def test_files_with_the_same_numbers_are_one(tmp_path: Path) -> None:
+    touch(tmp_path, "model_1.pt", "optim_1.pt", "model_2.pt", "rank0_1.pt")
+    adapter = table(files=["model_{step}.pt", "optim_{step}.pt", "rank{rank}_{step}.pt"])
+    assert [(one.name, len(one.files)) for one in candidates(Look.at(tmp_path), adapter)] == [
+        ("model_1.pt", 3),
+        ("model_2.pt", 1),
+    ]
+
+
+def test_what_is_left_out_and_what_is_shared(tmp_path: Path) -> None:
+    touch(tmp_path, "step-1/a", "step-1/log.txt", "config.json")
+    adapter = table(directory="step-{step}", leave_out=["*.txt"], shared=["config.json"])
+    (only,) = candidates(Look.at(tmp_path), adapter)
+    assert (set(only.files), set(only.shared)) == ({"step-1/a"}, {"config.json"})
+
+
+@pytest.mark.parametrize("content", [b'{"n": 7}', b'{"n": -1}', b'{"n": "7"}', b"[7]", b"{", b"", b'{"n": 7.5}'])
+def test_a_step_in_a_file(content: bytes, tmp_path: Path) -> None:
+    touch(tmp_path, "epoch-1/state.json")
+    (tmp_path / "epoch-1" / "state.json").write_bytes(content)
+    adapter = table(directory="epoch-{epoch}", step="state.json:n")
+    assert found(tmp_path, adapter) == [("epoch-1", 7 if content == b'{"n": 7}' else None)]
+
+
+def test_links_and_our_own_names_are_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    touch(outside, "step-1/a")
+    root = tmp_path / "out"
+    touch(root, ".harness-aside/step-2/a", "step-3/a")
+    (root / "step-1").symlink_to(outside / "step-1")
+    (root / "loop").symlink_to(root)
+    os.mkfifo(root / "step-3" / "pipe")
+    look = Look.at(root)
+    assert set(look.files) == {"step-3/a"}
+    assert look.links == {"step-1": str(outside / "step-1"), "loop": str(root)}
+    assert found(root, table(directory="step-{step}")) == [("step-3", 3)]
+
+
+def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert Look.at(tmp_path / "nowhere").files == {}
+
+
+ALIKE = {"mindnlp": "transformers", "fairscale": "torch-save"}
+"""Tables that a user has to name, and those that their files look like."""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_layout_is_known_by_its_names(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "out", name, 10, 20)
+    first, *_ = recognized(Look.at(tmp_path / "out"), built_in())
+    adapter = LAYOUTS[name][0]
+    assert first.name == ALIKE.get(adapter, adapter)
+    assert candidates(Look.at(tmp_path / "out"), first)
+
+
+def test_names_alone_are_no_checkpoint(tmp_path: Path) -> None:
+    touch(tmp_path, "checkpoint-1/readme.txt", "step_5/notes", "global_step3/a", "iter_7/a", "10/a", "0-5/a")
+    assert recognized(Look.at(tmp_path), built_in()) == []
+
+
+def test_every_table_says_where_it_is_from_and_explains_itself() -> None:
+    assert len(built_in()) == 19
+    for name, adapter in built_in().items():
+        assert named(name) is adapter
+        assert adapter.source
+        assert any(line.startswith("a checkpoint is") for line in adapter.explained())

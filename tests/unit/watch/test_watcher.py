@@ -1,0 +1,210 @@
+"""Watcher: each whole checkpoint is set aside once, while the program writes, deletes, fails and ends."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.watch import watcher
+from harness.watch.adapter import named
+from harness.watch.aside import FOLDER
+from harness.watch.survey import Survey
+from harness.watch.watcher import Checkpoint, Taken, Watcher, taken_of
+from tests.support.layouts import LAYOUTS, by_torch
+from tests.support.patience import HANG_S
+from tests.support.process import Process
+from tests.support.watched import write
+
+
+class Scene:
+    """A watched directory, and what a watcher says of it. This process is the program."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.found: queue.SimpleQueue[Checkpoint] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.bugs: list[BaseException] = []
+        self.watcher = Watcher(root, self.found.put, self.said.put, self.bugs.append)
+
+    def begin(self, name: str | None = "transformers", taken: Taken | None = None, pid: int | None = None) -> None:
+        adapter = None if name is None else named(name)
+        self.watcher.begin(adapter, taken or Taken(), pid or os.getpid(), is_named=name is not None)
+
+    def next(self) -> Checkpoint:
+        return self.found.get(timeout=HANG_S)
+
+    def ended(self, *, well: bool = True) -> None:
+        """The program has ended; returns after the last look."""
+        self.watcher.program_ended(well=well)
+        while not self.watcher.settled:
+            threading.Event().wait(0.005)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(watcher, "LOOK_S", 0.01)
+    monkeypatch.setattr(watcher, "_SURVIVORS_S", 0.02)
+    (tmp_path / "out").mkdir()
+    made = Scene(tmp_path / "out")
+    yield made
+    made.watcher.close()
+    assert made.bugs == []
+
+
+def test_each_one_is_set_aside_once_it_is_whole(scene: Scene) -> None:
+    scene.begin()
+    for step in (10, 20):
+        write(scene.root, "transformers", step)
+        found = scene.next()
+        assert (found.record.step, found.record.name) == (step, f"checkpoint-{step}")
+        for file in found.kept.files:
+            assert file.source.read_bytes() == (scene.root / file.path).read_bytes()
+    assert scene.watcher.step == 20
+    scene.ended()
+    assert scene.found.empty()
+
+
+def test_it_finds_out_by_itself_what_is_written_there(scene: Scene) -> None:
+    scene.begin(None)
+    write(scene.root, "dcp", 10)
+    assert scene.next().record.adapter == "dcp"
+    assert scene.watcher.adapter is named("dcp")
+
+
+def test_one_that_is_written_while_the_program_ends_counts(scene: Scene) -> None:
+    scene.begin()
+    write(scene.root, "transformers", 10)
+    assert scene.next().record.step == 10
+    write(scene.root, "transformers", 20)
+    scene.ended(well=False)
+    assert scene.next().record.step == 20
+    assert scene.found.empty()
+
+
+def test_one_that_it_died_in_does_not(scene: Scene) -> None:
+    scene.begin()
+    write(scene.root, "transformers", 10)
+    assert scene.next().record.step == 10
+    writer = LAYOUTS["transformers"][1](scene.root, 20)
+    for _ in range(8):
+        next(writer)
+    writer.close()  # type: ignore[attr-defined]
+    scene.ended(well=False)
+    assert scene.found.empty()
+    assert scene.watcher.why == "checkpoint-20 has no trainer_state.json"
+
+
+def test_the_newest_goes_first_and_older_ones_are_left(scene: Scene) -> None:
+    write(scene.root, "transformers", 10, 20, 30)
+    scene.begin()
+    assert scene.next().record.step == 30
+    scene.ended()
+    assert scene.found.empty()
+
+
+def test_a_file_that_is_rewritten_is_counted(scene: Scene) -> None:
+    scene.begin("torch-save-one")
+    for number in (1, 2, 3):
+        write(scene.root, "torch-save-one", 100 - number)
+        found = scene.next()
+        assert (found.record.step, found.record.name) == (number, "last.pt")
+
+
+def test_one_that_is_written_again_and_again_is_taken_between_two_writes(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "LOOK_S", 0.4)
+    over = threading.Event()
+
+    def program() -> None:
+        number = 0
+        while not over.wait(0.1):
+            number += 1
+            (scene.root / "last.pt").write_bytes(by_torch(number))
+
+    thread = threading.Thread(target=program)
+    thread.start()
+    scene.begin("torch-save-one")
+    try:
+        found = scene.next()
+        assert found.kept.files[0].source.read_bytes() in [by_torch(number) for number in range(1000)]
+    finally:
+        over.set()
+        thread.join(HANG_S)
+
+
+def test_what_was_taken_in_an_earlier_life_is_not_taken_again(scene: Scene) -> None:
+    scene.begin()
+    write(scene.root, "transformers", 10)
+    first = scene.next()
+    scene.ended(well=False)
+    whole = Survey.of(scene.root, "transformers", first.record).newest_whole
+    assert whole is not None
+    scene.begin(taken=taken_of(whole, first.record))
+    scene.ended()
+    assert scene.found.empty()
+    scene.begin(taken=taken_of(whole, first.record))
+    write(scene.root, "transformers", 20)
+    assert scene.next().record.step == 20
+
+
+def test_what_is_kept_stays_as_it_is_when_the_program_deletes_its_own(scene: Scene) -> None:
+    scene.begin()
+    write(scene.root, "transformers", 10)
+    found = scene.next()
+    shutil.rmtree(scene.root / "checkpoint-10")
+    assert sum(file.source.stat().st_size for file in found.kept.files) == found.kept.bytes
+
+
+def test_what_an_earlier_agent_has_left_aside_is_swept(scene: Scene) -> None:
+    (scene.root / FOLDER / "1-1").mkdir(parents=True)
+    scene.begin()
+    scene.ended()
+    assert not (scene.root / FOLDER).exists()
+
+
+def test_without_room_for_a_copy_nothing_is_taken_and_it_is_said_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "_NOT_BELOW_BYTES", 1 << 60)
+    scene.begin()
+    write(scene.root, "transformers", 10)
+    assert "the disk has no room" in scene.said.get(timeout=HANG_S)
+    scene.ended()
+    assert scene.said.empty()
+    assert scene.found.empty()
+
+
+PARENT = """
+import os, signal, sys
+if not os.fork():
+    file = open(sys.argv[1], "ab")
+    print("open", file=sys.stderr, flush=True)
+    signal.pause()
+sys.stdin.read()
+"""
+
+
+def test_a_file_that_a_child_which_outlives_the_program_has_open_is_not_taken(scene: Scene) -> None:
+    write(scene.root, "transformers", 20)
+    path = scene.root / "checkpoint-20" / "optimizer.pt"
+    process = Process([sys.executable, "-c", PARENT, path], cwd=scene.root, env={}, stdin=-1)
+    process.wait_for("open")
+    scene.begin(pid=process.pid)
+    write(scene.root, "transformers", 10)
+    assert scene.next().record.step == 10
+    process.input.close()
+    assert process.wait_exit() == 0
+    scene.ended()
+    assert scene.found.empty()
+    assert "checkpoint-20/optimizer.pt is open" in scene.watcher.why
+    process.signal_group(signal.SIGKILL)
+    process.reap()
