@@ -571,7 +571,8 @@ class Agent:
         self._watch_step()  # how far it got decides whether it is worth a restart
         self._journal.emit(events.TrainerLeft(code=code, step=self._step))
         if self._watching is not None:
-            self._watching.ended(well=code == 0 and self._drain.current is None and not self._told_to_leave)
+            leaves = self._drain.current is not None or self._told_to_leave
+            self._watching.ended(well=code == 0 and not leaves, is_last=code == 0 or leaves)
         if code == 0 and not attempt.connected:
             self._say("the program ended without ever creating a Checkpointer: nothing was saved")
         if self._drain.current is not None:

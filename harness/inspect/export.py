@@ -35,6 +35,7 @@ from harness.core.shard import Placed, ShardLayout, header_bytes, parse_header
 from harness.core.small_state import whole_states
 from harness.core.snapshot import RunKeys, SnapshotId
 from harness.errors import ConfigError, HarnessError, NoSpace, SnapshotCorrupt, StateError
+from harness.ipc.write import write_at
 from harness.snapshots import records
 from harness.snapshots.candidates import ForeignRun, StoredCopy, check_run, choose
 from harness.snapshots.fetch import StoredShard
@@ -414,7 +415,7 @@ def _fill(source: _Source, plan: _Plan, draft: Path) -> None:
     with draft.open("r+b") as file:
         fd = file.fileno()
         os.ftruncate(fd, plan.layout.size)
-        _put(fd, memoryview(plan.layout.header), 0)
+        write_at(fd, memoryview(plan.layout.header), 0)
         for shard in plan.shards:
             wanted = [entry for entry in shard.entries if entry.tensor in plan.layout.targets]
             if not wanted:
@@ -436,13 +437,8 @@ def _scatter(
             begin = max(placed.offset + run.begin, offset)
             end = min(placed.offset + run.begin + run.size, offset + len(chunk))
             for target in targets[entry.tensor] if begin < end else ():
-                _put(fd, chunk[begin - offset : end - offset], target + run.at + begin - placed.offset - run.begin)
-
-
-def _put(fd: int, data: memoryview, at: int) -> None:
-    while data:
-        count = os.pwrite(fd, data, at)
-        data, at = data[count:], at + count
+                at = target + run.at + begin - placed.offset - run.begin
+                write_at(fd, chunk[begin - offset : end - offset], at)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import os
 
 from harness.ipc.pages import PAGE
 from harness.ipc.slots import Slot
+from harness.ipc.write import write_at
 
 WINDOW_BYTES = 32 * 1024 * 1024
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # sync_file_range(2)
@@ -49,7 +50,7 @@ class Window:
         if start == end:
             return
         with memoryview(self.buffer)[start % PAGE : start % PAGE + end - start] as data:
-            _write(self._fd, start, data)
+            write_at(self._fd, data, start)
         _write_back(self._fd, start, end, _WRITE)
         self._passed.append((start, end))
         if len(self._passed) > 2:
@@ -85,14 +86,8 @@ def put(slot: Slot, start: int, data: memoryview) -> None:
     Raises:
         OSError: the disk failed (EIO, ENOSPC); the slot is void.
     """
-    _write(slot.fd, start, data)
+    write_at(slot.fd, data, start)
     _drop(slot.fd, start, start + len(data))
-
-
-def _write(fd: int, start: int, data: memoryview) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], start + done)
 
 
 def _drop(fd: int, start: int, end: int) -> None:

@@ -2,7 +2,7 @@
 
 Owns the folder for them, on the same file system, and how a file gets there. What changes meanwhile is no checkpoint.
 
-    the same blocks (reflink), at no cost ─▶ else a hard link, if its files are never written again ─▶ else a copy
+    the same blocks (reflink), at no cost ─▶ else a hard link, if its files are not written again ─▶ else a copy
     inode, size and time of each file: the same before and after
 """
 
@@ -22,12 +22,15 @@ from cloud.store import Receipt
 from harness.core.manifest import ShardEntry
 from harness.core.snapshot import file_name
 from harness.snapshots.commit import entry_of
-from harness.watch.look import OURS, Seen
+from harness.watch.look import Seen
+from harness.watch.ours import ASIDE, folder_of
 
-FOLDER = f"{OURS}aside"
 _FICLONE = 0x40049409
 _PIECE = 4 << 20
 _NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
+
+
+_NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class Changed(Exception):
@@ -99,7 +102,7 @@ def set_aside(
         OSError: there is no room, or the disk failed; nothing is kept.
         InterruptedError: `given_up` has said so.
     """
-    folder = root / FOLDER / name
+    folder = folder_of(root) / ASIDE / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     kept, ways = [], set()
@@ -118,7 +121,7 @@ def set_aside(
 
 def sweep(root: Path) -> None:
     """Delete what an earlier agent has kept, and has not uploaded to its end."""
-    shutil.rmtree(root / FOLDER, ignore_errors=True)
+    shutil.rmtree(folder_of(root) / ASIDE, ignore_errors=True)
 
 
 def _keep(
@@ -136,20 +139,30 @@ def _keep(
         try:
             if _clone(source, made):
                 return "reflink", _summed(made, given_up)
-            if not may_link:
-                receipt = _copied(source, made, given_up)
-                if Seen.of(os.fstat(source)) != seen:
-                    raise Changed(path)
-                return "copy", receipt
+            linked = may_link and _link(root / path, target)
+            receipt = _summed(source, given_up) if linked else _copied(source, made, given_up)
+            if Seen.of(os.fstat(source)) != seen or (linked and Seen.of(target.stat()) != seen):
+                raise Changed(path)
+            return "link" if linked else "copy", receipt
         finally:
             os.close(made)
-        target.unlink()
-        os.link(root / path, target, follow_symlinks=False)
-        receipt = _summed(source, given_up)
-        _check_same(root, path, seen)
-        return "link", receipt
     finally:
         os.close(source)
+
+
+def _link(path: Path, target: Path) -> bool:
+    """Give a file a second name, in place of an empty one. Return whether its file system can do that."""
+    linked = target.with_suffix(".link")
+    try:
+        os.link(path, linked, follow_symlinks=False)
+    except FileNotFoundError as err:
+        raise Changed(str(path)) from err
+    except OSError as err:
+        if err.errno not in _NO_LINK:
+            raise
+        return False
+    linked.replace(target)
+    return True
 
 
 def _check_same(root: Path, path: str, seen: Seen) -> None:

@@ -16,10 +16,9 @@ import msgspec
 
 from harness.core.manifest import is_inside
 from harness.watch.adapter import Adapter
+from harness.watch.ours import is_ours
 from harness.watch.patterns import Match, pattern
 
-OURS = ".harness-"
-"""Names in a watched directory that begin so are the harness's own."""
 _MOST_JSON = 64 << 20
 
 
@@ -92,7 +91,7 @@ def _walk(root: Path, below: str) -> Iterator[tuple[str, os.stat_result]]:
         return
     for entry in entries:
         path = f"{below}/{entry.name}" if below else entry.name
-        if entry.name.startswith(OURS) or not is_inside(path):
+        if is_ours(entry.name) or not is_inside(path):
             continue
         try:
             found = entry.stat(follow_symlinks=False)

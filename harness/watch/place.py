@@ -22,14 +22,12 @@ from cloud.store import ObjectStore
 from harness.core.manifest import FileEntry, Manifest
 from harness.core.snapshot import RunKeys
 from harness.errors import SnapshotCorrupt
+from harness.ipc.write import write_at
 from harness.snapshots.fetch import StoredShard
 from harness.watch.adapter import Pointer
-from harness.watch.look import OURS
+from harness.watch.ours import FETCHED, MOVED, POINTER, folder_of
 from harness.watch.patterns import NUMBERS, pattern
 from harness.watch.record import Record, decode
-
-FETCHED = f"{OURS}fetched"
-MOVED = f"{OURS}moved"
 
 
 def fetch_files(
@@ -67,14 +65,14 @@ def fetch_files(
             for offset, piece in shard.chunks(deadline):
                 if given_up():
                     raise InterruptedError
-                os.pwrite(file.fileno(), piece, offset)
+                write_at(file.fileno(), piece, offset)
             os.utime(file.fileno(), ns=(modified_ns, modified_ns))  # which checkpoint is newer may depend on it
             os.fsync(file.fileno())
     _sync_folders(folder)
 
 
 def put_in_place(root: Path, record: Record, pointers: Sequence[Pointer], files: Collection[str]) -> None:
-    """Give the files that were fetched into `FETCHED` their own names, and then the pointers what they say.
+    """Give the files that were fetched into our folder their own names, and then the pointers what they say.
 
     Args:
         root: the watched directory.
@@ -82,7 +80,7 @@ def put_in_place(root: Path, record: Record, pointers: Sequence[Pointer], files:
         pointers: of its adapter.
         files: paths of the snapshot's files.
     """
-    fetched, inside = root / FETCHED, f"{record.name}/"
+    fetched, inside = folder_of(root) / FETCHED, f"{record.name}/"
     if record.is_directory and (fetched / record.name).is_dir():
         _rename(root, fetched, record.name)
     for path in sorted(files):
@@ -128,7 +126,8 @@ def point_to(root: Path, pointer: Pointer, texts: Mapping[str, str], name: str) 
     path = root / pointer.path
     if _leads_to(path, says) if pointer.is_link else _says(path, says):
         return
-    draft = root / f"{OURS}pointer"
+    draft = folder_of(root) / POINTER
+    draft.parent.mkdir(parents=True, exist_ok=True)
     draft.unlink(missing_ok=True)
     if pointer.is_link:
         draft.symlink_to(says)
@@ -175,7 +174,7 @@ def _new_folder(root: Path, why: str) -> Path:
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     number = 0
     while True:
-        folder = root / MOVED / (f"{now}-{why}" if not number else f"{now}-{why}-{number}")
+        folder = folder_of(root) / MOVED / (f"{now}-{why}" if not number else f"{now}-{why}-{number}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder

@@ -94,6 +94,7 @@ class Watcher:
         self._taken = Taken()
         self._pid: int | None = None
         self._ended: bool | None = None
+        self._is_last = False
         self._hurries = self._closing = self._looks = False
         self._began = False
         self._sound = Sound()
@@ -127,11 +128,16 @@ class Watcher:
                 threading.Thread(target=self._run, name="harness-watch", daemon=True).start()
             self._condition.notify_all()
 
-    def program_ended(self, *, well: bool) -> None:
-        """Look once more, and then no more until the next program. `well`: it says that it has reached its end."""
+    def program_ended(self, *, well: bool, is_last: bool) -> None:
+        """Look once more, and then no more until the next program.
+
+        Args:
+            well: it says that it has reached its end.
+            is_last: whether no other will be started here: then nothing writes to its files any more.
+        """
         with self._condition:
             if self._pid is not None:
-                self._ended = well
+                self._ended, self._is_last = well, is_last
             self._condition.notify_all()
 
     def hurry(self) -> None:
@@ -266,7 +272,8 @@ class Watcher:
     def _take(self, candidate: Candidate, adapter: Adapter) -> Lack | None:
         """Set a whole candidate aside. Return why that was not possible."""
         files = {**candidate.files, **candidate.shared}
-        may_link = not adapter.checkpoint.rewritten
+        is_at_rest = self._ended is not None and self._is_last and not self._family
+        may_link = is_at_rest or not adapter.checkpoint.rewritten
         if not may_link and not self._has_room(candidate):
             return self._told(candidate, "cannot be set aside for its upload: the disk has no room")
         self._number += 1

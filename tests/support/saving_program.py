@@ -1,7 +1,8 @@
 """A program that saves by itself, as programs do that never heard of the harness: no Checkpointer, and no torch.
 
 Its "training" is the hash chain of `tests/support/tiny_trainer.py`. It looks for the greatest checkpoint in its own
-directory when it starts, and fails if that is not whole, as frameworks do.
+directory when it starts, and fails if that is not whole, as frameworks do. It also fails if its directory is not empty,
+and has no checkpoint, as transformers' examples do.
 
     python -m tests.support.saving_program --out DIR --curve curve --final final [--steps 20] [--save-every 5]
 
@@ -13,6 +14,7 @@ directory when it starts, and fails if that is not whole, as frameworks do.
     --die-in STEP:N            SIGKILL itself before the N-th write of the checkpoint of STEP, in the first life only
     --keep N                   delete all checkpoints but the newest N
     --await-commits FOLDER     after each checkpoint, stay until its snapshot is committed there, or the agent has died
+    --forgets                  goes on with another state than it has saved
     --raise-at STEP            raise an exception after STEP, in the first life only
 """
 
@@ -67,6 +69,8 @@ class Program:
             pickle.loads((path / "rng_state.pth").read_bytes())
         if len(self.state) != STATE_BYTES:
             raise EOFError(f"{path} is torn")
+        if self.options.forgets:
+            self.state = bytes(STATE_BYTES)
 
     def save(self) -> None:
         """Write a checkpoint, in place, as it is the custom."""
@@ -164,9 +168,13 @@ def main() -> int:
     parser.add_argument("--die-in")
     parser.add_argument("--keep", type=int, default=0)
     parser.add_argument("--await-commits", type=Path)
+    parser.add_argument("--forgets", action="store_true")
     parser.add_argument("--raise-at", type=int)
     options = parser.parse_args()
-    Path(options.out).mkdir(parents=True, exist_ok=True)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()) and not any(path.name.startswith(("checkpoint-", "last.pt")) for path in out.iterdir()):
+        raise ValueError(f"{out} already exists and is not empty")
     program = Program(options)
     for name in options.on_signal:
         signal.signal(signal.Signals[name], program.on_signal)

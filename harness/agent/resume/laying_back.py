@@ -24,7 +24,8 @@ from harness.errors import ConfigError, NoSpace
 from harness.snapshots.candidates import StoredCopy
 from harness.watch.adapter import Adapter, built_in
 from harness.watch.look import Candidate
-from harness.watch.place import FETCHED, fetch_files, files_of, move_aside, point_to, put_in_place
+from harness.watch.ours import FETCHED, folder_of
+from harness.watch.place import fetch_files, files_of, move_aside, point_to, put_in_place
 from harness.watch.record import Record, decode
 from harness.watch.survey import Judged, Survey
 from harness.watch.watcher import Taken, taken_of
@@ -101,7 +102,7 @@ class CheckpointFinder(Finder):
     def _lay_back(self, copy: StoredCopy, manifest: Manifest, record: Record, there: Survey) -> None:
         deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
         try:
-            fetch_files(self._root / FETCHED, copy.store, self._keys, manifest, lambda: deadline)
+            fetch_files(folder_of(self._root) / FETCHED, copy.store, self._keys, manifest, lambda: deadline)
             self._move(there.not_whole_after(record.order))
             if self._goes_back:
                 newer = [one for one in there.judged if one.candidate.order > record.order]

@@ -13,7 +13,7 @@ import pytest
 
 from harness.core.snapshot import RunKeys
 from harness.snapshots import records
-from harness.watch.place import MOVED
+from harness.watch.ours import MOVED, folder_of
 from tests.support.process import Process
 from tests.support.protocol import FOREVER
 from tests.support.s3_server import S3Server
@@ -26,6 +26,11 @@ STEPS = 20
 def out(world: World) -> Path:
     """The watched directory."""
     return world.root / "out"
+
+
+def moved_files(world: World) -> list[Path]:
+    """What was moved out of it."""
+    return [path for path in (folder_of(out(world)) / MOVED).rglob("*") if path.is_file()]
 
 
 def program(world: World, *options: str | Path, steps: int = STEPS) -> list[str | Path]:
@@ -62,9 +67,8 @@ def test_a_program_that_is_left_alone_finishes_and_its_checkpoints_are_snapshots
     assert again.wait() == 64, "the run is finished"
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("layout", ["numbered", "one"])
-def test_after_a_notice_it_goes_on_elsewhere_from_what_it_was_asked_to_save(layout: str, world: World) -> None:
+def check_moved(layout: str, world: World) -> None:
+    """A notice on one host, and the end on another."""
     process = start(world, command=program(world, "--layout", layout, "--on-signal", "SIGTERM", "--hold-at", "7"))
     wait_taken(process, {"numbered": 5, "one": 1}[layout])
     world.wait_until(lambda: world.steps_of_curve()[-1] == 7, "step 7")
@@ -78,6 +82,12 @@ def test_after_a_notice_it_goes_on_elsewhere_from_what_it_was_asked_to_save(layo
     assert host.steps_of_curve()[0] == 8, "nothing is lost"
     host.check_tiny(STEPS, world)
     world.check_commits()
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("layout", ["numbered", "one"])
+def test_after_a_notice_it_goes_on_elsewhere_from_what_it_was_asked_to_save(layout: str, world: World) -> None:
+    check_moved(layout, world)
 
 
 def test_one_that_cannot_be_asked_loses_what_it_has_not_saved_and_nothing_else(world: World) -> None:
@@ -120,10 +130,7 @@ def test_what_it_was_writing_when_it_was_killed_is_moved_away_and_it_begins_agai
     process = start(world, command=program(world, "--layout", layout, "--die-in", f"10:{write}", "--step-s", "0.1"))
     assert process.wait() == 0, process.stderr
     world.check_tiny(STEPS)
-    moved = (
-        [path for path in (out(world) / MOVED).rglob("*") if path.is_file()] if (out(world) / MOVED).exists() else []
-    )
-    assert moved, "what was torn is kept"
+    assert moved_files(world), "what was torn is kept"
     assert re.search(r"(checkpoint-10|last.pt) is no whole checkpoint, since it [^\n]+: moved to", process.stderr)
     assert process.stderr.count(" TrainerStarted ") == 2
     world.check_commits()
@@ -180,7 +187,7 @@ def test_fresh_moves_what_is_there_away(world: World) -> None:
     process = start(world, "--fresh", "yes", command=program(world))
     assert process.wait() == 0, process.stderr
     assert world.steps_of_curve()[10] == 1, "it began at step 0"
-    kept = {path.read_bytes() for path in (out(world) / MOVED).rglob("*") if path.is_file()}
+    kept = {path.read_bytes() for path in moved_files(world)}
     assert set(before.values()) <= kept
     assert world.survey().finished_at == STEPS
 
@@ -194,7 +201,7 @@ def test_it_goes_back_to_a_snapshot_and_what_is_newer_is_kept_aside(world: World
     assert process.wait() == 0, process.stderr
     trained = world.steps_of_curve()
     assert trained[trained.index(17) + 1] == 11
-    assert any((out(world) / MOVED).rglob("checkpoint-15"))
+    assert any(path.parent.name == "checkpoint-15" for path in moved_files(world))
     world.check_tiny(STEPS)
 
 
@@ -227,20 +234,7 @@ def test_a_program_that_saves_nothing_known_is_told_so(world: World) -> None:
 @pytest.mark.long("two lives on two hosts, over S3's real protocol")
 def test_it_is_the_same_over_s3(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with S3Server() as server, nobody_left(request, World(tmp_path, s3=server)) as world:
-        check_moved(world)
-
-
-def check_moved(world: World) -> None:
-    """A notice on one host, and the end on another."""
-    process = start(world, command=program(world, "--on-signal", "SIGTERM", "--hold-at", "7"))
-    wait_taken(process, 5)
-    world.wait_until(lambda: world.steps_of_curve()[-1] == 7, "step 7")
-    process.signal(signal.SIGTERM)
-    assert process.wait() == 75, process.stderr
-    host = world.elsewhere()
-    process = start(host, command=program(host))
-    assert process.wait() == 0, process.stderr
-    host.check_tiny(STEPS, world)
+        check_moved("numbered", world)
 
 
 def test_the_commands_that_look_at_a_run_know_files(world: World) -> None:
@@ -259,6 +253,27 @@ def test_the_commands_that_look_at_a_run_know_files(world: World) -> None:
     assert seen.wait() == 0, seen.stderr
     assert b"checkpoint-20" in seen.stdout
     assert "adapter transformers" in seen.stderr
+
+
+@pytest.mark.long("two passes, each with checkpoints a second apart")
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--layout", "numbered"], 0, "are identical, after it was killed behind step"),
+        (["--layout", "one", "--steps", "60"], 0, "are identical, after it was killed behind step"),
+        (["--layout", "numbered", "--forgets"], 70, r"checkpoint-\d+/state.bin differs first, at step"),
+        (["--steps", "2"], 64, "has written no whole checkpoint"),
+        (["--raise-at", "2"], 70, "ArithmeticError"),
+        (["--layout", "numbered", "--steps", "5"], 70, "nothing is shown"),
+    ],
+)
+def test_a_rehearsal_says_whether_it_goes_on_exactly(options: list[str], code: int, words: str, world: World) -> None:
+    files = ["--out", "{out}/saved", "--curve", "{out}/curve", "--final", "{out}/final"]
+    steps = ["--steps", "400", "--step-s", "0.1", "--hold-until", world.released]
+    command = [sys.executable, "-m", "tests.support.saving_program", *files, *steps, *options]
+    rehearsed = world.start(*world.harness("rehearse", *world.named(), "--watch", "{out}/saved", "--", *command))
+    assert rehearsed.wait() == code, rehearsed.stderr
+    assert re.search(words, rehearsed.stderr), rehearsed.stderr
 
 
 KILLS = [

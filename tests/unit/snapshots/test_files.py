@@ -13,7 +13,7 @@ from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import commit
 from harness.snapshots.dedup import Deduplicator
-from harness.watch.aside import set_aside
+from harness.watch.aside import Kept, set_aside
 from harness.watch.look import Look
 from tests.support.protocol import FOREVER, KEYS, RUN_ID
 
@@ -33,7 +33,9 @@ class Scene:
             (self.root / name).write_text(content)
 
     def publish(self, step: int) -> Manifest:
-        kept = set_aside(self.root, Look.at(self.root).files, "kept", may_link=False)
+        return self.commit(step, set_aside(self.root, Look.at(self.root).files, "kept", may_link=False))
+
+    def commit(self, step: int, kept: Kept) -> Manifest:
         part = commit.StagedPart(
             rank=0,
             world_size=1,
@@ -87,17 +89,6 @@ def test_a_file_that_is_not_what_was_set_aside_is_not_committed(scene: Scene) ->
     scene.write(a="first")
     kept = set_aside(scene.root, Look.at(scene.root).files, "kept", may_link=False)
     kept.files[0].source.write_text("other")
-    part = commit.StagedPart(
-        rank=0,
-        world_size=1,
-        state=STATE,
-        environment={},
-        sealed_at="2026-01-01T00:00:00.000+00:00",
-        shards=[],
-        known=[kept.files[0].entry],
-        files=[commit.StagedFile("a", kept.files[0].source)],
-    )
-    staged = commit.Staged(SnapshotId(1, 1), RUN_ID, None, [part])
     with pytest.raises(SnapshotCorrupt):
-        commit.publish(scene.store, KEYS, staged, "remote", FOREVER, lambda event: None)
+        scene.commit(1, kept)
     assert not list(scene.store.list(KEYS.commits, deadline=FOREVER))

@@ -10,17 +10,19 @@ import pytest
 
 from cloud.digest import crc64nvme, format_crc
 from harness.watch import aside
-from harness.watch.aside import FOLDER, Changed, set_aside, sweep
+from harness.watch.aside import Changed, set_aside, sweep
 from harness.watch.look import Look, Seen
+from harness.watch.ours import ASIDE, folder_of
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / "checkpoint-1" / "deep").mkdir(parents=True)
-    (tmp_path / "checkpoint-1" / "a.bin").write_bytes(b"a" * 1000)
-    (tmp_path / "checkpoint-1" / "deep" / "b.bin").write_bytes(b"b" * 10)
-    (tmp_path / "checkpoint-1" / "empty").touch()
-    return tmp_path
+    folder = tmp_path / "out" / "checkpoint-1"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.bin").write_bytes(b"a" * 1000)
+    (folder / "deep" / "b.bin").write_bytes(b"b" * 10)
+    (folder / "empty").touch()
+    return tmp_path / "out"
 
 
 def files(root: Path) -> dict[str, Seen]:
@@ -68,7 +70,7 @@ def test_what_has_changed_since_it_was_judged_is_not_kept(root: Path, what: str)
             path.symlink_to("/etc/hostname")
     with pytest.raises((Changed, OSError)):
         set_aside(root, seen, "1", may_link=False)
-    assert list((root / FOLDER).iterdir()) == []
+    assert list((folder_of(root) / ASIDE).iterdir()) == []
 
 
 @pytest.mark.parametrize("may_link", [True, False])
@@ -85,7 +87,7 @@ def test_what_changes_while_it_is_read_is_not_kept(root: Path, may_link: bool, m
     monkeypatch.setattr(aside, "_read", read)
     with pytest.raises(Changed):
         set_aside(root, files(root), "1", may_link=may_link)
-    assert list((root / FOLDER).iterdir()) == []
+    assert list((folder_of(root) / ASIDE).iterdir()) == []
 
 
 def test_without_room_nothing_is_left_of_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,18 +98,18 @@ def test_without_room_nothing_is_left_of_it(root: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(aside, "_write", full)
     with pytest.raises(OSError, match="No space"):
         set_aside(root, files(root), "1", may_link=False)
-    assert list((root / FOLDER).iterdir()) == []
+    assert list((folder_of(root) / ASIDE).iterdir()) == []
 
 
 def test_it_is_given_up_between_two_pieces(root: Path) -> None:
     with pytest.raises(InterruptedError):
         set_aside(root, files(root), "1", may_link=False, given_up=lambda: True)
-    assert list((root / FOLDER).iterdir()) == []
+    assert list((folder_of(root) / ASIDE).iterdir()) == []
 
 
 def test_what_an_earlier_agent_kept_is_swept(root: Path) -> None:
     set_aside(root, files(root), "1", may_link=False)
     before = files(root)
     sweep(root)
-    assert not (root / FOLDER).exists()
+    assert not (folder_of(root) / ASIDE).exists()
     assert files(root) == before, "a look does not see our own folder"

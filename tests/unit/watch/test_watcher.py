@@ -15,7 +15,7 @@ import pytest
 
 from harness.watch import watcher
 from harness.watch.adapter import named
-from harness.watch.aside import FOLDER
+from harness.watch.ours import ASIDE, folder_of
 from harness.watch.survey import Survey
 from harness.watch.watcher import Checkpoint, Taken, Watcher, taken_of
 from tests.support.layouts import LAYOUTS, by_torch
@@ -41,9 +41,9 @@ class Scene:
     def next(self) -> Checkpoint:
         return self.found.get(timeout=HANG_S)
 
-    def ended(self, *, well: bool = True) -> None:
+    def ended(self, *, well: bool = True, is_last: bool = False) -> None:
         """The program has ended; returns after the last look."""
-        self.watcher.program_ended(well=well)
+        self.watcher.program_ended(well=well, is_last=is_last)
         while not self.watcher.settled:
             threading.Event().wait(0.005)
 
@@ -165,10 +165,11 @@ def test_what_is_kept_stays_as_it_is_when_the_program_deletes_its_own(scene: Sce
 
 
 def test_what_an_earlier_agent_has_left_aside_is_swept(scene: Scene) -> None:
-    (scene.root / FOLDER / "1-1").mkdir(parents=True)
+    kept = folder_of(scene.root) / ASIDE
+    (kept / "1-1").mkdir(parents=True)
     scene.begin()
     scene.ended()
-    assert not (scene.root / FOLDER).exists()
+    assert not kept.exists()
 
 
 def test_without_room_for_a_copy_nothing_is_taken_and_it_is_said_once(
@@ -181,6 +182,19 @@ def test_without_room_for_a_copy_nothing_is_taken_and_it_is_said_once(
     scene.ended()
     assert scene.said.empty()
     assert scene.found.empty()
+
+
+def test_what_the_last_program_has_left_needs_no_room(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "_NOT_BELOW_BYTES", 1 << 60)
+    process = Process([sys.executable, "-c", "import sys; sys.stdin.read()"], cwd=scene.root, env={}, stdin=-1)
+    scene.begin(pid=process.pid)
+    write(scene.root, "transformers", 10)
+    assert "the disk has no room" in scene.said.get(timeout=HANG_S)
+    process.input.close()
+    process.wait()
+    process.reap()
+    scene.ended(is_last=True)
+    assert scene.next().kept.how in ("link", "reflink")
 
 
 PARENT = """

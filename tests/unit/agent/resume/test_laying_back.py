@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,12 +18,11 @@ from harness.agent.resume_point import ResumePoint
 from harness.config.settings import Settings
 from harness.core import events
 from harness.core.manifest import Manifest
-from harness.errors import ConfigError, SnapshotCorrupt
+from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.snapshots import commit
 from harness.snapshots.candidates import StoredCopy
 from harness.watch import place
-from harness.watch.look import OURS
-from harness.watch.place import MOVED
+from harness.watch.ours import ASIDE, FETCHED, MOVED, POINTER, folder_of
 from harness.watch.survey import Survey
 from tests.support.context import a_context
 from tests.support.layouts import LAYOUTS, contents, everything
@@ -65,9 +66,9 @@ class Scene:
 
     def bytes_here(self) -> Counter[bytes]:
         """Every file's bytes, wherever they lie, but for those that are only half fetched."""
-        there = everything(self.root) if self.root.exists() else {}
-        mine = (f"{OURS}fetched", f"{OURS}pointer", f"{OURS}aside")
-        return Counter(data for path, data in there.items() if not path.startswith(mine))
+        mine = (FETCHED, POINTER, ASIDE)
+        ours = {path: data for path, data in everything(folder_of(self.root)).items() if not path.startswith(mine)}
+        return Counter([*everything(self.root).values(), *ours.values()])
 
 
 @pytest.fixture(params=[name for name in LAYOUTS if name not in ("torch-save-renamed", "transformers-jit")])
@@ -85,7 +86,7 @@ def test_on_a_fresh_machine_the_newest_snapshot_is_laid_back(scene: Scene) -> No
     newest = Survey.of(scene.root, scene.adapter, None).judged[-1].candidate
     assert scene.finder.laid.taken.order == newest.order, "it is not taken for a newer one"
     assert scene.finder.laid.checkpoint == scene.root / newest.name
-    assert not (scene.root / f"{OURS}fetched").exists()
+    assert not (folder_of(scene.root) / FETCHED).exists()
 
 
 def test_the_pointer_that_the_program_reads_names_what_was_laid_back(tmp_path: Path) -> None:
@@ -237,7 +238,8 @@ def test_without_a_snapshot_only_what_is_torn_is_moved(tmp_path: Path) -> None:
     (scene.root / "checkpoint-20" / "optimizer.pt").write_bytes(b"PK\x03\x04 cut")
     (scene.root / "runs").mkdir()
     assert scene.find() is None
-    assert sorted(path.name for path in scene.root.iterdir()) == [MOVED, "checkpoint-10", "runs"]
+    assert sorted(path.name for path in scene.root.iterdir()) == ["checkpoint-10", "runs"]
+    assert list((folder_of(scene.root) / MOVED).glob("*-torn/checkpoint-20"))
     assert "optimizer.pt" in scene.said[0]
     assert scene.finder.laid.checkpoint == scene.root / "checkpoint-10"
 
@@ -257,3 +259,29 @@ def test_a_checkpointer_s_snapshot_and_one_of_files_are_told_apart(tmp_path: Pat
     scene.store = other
     with pytest.raises((ConfigError, SnapshotCorrupt), match="files"):
         scene.find()
+
+
+def test_a_disk_that_takes_a_part_of_a_write_gets_the_rest_or_it_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, "transformers")
+    scene.snapshot(10)
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[: max(1, len(data) // 2)], at))
+    assert scene.find() is not None
+    assert scene.is_there(10)
+
+    shutil.rmtree(scene.root)
+    left = [1000]
+
+    def full(fd: int, data: memoryview, at: int) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = real(fd, data[: left[0]], at)
+        left[0] -= count
+        return count
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(NoSpace, match="cannot be laid back"):
+        scene.find()
+    assert not scene.root.exists()
