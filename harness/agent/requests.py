@@ -41,6 +41,7 @@ class Requests:
         self._ranks, self._pipeline, self._drain = ranks, pipeline, drain
         self._lateness = lateness
         self._left_with: int | None = None  # the step that all ranks have sealed in a drain
+        self._missed: int | None = None  # the newest step that one has not sealed when all were asked to
 
     def turn(self, attempt: TrainerAttempt, *, attached: bool) -> None:
         """Keep a free slot granted, and command a snapshot (or an exit) when there is a reason.
@@ -65,7 +66,7 @@ class Requests:
             self.take_back()
         elif self._lateness.in_the_way:
             pass
-        elif ranks.may_ask and (step := ranks.evaluate_at) not in (None, self._pipeline.sealed_step):
+        elif ranks.may_ask and (step := ranks.evaluate_at) not in (None, self._pipeline.sealed_step, self._missed):
             ranks.command(self._snapshot, step)
             self._emit(events.Due(reason="evaluating"))
         elif ranks.may_ask and (reason := self._reason(attempt, attached=attached)) is not None:
@@ -92,6 +93,7 @@ class Requests:
             self._ranks.drop(self._pipeline.forget())
         missed = self._ranks.meeting.take_missed()
         if missed is not None:
+            self._missed = missed
             self._ranks.drop(self._pipeline.forget([missed]))
         steps = [rank.control.trainer_step for rank in self._ranks]
         self._ranks.drop(self._pipeline.forget_passed(steps, self._ranks.meeting.given_up))
@@ -114,7 +116,7 @@ class Requests:
 
     def forget(self) -> None:
         """Note that the trainer has gone."""
-        self._left_with = None
+        self._left_with = self._missed = None
         self._ranks.meeting.close()
 
     def _stands_sealed(self) -> bool:

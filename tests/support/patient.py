@@ -2,11 +2,15 @@
 
 A real one goes on to the next step while a snapshot waits for its slot, or is on its way to the store: what is sealed
 then depends on how fast agent and trainer are today. This one waits at each step for what is due, and where it is told
-to stay. In every other way it is the real one.
+to stay. In every other way it is the real one. Of several ranks, none waits any more once another has gone on: a
+framework lets the others wait for that one.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any
 
 from harness import Checkpointer
 from harness.trainer.driven import Driven
+from harness.trainer.ranks import Rank
 from harness.trainer.training import Training
 from tests.support.tiny_rank import is_awaited
 
@@ -62,8 +67,33 @@ def all_patient() -> None:
     Checkpointer.__init__ = make  # type: ignore[method-assign]
 
 
+class _GoneOn:
+    """Steps from which the ranks of one launcher have gone on, in shared memory; a file in the working directory."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        attempt = f"{os.getppid()}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        fd = os.open(f".gone-on.{attempt}", os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(fd, 8 * rank.world_size)
+        self._page = mmap.mmap(fd, 8 * rank.world_size)
+        os.close(fd)
+
+    def tell(self, step: int) -> None:
+        struct.pack_into("<Q", self._page, 8 * self._rank.number, step)
+
+    def is_beyond(self, step: int) -> bool:
+        """Whether a rank has gone on from this step, or from a later one."""
+        return max(struct.unpack_from(f"<{self._rank.world_size}Q", self._page)) >= step
+
+
+_gone_on: list[_GoneOn] = []
+"""That of this process, once it is one of several ranks."""
+
+
 def _wait(training: Training, kind: str, is_held: Callable[[], bool] = bool) -> None:
     boundary, stager, link = training.boundary, training.stager, training.link
+    if not link.rank.is_alone and not _gone_on:
+        _gone_on.append(_GoneOn(link.rank))
 
     def is_due() -> bool:
         return boundary.overdue and stager.sealed_step != boundary.step
@@ -77,10 +107,13 @@ def _wait(training: Training, kind: str, is_held: Callable[[], bool] = bool) -> 
         return is_awaited(link, boundary.step)
 
     def waits() -> bool:
-        given_up = training.interrupted or link.gone or link.slot_error is not None
+        waits_alone = any(ranks.is_beyond(boundary.step) for ranks in _gone_on)
+        given_up = training.interrupted or link.gone or link.slot_error is not None or waits_alone
         return is_held() or (not given_up and (is_due() or is_on_its_way() or is_unasked()))
 
     while waits():
         threading.Event().wait(LOOK_S)
         if is_due() or is_unasked() or training.page.news != boundary.seen:
             training.at_boundary(kind)
+    for ranks in _gone_on:
+        ranks.tell(boundary.step)
