@@ -14,7 +14,7 @@ from harness.cli.options import Json, with_settings
 from harness.config.settings import check_alone, here, resolve
 from harness.errors import ConfigError, ExitCode
 
-TO_KEEP = ("store", "run", "s3_endpoint")
+TO_KEEP = ("store", "run", "s3_endpoint", "watch", "watch_as")
 
 
 @with_settings(*TO_KEEP)
@@ -30,18 +30,26 @@ def rehearse(
     """Run a training script unbroken, then interrupted, and compare every batch, random state and tensor.
 
     Works in a scratch store. The result is kept with the run, and `harness run` shows it. In the command, `{out}`
-    stands for a folder of its own for each pass. Exits 0 if both are bit-identical, 70 if they differ.
+    stands for a folder of its own for each pass. With --watch {out}, for a program that saves by itself, its
+    checkpoints are compared. Exits 0 if both are bit-identical, 70 if they differ.
     """
     from harness.config.program import check_command, script_of
     from harness.rehearse.rehearse import keep_if_possible
     from harness.rehearse.rehearse import rehearse as rehearse_program
+    from harness.rehearse.verdict import Verdict
+    from harness.rehearse.watched import WatchedVerdict, rehearse_watched
 
     command = tuple(context.args)
     check_command(command)
     check_alone(os.environ)
     settings = resolve(flags, os.environ, here(), script=script_of(command))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the program too, and cleans up
-    verdict = rehearse_program(command, os.environ, output.say, steps=steps, at=_steps(at))
+    verdict: Verdict | WatchedVerdict
+    if settings.watch is not None:
+        watch = flags["watch"] or settings.watch  # with {out}, and not below this directory
+        verdict = rehearse_watched(command, os.environ, output.say, watch, settings.watch_as)
+    else:
+        verdict = rehearse_program(command, os.environ, output.say, steps=steps, at=_steps(at))
     if verdict.places:
         keep_if_possible(verdict, settings, command, output.say)
     for line in verdict.lines:

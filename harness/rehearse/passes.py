@@ -36,7 +36,6 @@ _OFFLINE = {
     "NEPTUNE_MODE": "offline",
     "COMET_OFFLINE": "1",
     "CLEARML_OFFLINE_MODE": "1",
-    "MLFLOW_TRACKING_URI": "",
 }
 _ELSEWHERE = ("HARNESS_SOCKET", "HARNESS_DRAIN_FILE", "HARNESS_RUN", "HARNESS_STORE", "HARNESS_LOCAL", VARIABLE)
 _LOOK_S = 0.5
@@ -95,9 +94,7 @@ class Rehearsal:
             progress: called with the newest step, and the seconds since the start, about twice a second.
         """
         self._command, self._scratch, self._progress = command, scratch, progress
-        self._environ = {name: value for name, value in environ.items() if name not in _ELSEWHERE}
-        self._environ |= _OFFLINE | {"HARNESS_RUNTIME_DIR": str(scratch / "rt")}
-        self._environ["MLFLOW_TRACKING_URI"] = (scratch / "mlruns").as_uri()
+        self._environ = offline(environ, scratch)
 
     def run(self, name: str, stop: int, interruptions: Sequence[Interruption] = ()) -> Pass:
         """Run the program up to a step, interrupted at these places. Blocks.
@@ -162,6 +159,13 @@ class Rehearsal:
                     done.first_step_s = time.monotonic() - began_at
                 steps = [line.step for line in lines if isinstance(line, Stepped | Resumed)]
                 self._progress(max(steps, default=0), time.monotonic() - began_at)
+
+
+def offline(environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
+    """Return the environment of a pass: the program's, but with trackers offline and nothing of another run."""
+    found = {name: value for name, value in environ.items() if name not in _ELSEWHERE}
+    elsewhere = {"HARNESS_RUNTIME_DIR": str(scratch / "rt"), "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri()}
+    return found | _OFFLINE | elsewhere
 
 
 def _check(code: int, lines: Sequence[AnyLine], output: Path) -> None:

@@ -33,6 +33,7 @@ from harness.rehearse.compare import (
 from harness.rehearse.passes import Pass, Rehearsal
 from harness.rehearse.points import Plan, choose, in_words
 from harness.rehearse.verdict import Verdict
+from harness.rehearse.watched import WatchedVerdict
 from harness.snapshots.open import open_store
 
 _LONG_S = 60.0
@@ -106,10 +107,10 @@ def rehearse(
         )
 
 
-def keep(verdict: Verdict, settings: Settings, command: Sequence[str]) -> None:
+def keep(verdict: Verdict | WatchedVerdict, settings: Settings, command: Sequence[str]) -> None:
     """Keep the result with the run, under the digest of the program. Raises HarnessError, CloudError."""
     command = without_secrets(command)
-    record = Record(verdict.identical, verdict.places, verdict.seen.step, words_of(command))
+    record = Record(verdict.identical, verdict.places, verdict.step, words_of(command))
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     store = open_store(settings.store, settings)
     try:
@@ -119,7 +120,7 @@ def keep(verdict: Verdict, settings: Settings, command: Sequence[str]) -> None:
         store.close()
 
 
-def keep_if_possible(verdict: Verdict, settings: Settings, command: Sequence[str], say: Say) -> None:
+def keep_if_possible(verdict: Verdict | WatchedVerdict, settings: Settings, command: Sequence[str], say: Say) -> None:
     """Keep the result with the run, or say why that is not possible."""
     try:
         keep(verdict, settings, command)

@@ -65,6 +65,11 @@ class Verdict:
         return bool(self.places) and self.difference is None and not self.objects
 
     @property
+    def step(self) -> int:
+        """The step at which the passes were compared last."""
+        return self.seen.step
+
+    @property
     def summary(self) -> str:
         """The verdict in one line."""
         places = _listed(self.places)
