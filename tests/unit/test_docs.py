@@ -172,7 +172,7 @@ def test_the_python_blocks_of_the_readme_run_in_turn(monkeypatch: pytest.MonkeyP
     for block in code_blocks(ROOT / "README.md", "python"):
         exec(compile(block.replace("20_000", "20"), "README.md", "exec"), names)
 
-    assert (seen.count("step"), seen.count("evaluation"), seen.count("callback")) == (10 * 4 + 20 + 10 * 4, 10, 1)
+    assert (seen.count("step"), seen.count("evaluation"), seen.count("callback")) == (10 * 4 + 20 + 10 * 4, 10, 2)
 
 
 def test_every_flag_of_the_readme_is_one_of_harness_run() -> None:
