@@ -46,7 +46,7 @@ def one(name: str, path: str, old: str, new: str, near: str) -> Defect:
 
 
 TRAINER, AGENT, CLOUD, NODE = "tests/unit/trainer", "tests/unit/agent", "tests/unit/cloud", "tests/unit/node"
-SNAPSHOTS, PROCESS = "tests/unit/snapshots", "tests/process"
+SNAPSHOTS, PROCESS, WATCH = "tests/unit/snapshots", "tests/process", "tests/unit/watch"
 
 DEFECTS = (
     # ---- the trainer
@@ -447,5 +447,90 @@ DEFECTS = (
         "    if signum is not None or code is None:\n        return Ending.AGENT_DIED\n",
         "    if code is None:\n        return Ending.AGENT_DIED\n",
         NODE,
+    ),
+    # ---- programs that save by themselves
+    one(
+        "a checkpoint is taken while a process writes it",
+        "harness/watch/judge.py",
+        "    if (written := next((path for path in paths if path in known.writing), None)) is not None:\n",
+        "    if (written := next(iter(()), None)) is not None:\n",
+        WATCH,
+    ),
+    one(
+        "a checkpoint counts before its other ranks have written",
+        "harness/watch/judge.py",
+        "        expected = max(ranks or 0, max(found, default=-1) + 1)\n",
+        "        expected = max(found, default=-1) + 1\n",
+        WATCH,
+    ),
+    one(
+        "a mark that comes early is believed",
+        "harness/watch/judge.py",
+        "    return not marks.early and bool(marks.has or any(pointer.is_last for pointer in adapter.pointers))\n",
+        "    return bool(marks.has or any(pointer.is_last for pointer in adapter.pointers))\n",
+        WATCH,
+    ),
+    one(
+        "a zip that is cut off counts as whole",
+        "harness/watch/sound.py",
+        '        return "is cut off (a zip without its end)"\n',
+        "        return None\n",
+        WATCH,
+    ),
+    one(
+        "a file that changes while it is set aside is kept",
+        "harness/watch/aside.py",
+        "            if Seen.of(os.fstat(source)) != seen or (linked and Seen.of(target.stat()) != seen):\n",
+        "            if linked and Seen.of(target.stat()) != seen:\n",
+        WATCH,
+    ),
+    one(
+        "a write that falls short, as on a full disk, counts as a whole one",
+        "harness/ipc/write.py",
+        "    while data:\n",
+        "    if data:\n",
+        "tests/unit/agent/resume",
+    ),
+    one(
+        "a process that outlives the program may still write",
+        "harness/watch/watcher.py",
+        "            self._family = sorted({*processes.family(self._pid), *outlived})\n",
+        "            self._family = processes.family(self._pid)\n",
+        WATCH,
+    ),
+    one(
+        "a signal goes to a program that it ends",
+        "harness/watch/asking.py",
+        "    told = [each for each in listeners(save, pid) if processes.catches(each, signum)]\n",
+        "    told = list(listeners(save, pid)) or [pid]\n",
+        WATCH,
+    ),
+    one(
+        "a torn checkpoint stays where the program looks for the greatest number",
+        "harness/agent/resume/laying_back.py",
+        "            self._move(there.not_whole_after(record.order))\n",
+        "",
+        "tests/unit/agent/resume",
+    ),
+    one(
+        "what is in the way of a checkpoint that is laid back is overwritten",
+        "harness/watch/place.py",
+        '    move_aside(root, [path], "replaced")\n    (root / path).parent',
+        "    shutil.rmtree(root / path, ignore_errors=True)\n    (root / path).parent",
+        "tests/unit/agent/resume",
+    ),
+    one(
+        "an older snapshot is laid back over a newer checkpoint",
+        "harness/agent/resume/laying_back.py",
+        "        stays = not self._goes_back and whole is not None and whole.order >= record.order\n",
+        "        stays = not self._goes_back and whole is not None and whole.order == record.order\n",
+        "tests/unit/agent/resume",
+    ),
+    one(
+        "a file that was copied in the store keeps the path of the one that it is equal to",
+        "harness/snapshots/commit.py",
+        '    return FileEntry(**{**msgspec.structs.asdict(entry), "path": path})\n',
+        '    return FileEntry(**{"path": path, **msgspec.structs.asdict(entry)})\n',
+        SNAPSHOTS,
     ),
 )

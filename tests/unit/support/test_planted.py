@@ -27,7 +27,8 @@ def test_a_defect_can_be_planted_and_python_reads_the_file_all_the_same(defect: 
 def test_there_are_thirty_at_least_and_some_in_every_room() -> None:
     assert len(DEFECTS) >= 30
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
-    rooms = {"harness/trainer", "harness/ipc", "harness/agent", "harness/snapshots", "harness/core", "harness/node"}
+    harness = ("agent", "core", "ipc", "node", "snapshots", "trainer", "watch")
+    rooms = {f"harness/{name}" for name in harness}
     assert {room(Path(defect.path)) for defect in DEFECTS} == {"cloud", *rooms}
 
 
