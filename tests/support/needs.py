@@ -28,6 +28,7 @@ NEEDS: Mapping[str, str] = MappingProxyType({
     "package-index": "a package index that answers",
     "root": "root",
     "shellcheck": "shellcheck",
+    "strace": "strace",
     "systemd": "systemd-analyze",
     "terraform": "terraform and its AWS provider (TF_PLUGIN_DIR)",
     "xfs": "mkfs.xfs and xfs in the kernel",
