@@ -35,12 +35,13 @@ def spirals(count: int) -> TensorDataset:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
     parser.add_argument("--curve", help="append `step loss` to this file, the loss as an exact hexadecimal float")
     parser.add_argument("--final", help="write the final model to this safetensors file")
     options = parser.parse_args()
 
     torch.manual_seed(1)
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision=options.mixed_precision)
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step / 50))

@@ -22,7 +22,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import transformers
@@ -34,7 +34,7 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from harness.config.settings import is_off
 from harness.errors import ConfigError, StateError
 from harness.integrations.frozen import Trainable, has_frozen_base
-from harness.trainer.driven import Driven, Resumed
+from harness.trainer.driven import Driven, Options, Resumed, check_options
 from harness.trainer.state.prepared import unwrapped
 from harness.trainer.voice import say, warn
 
@@ -65,38 +65,19 @@ class HarnessCallback(TrainerCallback):
     model. The same program, started again, goes on behind the last step.
     """
 
-    def __init__(
-        self,
-        *,
-        keeps_output_dir: bool = False,
-        overlap: bool | None = None,
-        settle_ddp: bool = True,
-        run: str | None = None,
-        store: str | None = None,
-        local: str | None = None,
-        every_s: float | None = None,
-        every_steps: int | None = None,
-        fresh: bool = False,
-        continue_: bool = False,
-    ) -> None:
+    def __init__(self, *, keeps_output_dir: bool = False, **options: Unpack[Options]) -> None:
         """Do nothing yet.
 
         Args:
             keeps_output_dir: `output_dir` outlives the machine, so that the best checkpoint is there in a new start.
-            overlap: see `Checkpointer`.
-            settle_ddp: see `Checkpointer`.
-            run: see `Checkpointer`; used only without `harness run`, like the next six.
-            store: see `Checkpointer`.
-            local: see `Checkpointer`.
-            every_s: see `Checkpointer`.
-            every_steps: see `Checkpointer`.
-            fresh: see `Checkpointer`.
-            continue_: see `Checkpointer`.
+            **options: those of `Checkpointer`: `overlap`, `settle_ddp`, and, without `harness run`, `run`, `store`,
+                `local`, `every_s`, `every_steps`, `fresh`, `continue_`.
+
+        Raises:
+            TypeError: there is no such option.
         """
-        self._keeps_output_dir = keeps_output_dir
-        self._begins = {"overlap": overlap, "settle_ddp": settle_ddp}
-        self._options = {"run": run, "store": store, "local": local, "every_s": every_s, "every_steps": every_steps}
-        self._options |= {"fresh": fresh or None, "continue_": continue_ or None}
+        check_options(options)
+        self._keeps_output_dir, self._options = keeps_output_dir, options
         self._attached: _Attached | None = None
 
     # ---- events of a Trainer ----------------------------------------------------------------------------------------
@@ -129,7 +110,7 @@ class HarnessCallback(TrainerCallback):
             return
         _check_version(trainer)
         _switch_off_jit(trainer)
-        self._attached = _Attached(trainer, self._options, self._begins, keeps_output_dir=self._keeps_output_dir)
+        self._attached = _Attached(trainer, self._options, keeps_output_dir=self._keeps_output_dir)
 
 
 def attach(trainer: Any, **options: Any) -> HarnessCallback:
@@ -181,11 +162,9 @@ def _switch_off_jit(trainer: Any) -> None:
 class _Attached:
     """One trainer, and its training."""
 
-    def __init__(
-        self, trainer: Any, options: Mapping[str, Any], begins: Mapping[str, Any], *, keeps_output_dir: bool
-    ) -> None:
+    def __init__(self, trainer: Any, options: Options, *, keeps_output_dir: bool) -> None:
         self._trainer = trainer
-        self._options, self._begins, self._keeps_output_dir = options, begins, keeps_output_dir
+        self._options, self._keeps_output_dir = options, keeps_output_dir
         self._driven: Driven | None = None
         self._earlier: list[dict[str, Any]] = []  # what the calls of `train` before this one have returned
         self._before = 0  # steps of those calls
@@ -228,6 +207,9 @@ class _Attached:
         if not driven.is_resumed_here and driven.call == 1:
             self._earlier, self._before = [], 0
         self._trains = False
+        if (resumed := self._resumed) is not None:
+            places = resumed.own.get("places") or {}  # not in snapshots of 0.1
+            self._watched.continue_logs(places.get("logging_dir"), resumed.step - self._before)
         try:
             output = theirs(*args, **kwargs)
         except SystemExit:
@@ -270,7 +252,7 @@ class _Attached:
         self._base = states["model"].base_sum() if isinstance(states["model"], Trainable) else None
         if resumed is not None and resumed.own["base"] != self._base:
             raise StateError("the model under the adapters is not the one that this run was begun with: load that one")
-        driven.begin(states, **self._begins)
+        driven.begin(states)
         driven.follow(trainer.callback_handler.train_dataloader)
         driven.restore()
         self._trains = True
@@ -294,7 +276,9 @@ class _Attached:
         self._updates_of_epoch = call["num_update_steps_per_epoch"]
         if not place.is_resumed:
             self._place = _Place(epoch=call["epoch"])
-            return theirs(*args, **kwargs)
+            found = theirs(*args, **kwargs)
+            self.driven.epoch_ended(call["epoch"])
+            return found
         place.is_resumed = False
         if place.at_evaluation:
             self._evaluate_again(call)
@@ -303,9 +287,11 @@ class _Attached:
         # It is where it was by itself: its next iteration continues behind the last batch that was used.
         _trainer.skip_first_batches = lambda given, count=0: given if given is loader else skip(given, count)
         try:
-            return theirs(**{**call, "resume_from_checkpoint": _SNAPSHOT})
+            found = theirs(**{**call, "resume_from_checkpoint": _SNAPSHOT})
         finally:
             _trainer.skip_first_batches = skip
+        self.driven.epoch_ended(call["epoch"])
+        return found
 
     def _evaluate_again(self, call: Mapping[str, Any]) -> None:
         """Log, evaluate and save as at the end of the step at whose evaluation the snapshot was taken."""
@@ -390,6 +376,7 @@ class _Attached:
             "loss": trainer._tr_loss,
             "base": self._base,
             "callbacks": self._watched.states(),
+            "places": {"logging_dir": self._watched.logging_dir},
             "earlier": _plain(self._earlier),
             "before": self._before,
         }
@@ -499,6 +486,29 @@ class _Callbacks:
         for callback, (_, attributes) in zip(shown, states, strict=True):
             for name, value in attributes.items():
                 setattr(callback, name, value)
+
+    @property
+    def _tensorboard(self) -> Any:
+        return next((each for each in self._all if type(each).__name__ == "TensorBoardCallback"), None)
+
+    @property
+    def logging_dir(self) -> str | None:
+        """Where TensorBoard's callback writes; `None` if there is none."""
+        return None if self._tensorboard is None else self._tensorboard.logging_dir
+
+    def continue_logs(self, logging_dir: str | None, step: int) -> None:
+        """Have TensorBoard's callback write on where it did, without the steps behind this one that come again."""
+        callback = self._tensorboard
+        if callback is None or callback.tb_writer is not None or callback._SummaryWriter is None:
+            return
+        made = callback._SummaryWriter
+
+        def writer(**options: Any) -> Any:
+            callback._SummaryWriter = made
+            return made(purge_step=step + 1, **options)
+
+        callback._SummaryWriter = writer
+        callback.logging_dir = callback.logging_dir or logging_dir
 
     def look(self) -> None:
         """Warn, once, of a callback of the program's that changes attributes and shows no state."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from harness.errors import StateError
 from harness.trainer import opening
@@ -31,8 +31,43 @@ from harness.trainer.training import Training
 from harness.trainer.validation import Validations
 from harness.trainer.voice import say
 
+_FLAGS = ("run", "store", "local", "every_s", "every_steps")
+_ONLY_IF_TRUE = ("fresh", "continue_")
 PROGRESS = "progress"
 """The name of the framework's own progress among the states."""
+
+
+class Options(TypedDict, total=False):
+    """Options of an integration: those of `Checkpointer`.
+
+    Attributes:
+        overlap: see `Checkpointer`.
+        settle_ddp: see `Checkpointer`.
+        run: see `Checkpointer`; used only without `harness run`, like the next six.
+        store: see `Checkpointer`.
+        local: see `Checkpointer`.
+        every_s: see `Checkpointer`.
+        every_steps: see `Checkpointer`.
+        fresh: see `Checkpointer`.
+        continue_: see `Checkpointer`.
+    """
+
+    overlap: bool | None
+    settle_ddp: bool
+    run: str | None
+    store: str | None
+    local: str | None
+    every_s: float | None
+    every_steps: int | None
+    fresh: bool
+    continue_: bool
+
+
+def check_options(options: Options) -> None:
+    """Raise TypeError, as a call with a keyword that there is not does."""
+    unknown = sorted(set(options) - Options.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: there are {', '.join(Options.__annotations__)}")
 
 
 @dataclass(frozen=True)
@@ -55,13 +90,13 @@ class Resumed:
 class Driven:
     """One process's training. Used from the thread that trains."""
 
-    def __init__(self, options: Mapping[str, Any], progress: Callable[[], Any]) -> None:
+    def __init__(self, options: Options, progress: Callable[[], Any]) -> None:
         """Connect to the agent, and learn what is resumed. Blocks until the snapshot is here, if there is one.
 
         Args:
-            options: `run`, `store`, `local`, `every_s`, `every_steps`, `fresh`, `continue_`: for an agent that has to
-                be started; see `Checkpointer`.
-            progress: returns the framework's own progress at a boundary: plain values, and tensors.
+            options: see `Options`.
+            progress: returns the framework's own progress at a boundary: a dict of plain values, and tensors. What it
+                has under `places` are names of files: a rehearsal does not compare them.
 
         Raises:
             ConfigError: the run is being trained already, or it is finished; or this process has a training.
@@ -69,7 +104,9 @@ class Driven:
             AgentGone: no agent answers.
         """
         opening.take_turn(self)
-        self._link: Link = opening.open_link(options)
+        flags = {name: options.get(name) for name in _FLAGS}
+        self._link: Link = opening.open_link(flags | {name: options.get(name) or None for name in _ONLY_IF_TRUE})
+        self._overlap, self._settle_ddp = options.get("overlap"), options.get("settle_ddp", True)
         self._progress = _Progress(progress)
         self._training: Training | None = None
         self._validations: Validations | None = None
@@ -118,20 +155,14 @@ class Driven:
         """Whether the snapshot was taken in the present call."""
         return self.resumed is not None and self.call == self.resumed.call
 
-    def begin(self, states: Mapping[str, Any], *, overlap: bool | None = None, settle_ddp: bool = True) -> None:
-        """Take the framework's states, as they are made for this call. Nothing is restored yet.
+    def begin(self, states: Mapping[str, Any]) -> None:
+        """Take the framework's states, by name, as they are made for this call. Nothing is restored yet.
 
-        Args:
-            states: by name.
-            overlap: see `Checkpointer`.
-            settle_ddp: see `Checkpointer`.
-
-        Raises:
-            StateError: one of them cannot be captured; names it, and the remedy.
+        Raises StateError if one of them cannot be captured; it names it, and the remedy.
         """
         self._progress.call = self.call
         flat = {**flatten(states), PROGRESS: self._progress}
-        if settle_ddp and not self._link.rank.is_alone:
+        if self._settle_ddp and not self._link.rank.is_alone:
             for line in buckets.settle(flat.values()):
                 say(line)
         if self._training is not None:
@@ -141,7 +172,7 @@ class Driven:
         self._states = flat
         self._training = Training(flat, accumulate=None, on_interrupt="exit", seed_workers=True, inert=False)
         self._validations = Validations(self._training)
-        self._training.connect(self._link, overlap)
+        self._training.connect(self._link, self._overlap)
         return opening.has_begun(self)
 
     def follow(self, loader: Any, name: str = "train") -> None:
@@ -267,6 +298,11 @@ class Driven:
         """Leave a validation if the next boundary cannot save more than is sealed already. Raises SystemExit."""
         if not self.training.interrupted:
             self.training.leave_if_it_presses()
+
+    def epoch_ended(self, epoch: int) -> None:
+        """Note, for a rehearsal, that a pass over the data is over. `epoch` is its number, from 0."""
+        if self.training.witness is not None:
+            self.training.witness.epoch_ended(epoch, self.training.boundary.step)
 
     def finish(self, step: int) -> None:
         """End the framework's call: take its last snapshot, and wait until it is durable. Raises SystemExit."""

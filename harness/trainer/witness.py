@@ -24,6 +24,8 @@ from harness.trainer.variables import Variables
 _SHOWN = 60
 _COMPARED = ("state", "requires_grad")
 """Parts of a state's node in the tree. The rest is about the capture, and not about the program."""
+_PLACES = "progress/state/own/places/"
+"""Names of files in the progress of a framework: each start may choose other ones."""
 
 
 class Witness:
@@ -76,7 +78,8 @@ class Witness:
             return
         states = {name: of_tensor(tensor) for name, tensor in captured.tensors.items()}
         listed = {name: {key: node[key] for key in _COMPARED if key in node} for name, node in captured.tree.items()}
-        small = dict(_leaves({**listed, "ckpt.extra": captured.extra}, ""))
+        leaves = _leaves({**listed, "ckpt.extra": captured.extra}, "")
+        small = {path: text for path, text in leaves if not path.startswith(_PLACES)}
         drawn = {name: digest(state) for name, state in random.items()}
         last = self._over = step >= self._instructions.stop
         variables, objects = self._variables.look(thorough=last)

@@ -22,6 +22,8 @@ PATIENTLY = ["-m", "tests.support.patiently"]
         ("with_accelerate.py", TORCHRUN, 10),
         ("huggingface.py", [], 3),
         ("huggingface.py", TORCHRUN, 3),
+        ("with_lightning.py", [], 3),
+        ("with_lightning.py", TORCHRUN, 3),
     ],
 )
 def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
@@ -32,6 +34,8 @@ def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
     def start(name: str, *rigged: str) -> int:
         world.run = name
         options = ["--curve", world.root / name, "--final", world.root / f"{name}.safetensors", "--epochs", str(epochs)]
+        if launcher and "lightning" in script:
+            options += ["--devices", "2"]
         command: list[str | Path] = [sys.executable, *launcher, *PATIENTLY, ROOT / "examples" / script, *options]
         process = world.run_rigged("--every-s", "1000", "--every-steps", "7", *rigged, command=command)
         code = process.wait()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environment import show_package_index
+from tests.support.framework_lives import check_same, command, live
 from tests.support.needs import lacking
 from tests.support.world import ROOT, World
 
@@ -39,34 +40,39 @@ def installed(wanted: str, factory: pytest.TempPathFactory, *options: str) -> Pa
     return folder
 
 
-@pytest.mark.parametrize("mode", ["evaluate", "accumulate"])
-def test_the_oldest_transformers_is_resumed_bit_for_bit(
-    mode: str, world: World, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("framework", "trainer", "mode"),
+    [
+        ("transformers", "hf_trainer", "evaluate"),
+        ("transformers", "hf_trainer", "accumulate"),
+        ("lightning", "lightning_trainer", "validate"),
+    ],
+)
+def test_the_oldest_one_is_resumed_bit_for_bit(
+    framework: str,
+    trainer: str,
+    mode: str,
+    world: World,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wanted = oldest("transformers")
+    wanted = oldest(framework)
     show_package_index(monkeypatch)
-    folder = installed(wanted, tmp_path_factory)
+    # Not Lightning's torch: it would be a second one.
+    folder = installed(wanted, tmp_path_factory, *(["--no-deps"] if framework == "lightning" else []))
     # Before the newest one, which this interpreter has.
     environ = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-    say = "import transformers; print(transformers.__version__)"
+    say = f"import {framework}; print({framework}.__version__)"
     found = world.start(sys.executable, "-c", say, env=environ)
     assert found.wait() == 0, found.stderr
     assert found.stdout.decode().strip().startswith(wanted.partition("==")[2])
 
-    train: list[str | Path] = [sys.executable, "-m", "tests.support.hf_trainer", "--mode", mode]
-    output = ["--curve", world.root / "plain", "--final", world.root / "plain-final"]
-    plain = world.start(*train, *output, "--plain", env=environ)
-    assert plain.wait() == 0, plain.stderr
-    every = ["--every-s", "1000", "--every-steps", "4", "--back-off-s", "0.05"]
-    ours = [*train, "--curve", world.curve, "--final", world.final]
-    for at, code in (("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)):
-        rigged = [sys.executable, "-m", "tests.support.harness_run", *world.options(), *every, "--at", at]
-        process = world.start(*rigged, "--", *ours, env=environ)
-        assert process.wait() == code, process.stderr
-        world.wait_gone()
-
-    assert set(world.curve.read_text().splitlines()) == set((world.root / "plain").read_text().splitlines())
-    assert world.final.read_text() == (world.root / "plain-final").read_text()
+    plain = world.elsewhere()
+    process = plain.start(*command(trainer, plain, mode, "--plain"), env=environ)
+    assert process.wait() == 0, process.stderr
+    lives = [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]
+    live(world, command(trainer, world, mode), lives, environ)
+    check_same(world, plain)
 
 
 def test_loaders_and_states_of_the_oldest_accelerate_are_followed(

@@ -14,16 +14,16 @@ for each loss, each evaluated batch and each log, in full precision, to CURVE, a
     --mode early         stops early by its evaluations, and loads its best checkpoint
     --mode start         evaluates before the first step
     --mode twice         calls train() twice
+    --mode tensorboard   logs to TensorBoard, in a directory that the Trainer names by the clock
     --mode attached      attaches to the Trainer after it is made
+    --device cuda        on a GPU, in half precision with a scaler, by deterministic operations
     --plain              without the harness
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import random
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,8 +38,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from tests.support import delays
-from tests.support.patient import all_patient
+from tests.support.framework_trainer import options_of, prepare, write_final
 
 ITEMS, BATCH, EPOCHS = 44, 4, 3
 STEPS = EPOCHS * ITEMS // BATCH
@@ -74,7 +73,7 @@ class Telling(Trainer):  # type: ignore[misc]
         found = super().compute_loss(*args, **kwargs)
         loss = found[0] if isinstance(found, tuple) else found
         phase = "train" if self.model.training else "eval"
-        print(phase, self.state.global_step, float(loss).hex(), file=self.out, flush=True)
+        print(phase, self.state.global_step, loss.item().hex(), file=self.out, flush=True)
         return found
 
 
@@ -104,23 +103,15 @@ MODES: dict[str, dict[str, Any]] = {
     },
     "start": {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 5},
     "twice": {},
+    "tensorboard": {"report_to": ["tensorboard"]},
     "attached": {},
 }  # fmt: skip
 
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--curve", type=Path, required=True)
-    parser.add_argument("--final", type=Path, required=True)
-    parser.add_argument("--mode", choices=MODES, required=True)
-    parser.add_argument("--plain", action="store_true")
-    options = parser.parse_args()
-    delays.install(delays.TRAINER)
-    if not options.plain:
-        all_patient()
-    torch.set_num_threads(1)
-
+    options = options_of(MODES).parse_args()
+    prepare(options)
     torch.manual_seed(0)
     random.seed(0)
     size = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
@@ -131,8 +122,7 @@ def main() -> None:
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1))
     with options.curve.open("a") as out:
         train(model, options, out)
-    final = {key: _digest(value) for key, value in sorted(model.state_dict().items())}
-    options.final.write_text("\n".join(f"{key} {value}" for key, value in final.items()))
+    write_final(model, options.final)
 
 
 def train(model: Any, options: argparse.Namespace, out: Any) -> None:
@@ -147,7 +137,7 @@ def train(model: Any, options: argparse.Namespace, out: Any) -> None:
     defaults = {
         "output_dir": str(options.curve.with_name("output")), "per_device_train_batch_size": BATCH, "report_to": [],
         "num_train_epochs": EPOCHS, "learning_rate": 1e-3, "logging_steps": 1, "disable_tqdm": True, "seed": 7,
-        "save_strategy": "no", "use_cpu": True,
+        "save_strategy": "no", "use_cpu": options.device == "cpu", "fp16": options.device == "cuda",
     }  # fmt: skip
     trainer = Telling(
         model=model,
@@ -164,10 +154,6 @@ def train(model: Any, options: argparse.Namespace, out: Any) -> None:
         print("result", result.global_step, result.training_loss.hex(), file=out, flush=True)
     state = trainer.state
     print("state", state.best_metric, len(state.log_history), random.random(), torch.rand(()).item(), file=out)
-
-
-def _digest(value: Tensor) -> str:
-    return hashlib.blake2b(value.detach().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 if __name__ == "__main__":

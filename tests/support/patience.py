@@ -15,6 +15,7 @@ PATIENCE = float(os.environ.get("HARNESS_TEST_PATIENCE", "1"))
 
 LIMITS_S = {
     "": 60,
+    "gpu": 400,
     "integrations": 400,
     "model": 400,
     "node": 400,

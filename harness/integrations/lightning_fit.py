@@ -1,0 +1,517 @@
+"""Lightning's fit: the boundaries of `Trainer.fit`, what it knows beside its model, the way to a snapshot's place.
+
+Owns what the callbacks for `lightning` and for `pytorch_lightning` share, which are the same code under two names. So
+it imports neither: it meets a trainer, and takes what it needs from the package that the trainer is of.
+
+    fit ─▶ what is resumed? ─▶ loggers, callbacks, datamodule ─▶ on_fit_start: model, optimizers ─▶ loops
+    each batch with a step, its validation, its schedulers ─▶ a boundary
+
+Some methods of the one trainer's loops and connectors are wrapped; `_NEEDED` lists them. They are private, and as they
+are here since Lightning 2.5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from harness.config.settings import is_off
+from harness.errors import ConfigError, StateError
+from harness.trainer.driven import Driven, Options, Resumed, check_options
+from harness.trainer.state.rng import capture_moment, restore_rng
+from harness.trainer.voice import say
+
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "fit_loop": (
+        "run",
+        "setup_data",
+        "reset",
+        "on_advance_end",
+        "on_run_end",
+        "_load_combined_loader_states",
+        "_restart_stage",
+    ),
+    "fit_loop.epoch_loop": (
+        "reset",
+        "on_run_start",
+        "on_advance_end",
+        "on_iteration_done",
+        "_batches_that_stepped",
+        "_restarting",
+    ),
+    "_checkpoint_connector": ("_restore_modules_and_callbacks",),
+    "_signal_connector": ("register_signal_handlers",),
+    "_logger_connector": ("_first_loop_iter", "_current_fx", "_callback_metrics", "_logged_metrics"),
+}
+_REFUSED = {
+    "DeepSpeedStrategy": "DeepSpeed keeps the state of this training",
+    "FSDPStrategy": "the sharded state of FSDP's first version cannot be taken apart",
+}
+_METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+_LOGGED = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
+_LOGGED_FROM = (*_LOGGED, "dataloader_idx", "metric_attribute")
+
+
+class Fit:
+    """Saves a `Trainer.fit`, and resumes it after an interruption, on any machine.
+
+        trainer = Trainer(max_epochs=10, callbacks=[HarnessCallback()])
+        trainer.fit(model, loader)
+
+    A snapshot has the model, the optimizers, the schedulers, the precision's scaler, the progress of all loops, what
+    callbacks, the module and the datamodule add to a checkpoint, the values that `self.log` is summing, the place in
+    the data, and all random numbers. An interruption leaves `fit()` by SystemExit(75), after the trainer's own
+    teardown, once the newest snapshot is durable. The same program, started again, goes on behind the last step.
+    """
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        """Do nothing yet.
+
+        Args:
+            **options: those of `Checkpointer`: `overlap`, `settle_ddp`, and, without `harness run`, `run`, `store`,
+                `local`, `every_s`, `every_steps`, `fresh`, `continue_`.
+
+        Raises:
+            TypeError: there is no such option.
+        """
+        check_options(options)
+        self._options = options
+        self._fit: _Fit | None = None
+        self._log: Any = None
+
+    @property
+    def log(self) -> Any:
+        """The `log` of the module that is trained."""
+        return self._log
+
+    @log.setter
+    def log(self, log: Any) -> None:
+        """Get the module's `log`, as every callback does: the first that it hears of a trainer, before any hook."""
+        self._log = log
+        trainer = log.__self__.trainer
+        if trainer.state.fn.value != "fit" or is_off(os.environ):
+            return
+        if self._fit is not None:
+            raise ConfigError(
+                "fit() is called a second time in this program, and the harness resumes one: give each fit a program "
+                "of its own"
+            )
+        self._fit = _Fit(trainer.fit_loop.trainer, self._options)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Restore the training, or begin it."""
+        if self._fit is not None:
+            self._fit.begins()
+
+    def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Leave a long validation, if an interruption demands it."""
+        if self._fit is not None and not trainer.sanity_checking:
+            self._fit.safe_point()
+
+
+class _Fit:
+    """One fit, and its training."""
+
+    def __init__(self, trainer: Any, options: Options) -> None:
+        _check(trainer)
+        self._trainer = trainer
+        self._driven = Driven(options, self._progress)
+        self._driven.begin_call()
+        self._resumed: Resumed | None = self._driven.resumed
+        self._step = 0 if self._resumed is None else self._resumed.step
+        self._trains = self._finished = self._at_validation = False
+        self._early: Any = None
+        """The random states before loaders were iterated over that are not followed yet; `None` if there are none."""
+        self._call: Any = sys.modules[f"{type(trainer).__module__.rpartition('.')[0]}.call"]
+        loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        _wrap(trainer._checkpoint_connector, "_restore_modules_and_callbacks", self._restore_callbacks)
+        _wrap(trainer._signal_connector, "register_signal_handlers", lambda theirs: None)  # the harness has SIGTERM
+        _wrap(trainer, "_run_sanity_check", lambda theirs: theirs() if self._resumed is None else None)
+        for owner, name in (
+            (loop, "setup_data"),
+            (loop, "_load_combined_loader_states"),
+            (loop, "reset"),
+            (loop, "run"),
+            (loop, "on_run_end"),
+            (epoch_loop, "on_run_start"),
+            (epoch_loop, "on_advance_end"),
+        ):
+            _wrap(owner, name, getattr(self, f"_{name.strip('_')}"))
+        _wrap(epoch_loop, "reset", self._reset_epoch)
+        _wrap(loop, "on_advance_end", self._epoch_ends)
+        if self._resumed is not None:
+            _continue_loggers(trainer.loggers, self._resumed.own)
+
+    @property
+    def _own(self) -> Any:
+        """The progress of the snapshot, until the first batch behind it; `None` without one, and afterwards."""
+        return None if self._resumed is None else self._resumed.own
+
+    # ---- before the loops -------------------------------------------------------------------------------------------
+
+    def _restore_callbacks(self, theirs: Callable[..., Any], checkpoint_path: Any = None, *args: Any) -> None:
+        """Give the callbacks and the datamodule what they had, where the trainer does that with a checkpoint."""
+        if checkpoint_path is not None:
+            raise ConfigError(
+                "ckpt_path goes back to a checkpoint of the trainer's own, and the harness goes on behind the last "
+                "step by itself: call fit() without it"
+            )
+        theirs(checkpoint_path, *args)
+        if (own := self._own) is None:
+            return
+        trainer, call = self._trainer, self._call
+        checkpoint = _with_paths(own["checkpoint"], own["places"]["paths"])
+        checkpoint.setdefault("state_dict", trainer.strategy.lightning_module_state_dict())
+        call._call_lightning_module_hook(trainer, "on_load_checkpoint", checkpoint)
+        if trainer.datamodule is not None and own["datamodule"]:
+            call._call_lightning_datamodule_hook(trainer, "load_state_dict", own["datamodule"])
+        call._call_callbacks_on_load_checkpoint(trainer, checkpoint)
+        call._call_callbacks_load_state_dict(trainer, checkpoint)
+
+    def begins(self) -> None:
+        """Everything is made: restore it, or begin."""
+        trainer, driven, loop = self._trainer, self._driven, self._trainer.fit_loop
+        driven.begin(self._states())
+        driven.restore()
+        self._trains = True
+        if (own := self._own) is not None:
+            _set_progress(loop, own["loops"])
+            trainer.should_stop, trainer.accumulate_grad_batches = own["should_stop"], own["accumulate"]
+        if self._early is not None:  # configure_optimizers has asked how many steps there will be
+            now = capture_moment()
+            restore_rng(self._early)
+            self._load_combined_loader_states(lambda: None)
+            iter(loop._data_fetcher)
+            restore_rng(now)
+
+    def _states(self) -> dict[str, Any]:
+        trainer = self._trainer
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        found = {"model": [trainer.model], "optimizer": trainer.optimizers, "scheduler": schedulers}
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        states = {name: value[0] if len(value) == 1 else list(value) for name, value in found.items() if value}
+        return states if scaler is None else {**states, "scaler": scaler}
+
+    # ---- methods of the loops ---------------------------------------------------------------------------------------
+
+    def _setup_data(self, theirs: Callable[..., Any]) -> None:
+        """Loaders are made, and iterated over for the first time."""
+        if not self._trains and self._trainer.fit_loop._combined_loader is None:
+            self._early = capture_moment()
+        theirs()
+
+    def _load_combined_loader_states(self, theirs: Callable[..., Any]) -> None:
+        """Loaders are made: follow them."""
+        if not self._trains:
+            return
+        self._early = None
+        loop = self._trainer.fit_loop
+        loaders = loop._combined_loader.flattened
+        for number, loader in enumerate(loaders):
+            if not hasattr(loader, "__len__"):
+                raise StateError(
+                    "a training loader has no length, so the trainer fetches one batch ahead of the training: give the "
+                    "loader a length, or the Trainer a limit_train_batches"
+                )
+            self._driven.follow(loader, f"train.{number}" if len(loaders) > 1 else "train")
+            if self._own is not None:  # the trainer does it later, and a sampler of several ranks draws by its epoch
+                _module_of(loop)._set_sampler_epoch(loader, loop.epoch_progress.current.processed)
+
+    def _reset(self, theirs: Callable[..., Any]) -> None:
+        """The loop over epochs begins: in the middle of one, after a resume."""
+        if self._own is None:
+            theirs()
+            return
+        loop = self._trainer.fit_loop
+        torch.set_grad_enabled(True)
+        loop._restart_stage = _module_of(loop).RestartStage.RESTARTED_MID_EPOCH
+        loop._resuming_from_checkpoint = True  # its iterator is the one that continues
+
+    def _reset_epoch(self, theirs: Callable[..., Any]) -> None:
+        """The loop over batches begins: in the middle of an epoch, its counts stay."""
+        if self._own is None:
+            theirs()
+
+    def _on_run_start(self, theirs: Callable[..., Any], fetcher: Any) -> None:
+        """The first batch comes next; after a resume, the one behind the snapshot."""
+        trainer, epoch_loop, driven = self._trainer, self._trainer.fit_loop.epoch_loop, self._driven
+        own = self._own
+        restarting, epoch_loop._restarting = epoch_loop._restarting, own is not None  # else 2.5 makes another iterator
+        theirs(fetcher)
+        epoch_loop._restarting = restarting
+        if own is None:
+            return
+        trainer.fit_loop._last_train_dl_reload_epoch = own["reloaded"]
+        connector = trainer._logger_connector
+        for name in _METRICS:
+            getattr(connector, name).update(own["metrics"][name])
+        connector._first_loop_iter, connector._current_fx = own["first"], own["fx"]
+        _restore_results(trainer, epoch_loop._results, own["results"])
+        if (iterator := getattr(fetcher.combined_loader, "_iterator", None)) is not None:
+            iterator._idx = epoch_loop.batch_progress.current.ready
+        resumed, self._resumed = self._resumed, None
+        assert resumed is not None, "it has a progress"
+        driven.settle_random()
+        if resumed.at == "evaluating":
+            self._at_validation = True
+            epoch_loop.on_advance_end(fetcher)
+            epoch_loop.on_iteration_done()
+
+    def _on_advance_end(self, theirs: Callable[..., Any], fetcher: Any) -> None:
+        """The end of a batch: what the trainer does there, and behind a step a boundary."""
+        epoch_loop, driven = self._trainer.fit_loop.epoch_loop, self._driven
+        again, self._at_validation = self._at_validation, False
+        stepped = again or driven.training.boundary.optimizer_stepped
+        self._step += stepped and not again
+        if epoch_loop._should_check_val_fx(fetcher) and not epoch_loop._skip_next_val:
+            with driven.validation(self._step, resumable=stepped):
+                theirs(fetcher)
+        else:
+            theirs(fetcher)
+        if stepped:
+            driven.boundary(self._step)
+
+    def _epoch_ends(self, theirs: Callable[..., Any]) -> None:
+        """A pass over the data is over."""
+        if self._trains:
+            self._driven.epoch_ended(self._trainer.current_epoch)
+        theirs()
+
+    def _run(self, theirs: Callable[..., Any]) -> None:
+        """The loop over epochs, and its end, which it does not come to if there is nothing left to do."""
+        theirs()
+        self._finish()
+
+    def _on_run_end(self, theirs: Callable[..., Any]) -> None:
+        """The loop is over: its last snapshot, before anything else is done."""
+        self._finish()
+        theirs()
+
+    def _finish(self) -> None:
+        if not self._finished:
+            self._finished, self._trains = True, False
+            self._driven.finish(self._step)
+            self._driven.end()
+
+    def safe_point(self) -> None:
+        """Leave, if an interruption demands it."""
+        if self._trains:
+            self._driven.safe_point()
+
+    # ---- what a snapshot has ----------------------------------------------------------------------------------------
+
+    def _progress(self) -> dict[str, Any]:
+        trainer, connector = self._trainer, self._trainer._logger_connector
+        datamodule = trainer.datamodule
+        paths: list[str] = []
+        return {
+            "loops": _progress_of(trainer.fit_loop),
+            "checkpoint": _without_paths(self._checkpoint(), paths),
+            "places": {
+                "paths": paths,
+                "loggers": [[type(logger).__name__, _version_of(logger)] for logger in trainer.loggers],
+            },
+            "datamodule": {} if datamodule is None else self._datamodule(),
+            "logged": trainer.fit_loop.epoch_loop._batches_that_stepped,
+            "metrics": {name: dict(getattr(connector, name)) for name in _METRICS},
+            "results": _results_of(trainer.fit_loop.epoch_loop._results),
+            "first": connector._first_loop_iter,
+            "fx": connector._current_fx,
+            "should_stop": trainer.should_stop,
+            "accumulate": trainer.accumulate_grad_batches,
+            "reloaded": trainer.fit_loop._last_train_dl_reload_epoch,
+        }
+
+    def _checkpoint(self) -> dict[str, Any]:
+        """Return what callbacks and the module add to a checkpoint. What a snapshot has anyway is left out."""
+        trainer, call = self._trainer, self._call
+        weights = trainer.strategy.lightning_module_state_dict()
+        checkpoint: dict[str, Any] = {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "pytorch-lightning_version": _release_of(trainer),
+            "state_dict": weights,
+        }
+        checkpoint["callbacks"] = call._call_callbacks_state_dict(trainer)
+        call._call_callbacks_on_save_checkpoint(trainer, checkpoint)
+        call._call_lightning_module_hook(trainer, "on_save_checkpoint", checkpoint)
+        if checkpoint.get("state_dict") is weights:
+            del checkpoint["state_dict"]
+        return checkpoint
+
+    def _datamodule(self) -> Any:
+        return self._call._call_lightning_datamodule_hook(self._trainer, "state_dict") or {}
+
+
+def _check(trainer: Any) -> None:
+    """Raise ConfigError for a version or a strategy that is not supported."""
+    for path, names in _NEEDED.items():
+        owner = functools.reduce(getattr, path.split("."), trainer)
+        if missing := [name for name in names if not hasattr(owner, name)]:
+            raise ConfigError(
+                f"{_package_of(trainer)} {_release_of(trainer)} has no {path}.{missing[0]}: this integration needs 2.5 "
+                "or later"
+            )
+    strategy = trainer.strategy
+    kind = type(strategy).__name__
+    if kind in _REFUSED:
+        raise ConfigError(
+            f"{_REFUSED[kind]}: use directory mode, which takes the trainer's checkpoints, or strategy='ddp'"
+        )
+    environment = getattr(strategy, "cluster_environment", None)
+    external = environment is None or environment.creates_processes_externally
+    if trainer.world_size > 1 and not external:
+        raise ConfigError(
+            "the Trainer starts its own processes, and the harness cannot tell them apart: start the program by "
+            "`torchrun --standalone --nproc-per-node N`, and leave strategy and devices as they are"
+        )
+
+
+def _package_of(trainer: Any) -> str:
+    """Return the name of the package that it is of."""
+    return type(trainer).__module__.partition(".")[0]
+
+
+def _release_of(trainer: Any) -> str:
+    """Return the version of that package."""
+    return str(sys.modules[_package_of(trainer)].__version__)
+
+
+def _module_of(value: Any) -> Any:
+    """Return the module of its class."""
+    return sys.modules[type(value).__module__]
+
+
+def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    theirs = getattr(owner, name)
+
+    @functools.wraps(theirs)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return ours(theirs, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+# ---- loops ----------------------------------------------------------------------------------------------------------
+
+
+def _progress_of(loop: Any) -> dict[str, Any]:
+    """Return what a loop has counted, and the loops in it."""
+    found: dict[str, Any] = {
+        name: value.state_dict() if is_count else _progress_of(value) for name, value, is_count in _parts(loop)
+    }
+    if hasattr(loop, "_batches_that_stepped"):
+        found["_batches_that_stepped"] = loop._batches_that_stepped
+    return found
+
+
+def _set_progress(loop: Any, progress: Mapping[str, Any]) -> None:
+    for name, value, is_count in _parts(loop):
+        if not is_count:
+            _set_progress(value, progress[name])
+        else:
+            value.load_state_dict(progress[name])
+    if "_batches_that_stepped" in progress:
+        loop._batches_that_stepped = progress["_batches_that_stepped"]
+
+
+def _parts(loop: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Yield name and value of each count and each loop in a loop, and whether it is a count."""
+    for name, value in vars(loop).items():
+        if dataclasses.is_dataclass(value) and hasattr(value, "state_dict"):
+            yield name, value, True
+        elif hasattr(value, "on_save_checkpoint") and hasattr(value, "restarting"):
+            yield name, value, False
+
+
+# ---- names of files -------------------------------------------------------------------------------------------------
+
+_PATH = "\0path "
+
+
+def _without_paths(value: Any, paths: list[str]) -> Any:
+    """Return what a checkpoint has, with a reference instead of each absolute path; append the paths to a list."""
+    if isinstance(value, str) and value.startswith(os.sep):
+        if value not in paths:
+            paths.append(value)
+        return f"{_PATH}{paths.index(value)}"
+    if type(value) in (dict, OrderedDict):
+        return type(value)((_without_paths(key, paths), _without_paths(item, paths)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_without_paths(item, paths) for item in value)
+    return value
+
+
+def _with_paths(value: Any, paths: Sequence[str]) -> Any:
+    """Return what `_without_paths` was given."""
+    if isinstance(value, str) and value.startswith(_PATH):
+        return paths[int(value.removeprefix(_PATH))]
+    if type(value) in (dict, OrderedDict):
+        return type(value)((_with_paths(key, paths), _with_paths(item, paths)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_with_paths(item, paths) for item in value)
+    return value
+
+
+# ---- loggers and logged values --------------------------------------------------------------------------------------
+
+
+def _version_of(logger: Any) -> Any:
+    version = getattr(logger, "_version", None)
+    return version if isinstance(version, (int, str)) else None
+
+
+def _continue_loggers(loggers: list[Any], own: Mapping[str, Any]) -> None:
+    """Have a TensorBoard logger write on where it was, without the steps that are made again."""
+    for logger, (kind, version) in zip(loggers, own["places"]["loggers"], strict=False):
+        if kind == type(logger).__name__ == "TensorBoardLogger" and version is not None:
+            logger._version = version
+            logger._kwargs.setdefault("purge_step", own["logged"])
+        elif kind == type(logger).__name__ == "CSVLogger":
+            say("CSVLogger begins a file of its own in each start: the curve is in all of them together")
+
+
+def _results_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of `self.log` that are being summed over the epoch."""
+    return {key: _result_of(metric) for key, metric in results.items()}
+
+
+def _result_of(metric: Any) -> dict[str, Any]:
+    meta = metric.meta
+    found = {
+        "meta": {name: getattr(meta, name) for name in _LOGGED_FROM},
+        "reduce": meta.reduce_fx.__name__,
+        "sync": [meta.sync.should, meta.sync.rank_zero_only],
+        "is_tensor": metric.is_tensor,
+        "has_reset": metric.has_reset,
+        "count": metric._update_count,
+        "last": metric._forward_cache if isinstance(metric._forward_cache, Tensor) else None,
+    }
+    if metric.is_tensor:
+        found["states"] = {key: getattr(metric, key) for key in metric._defaults}
+    return found
+
+
+def _restore_results(trainer: Any, results: Any, stored: Mapping[str, Any]) -> None:
+    module = _module_of(results)
+    for key, node in stored.items():
+        meta = module._Metadata(**node["meta"], reduce_fx=getattr(torch, node["reduce"]))
+        should, rank_zero_only = node["sync"]
+        meta.sync = module._Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=rank_zero_only)
+        metric = module._ResultMetric(meta, node["is_tensor"])
+        metric.has_reset, metric._update_count, metric._forward_cache = node["has_reset"], node["count"], node["last"]
+        for name, value in node.get("states", {}).items():
+            setattr(metric, name, value)
+        if not node["is_tensor"]:
+            if meta.metric_attribute is None:
+                continue  # it is logged again under the same key, and its own state is the module's
+            metric.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
+        results[key] = metric

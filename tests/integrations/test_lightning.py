@@ -1,0 +1,59 @@
+"""Lightning's fit with the callback, noticed and killed: every loss, logged value and tensor is an unbroken run's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.framework_lives import check_same, command, live
+from tests.support.lightning_trainer import MODES
+from tests.support.world import ROOT, World, steps_said
+
+pytestmark = pytest.mark.long("several lives of a training by Lightning")
+
+TRAINER = "lightning_trainer"
+Unbroken = Callable[[str, str], World]
+
+LIVES = {
+    "plain": [("FirstStep:1:terminate", 75), ("Published:2:kill-trainer,Published:4:terminate", 75), ("", 0)],
+}
+USUAL = [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[pytest.mark.sample] if mode == "plain" else []) for mode in MODES]
+)
+def test_what_ended_early_goes_on_bit_identical(mode: str, world: World, unbroken: Unbroken) -> None:
+    live(world, command(TRAINER, world, mode), LIVES.get(mode, USUAL))
+    check_same(world, unbroken(TRAINER, mode))
+
+
+def test_a_validation_is_begun_again_where_it_was_interrupted(world: World, unbroken: Unbroken) -> None:
+    """The first one begins with a snapshot: it may take long."""
+    rigged = ["--back-off-s", "0.05", "--every-s", "1000", "--at", "Sealed:1:kill-trainer"]
+    process = world.run_rigged(*rigged, command=command(TRAINER, world, "validate"))
+    assert process.wait() == 0, process.stderr
+    assert steps_said(process.stderr, "Sealed")[0] == 4
+    check_same(world, unbroken(TRAINER, "validate"))
+
+
+@pytest.mark.parametrize("mode", ["validate", "steps", "manual"])
+def test_with_the_callback_a_training_computes_what_it_computes_without(
+    mode: str, world: World, unbroken: Unbroken
+) -> None:
+    process = world.start(*command(TRAINER, world, mode, "--plain"))
+    assert process.wait() == 0, process.stderr
+    check_same(world, unbroken(TRAINER, mode))
+
+
+def test_the_older_name_of_the_package_is_the_same(world: World, unbroken: Unbroken) -> None:
+    live(world, command(TRAINER, world, "validate", "--package", "pytorch_lightning"), USUAL)
+    check_same(world, unbroken(TRAINER, "validate"))
+
+
+def test_rehearse_agrees(world: World) -> None:
+    example = ROOT / "examples" / "with_lightning.py"
+    process = world.start(*world.harness("rehearse", "--run", "a"), "--", sys.executable, example)
+    assert process.wait() == 0, process.stdout.decode() + process.stderr
