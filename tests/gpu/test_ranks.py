@@ -5,27 +5,12 @@ gloo carries what the ranks exchange: NCCL refuses two ranks on one device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.ranks.test_bit_identity import FAST, check_identical, command
-from tests.support.world import World, nobody_left
+from tests.support.world import World
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long("several lives of ranks that import torch and start CUDA, 10 s each")]
-
-
-@pytest.fixture
-def worlds(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[World, World]]:
-    """One for the run that is never interrupted, and one for the other."""
-    for name in ("unbroken", "other"):
-        (tmp_path / name).mkdir()
-    with (
-        nobody_left(request, World(tmp_path / "unbroken")) as unbroken,
-        nobody_left(request, World(tmp_path / "other")) as other,
-    ):
-        yield unbroken, other
 
 
 @pytest.mark.parametrize("divide", ["ddp", "fsdp"])
