@@ -15,6 +15,12 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 PATIENTLY = ["-m", "tests.support.patiently"]
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of tiny layers wait for each other, for minutes where another test has their core."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 @pytest.mark.parametrize(
     ("script", "launcher", "epochs"),
     [
@@ -27,10 +33,8 @@ PATIENTLY = ["-m", "tests.support.patiently"]
     ],
 )
 def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
-    script: str, launcher: list[str], epochs: int, world: World, monkeypatch: pytest.MonkeyPatch
+    script: str, launcher: list[str], epochs: int, world: World
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
     def start(name: str, *rigged: str) -> int:
         world.run = name
         options = ["--curve", world.root / name, "--final", world.root / f"{name}.safetensors", "--epochs", str(epochs)]
