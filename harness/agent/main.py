@@ -46,7 +46,7 @@ from harness.agent.trainers.restarts import Restarts
 from harness.agent.trainers.session import Trainer, TrainerEvents
 from harness.agent.watching import Watching, WatchingEvents
 from harness.config.program import Program
-from harness.config.settings import Settings
+from harness.config.settings import SOCKET_VARIABLE, Settings
 from harness.core import events, messages
 from harness.core.manifest import Claim
 from harness.core.messages import FromTrainer, RunState, Sealed, SignalReceived, Status
@@ -206,7 +206,7 @@ class Agent:
             stopped, interrupted = ("stopped", ExitCode.CTRL_C), ("interrupted", ExitCode.INTERRUPTED_LOCAL)
             return self._end(Outcome(*stopped if self._interrupts else interrupted))  # the other agent has the slots
         if self._watching is not None:
-            self._watching.open()
+            self._watching.open((SOCKET_VARIABLE, str(self._server.address)))
         self._journal.emit(
             events.AgentStarted(
                 run=settings.run,

@@ -23,6 +23,7 @@ from harness.agent.resume.laying_back import CheckpointFinder, Laid
 from harness.agent.resume_point import ResumePoint
 from harness.core import events
 from harness.errors import ConfigError
+from harness.watch import processes
 from harness.watch.adapter import Save, named
 from harness.watch.asking import ask, listens
 from harness.watch.ours import LOCK, folder_of
@@ -71,13 +72,17 @@ class Watching:
         self._finder: CheckpointFinder | None = None
         self._laid = Laid()
         self._lock_fd: int | None = None
+        self._mark: tuple[str, str] | None = None
         self._pid: int | None = None
         self._asked: Save | None = None
         self.awaits_start = False
         """Whether a program is to be started once it is known what it goes on from."""
 
-    def open(self) -> None:
+    def open(self, mark: tuple[str, str]) -> None:
         """Lock the directory for this agent and its programs. It may not be there yet: some programs want that.
+
+        Args:
+            mark: a variable, and its value, in the environment of every process of the run's programs on this host.
 
         Raises:
             ConfigError: it cannot be used, or a program of an earlier start still runs.
@@ -100,7 +105,12 @@ class Watching:
             if err.errno not in _NO_LOCKS:
                 os.close(fd)
                 raise ConfigError(f"{self.root} cannot be watched: {err.strerror}") from err
-        self._lock_fd = fd
+        self._lock_fd, self._mark = fd, mark
+        if outlived := processes.marked(*mark):  # a launcher does not hand the lock on to its ranks
+            raise ConfigError(
+                f"{self.root} is in use: processes of a program of an earlier start still run "
+                f"({', '.join(map(str, outlived))}). End them first"
+            )
 
     @property
     def inherited(self) -> tuple[int, ...]:
@@ -126,7 +136,7 @@ class Watching:
         """Watch a program from now on."""
         self._pid, self._asked = pid, None
         laid = self._found
-        self._watcher.begin(laid.adapter, laid.taken, pid, is_named=self._name is not None)
+        self._watcher.begin(laid.adapter, laid.taken, pid, is_named=self._name is not None, mark=self._mark)
         if "HARNESS_REHEARSAL" in os.environ:  # two passes are compared: none of their checkpoints should be missed
             self._watcher.hurry()
 

@@ -79,6 +79,8 @@ class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         beside_not: paths, with {name} for its own, of files beside it that are there while it is being written.
         index: files that name others.
         each_rank: patterns with {rank} of files that each rank writes.
+        newest: pattern of a file that is written last each time, where the same names are written again: none of the
+            others may be newer.
         early: whether the mark, or the pointer, may come before the files of other ranks. Then a checkpoint also has to
             have every file that the one before it had.
         quiet_s: with this, files that did not change for so long are taken for complete. For layouts without any mark:
@@ -90,6 +92,7 @@ class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beside_not: tuple[str, ...] = ()
     index: tuple[Index, ...] = ()
     each_rank: tuple[str, ...] = ()
+    newest: str = ""
     early: bool = False
     quiet_s: float = 0.0
 

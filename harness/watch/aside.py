@@ -28,8 +28,6 @@ from harness.watch.ours import ASIDE, folder_of
 _FICLONE = 0x40049409
 _PIECE = 4 << 20
 _NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
-
-
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 

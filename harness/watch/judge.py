@@ -79,6 +79,7 @@ def lack_of(
     torn = (
         _unfinished(candidate, look, adapter, inside)
         or _missing(candidate, look, adapter, inside)
+        or _of_two_moments(candidate, adapter)
         or _without_ranks(adapter, inside, known.ranks)
         or _not_pointed_at(candidate, look, adapter, others)
         or _unsound(candidate, look, adapter, sound)
@@ -156,6 +157,16 @@ def _missing(candidate: Candidate, look: Look, adapter: Adapter, inside: set[str
         if (why := _missing_of(candidate, look, index, inside)) is not None:
             return why
     return None if candidate.files else "has no files"
+
+
+def _of_two_moments(candidate: Candidate, adapter: Adapter) -> str | None:
+    """Return a file that is newer than the one that is written last."""
+    if not adapter.complete.newest:
+        return None
+    wanted, files = pattern(adapter.complete.newest), candidate.files
+    written = max((seen.modified_ns for path, seen in files.items() if wanted.match(candidate.inside(path))), default=0)
+    newer = next((path for path in sorted(files) if files[path].modified_ns > written), None)
+    return None if newer is None else f"is being written, or was cut off: {newer} is newer than {wanted.text}"
 
 
 def _missing_of(candidate: Candidate, look: Look, index: Index, inside: set[str]) -> str | None:

@@ -174,8 +174,8 @@ def _is_marked(candidate: Candidate, look: Look, adapter: Adapter) -> bool:
     marks = adapter.complete
     if adapter.checkpoint.files_are == "one" and len(candidate.files) > 1:
         return False
-    inside = [candidate.inside(path) for path in candidate.files]
-    if not all(any(_fits(text, path) for path in inside) for text in (*marks.has, *marks.each_rank)):
+    there = [candidate.inside(path) for path in candidate.files] if candidate.is_directory else [*look.files]
+    if not all(any(_fits(text, path) for path in there) for text in (*marks.has, *marks.each_rank)):
         return False
     last = [pointer.path for pointer in adapter.pointers if pointer.is_last]
     return all(path in look.files or path in look.links for path in last)

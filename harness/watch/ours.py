@@ -33,7 +33,7 @@ def folder_of(root: Path) -> Path:
 
 def is_ours(name: str) -> bool:
     """Whether a name in a watched directory is the harness's own."""
-    return name.startswith(_PREFIX)
+    return name == _PREFIX or name.startswith(f"{_PREFIX}-")
 
 
 def _is_mount(path: Path) -> bool:

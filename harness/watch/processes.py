@@ -5,11 +5,16 @@ Owns what is read of /proc. A process of another user, or one that is gone, is l
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PROC = Path("/proc")
+_GONE_S = 3.0  # until a killed process is gone
 _WRITES = os.O_WRONLY | os.O_RDWR
 
 
@@ -38,6 +43,21 @@ def catches(pid: int, signum: int) -> bool:
     except (OSError, StopIteration):
         return False
     return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """Return the processes that have a variable with this value in their environment, as they were started."""
+    return [pid for pid in _pids() if _environ(pid).get(variable) == value]
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill processes, and wait until they have ended. Those of another user live on."""
+    for pid in (told := list(pids)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    give_up_at = time.monotonic() + _GONE_S
+    while alive(told) and time.monotonic() < give_up_at:
+        threading.Event().wait(0.005)
 
 
 def open_for_writing(pids: Iterable[int], root: Path) -> set[str]:

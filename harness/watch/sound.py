@@ -1,7 +1,7 @@
 """Sound: whether a file is whole by its own form, without running anything that is in it.
 
-Owns the forms that have an end which can be recognized: zip (torch.save, numpy), safetensors, JSON, pickle. Reads the
-ends of files, and of small ones all. Never unpickles.
+Owns the forms that have an end which can be recognized: zip (torch.save, numpy), safetensors, JSON, pickle, HDF5. Reads
+the ends of files, and of small ones all. Never unpickles.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ _EOCD64 = b"PK\x06\x06"
 _LOCATOR64 = b"PK\x06\x07"
 _COMMENT = 65_536
 _SMALL = 64 << 20
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_HDF5_ENDS = {0: 40, 1: 44, 2: 28, 3: 28}
+"""Where the end of the file stands, by the version of the head, if offsets have 8 bytes (HDF5 file format, II.A)."""
 _LEAST_PICKLE = 4  # its protocol, one operation and its end
 _MOST_HEADER = 100 << 20
 _LEGACY_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first pickle of torch's older form, a number. Its tensors come behind all pickles; nothing tells their end."""
 _PICKLES = (".pkl", ".pickle", ".pth", ".pt", ".bin", ".ckpt", ".metadata")
-_NEVER_EMPTY = (*_PICKLES, ".safetensors", ".json", ".npz", ".npy", ".distcp")
+_HDF5_NAMES = (".h5", ".hdf5")
+_NEVER_EMPTY = (*_HDF5_NAMES, *_PICKLES, ".safetensors", ".json", ".npz", ".npy", ".distcp")
 
 
 class Sound:
@@ -55,7 +59,7 @@ def has_end(path: Path) -> bool:
             head = file.read(16)
     except OSError:
         return False
-    if head.startswith(b"PK\x03\x04") or path.suffix in (".json", ".safetensors"):
+    if head.startswith((b"PK\x03\x04", _HDF5)) or path.suffix in (".json", ".safetensors"):
         return True
     return _is_pickle(head) and not _is_legacy(head) and path.stat().st_size <= _SMALL
 
@@ -70,6 +74,10 @@ def _why_not(path: Path, size: int) -> str | None:
             head = file.read(16)
             if head.startswith(b"PK") and path.suffix != ".distcp":  # that is several zips, one behind the other
                 return _why_no_zip(file, size)
+            if head.startswith(_HDF5):
+                return _why_no_hdf5(file, head, size)
+            if path.suffix in _HDF5_NAMES and (not head.strip(b"\0") or _HDF5.startswith(head)):
+                return "is cut off (HDF5)"  # its head may be written last
             if path.suffix == ".safetensors":
                 return _why_no_safetensors(file, head, size)
             if path.suffix == ".json" and size <= _SMALL:
@@ -133,6 +141,19 @@ def _why_no_safetensors(file: BinaryIO, head: bytes, size: int) -> str | None:
         return "has no header (safetensors)"
     expected = 8 + length + max(ends, default=0)
     return None if size == expected else f"has {size} bytes of {expected} (safetensors)"
+
+
+def _why_no_hdf5(file: BinaryIO, head: bytes, size: int) -> str | None:
+    """Its head says how long it is."""
+    if len(head) < 16:
+        return "is cut off (HDF5)"
+    place = _HDF5_ENDS.get(head[8])
+    offset_bytes = head[13] if head[8] < 2 else head[9]
+    if place is None or offset_bytes != 8:
+        return None
+    file.seek(place)
+    end = int.from_bytes(file.read(8), "little")
+    return None if size == end else f"has {size} bytes of {end} (HDF5)"
 
 
 def _why_no_json(data: bytes) -> str | None:

@@ -31,7 +31,7 @@ _HOT_S = 0.2  # after the program was asked to save
 _IN_VAIN = 3  # looks at a checkpoint that has just changed each time, until two come close together, and closer
 _LEAST_S = 0.02  # between them, at last
 _SHARE = 0.1  # of the time, at most, that looks at a directory of very many files take
-_SURVIVORS_S = 5.0  # how long processes of a program that has ended are waited for
+_SURVIVORS_S = 5.0  # how long processes of a program that has ended are waited for; then they are killed, if it died
 _NOT_BELOW_BYTES = 256 << 20  # of the disk, that a copy leaves free
 
 
@@ -95,6 +95,7 @@ class Watcher:
         self._pid: int | None = None
         self._ended: bool | None = None
         self._is_last = False
+        self._mark: tuple[str, str] | None = None
         self._hurries = self._closing = self._looks = False
         self._began = False
         self._sound = Sound()
@@ -110,7 +111,9 @@ class Watcher:
 
     # ---- from other threads -----------------------------------------------------------------------------------------
 
-    def begin(self, adapter: Adapter | None, taken: Taken, pid: int, *, is_named: bool) -> None:
+    def begin(
+        self, adapter: Adapter | None, taken: Taken, pid: int, *, is_named: bool, mark: tuple[str, str] | None = None
+    ) -> None:
         """Look from now on, at what a program writes.
 
         Args:
@@ -118,9 +121,12 @@ class Watcher:
             taken: what is known already.
             pid: of the program.
             is_named: whether the user has named the adapter.
+            mark: a variable, and its value, in the environment of every process that the program starts, and of no
+                other.
         """
         with self._condition:
             self._adapter, self._taken, self._pid, self._is_named = adapter, taken, pid, is_named
+            self._mark = mark
             self._ended, self._before, self._family, self._ranks = None, None, [], None
             self._changed_at.clear()
             if not self._began:
@@ -197,14 +203,27 @@ class Watcher:
             self._on_bug(err)
 
     def _outlived(self) -> bool:
-        """Wait for the processes of a program that has ended. Return whether some live on."""
+        """Wait for the processes of a program that has ended. Return whether some live on.
+
+        They do not live on beside the next program, which would write to the same files: ranks that have lost their
+        launcher are killed after a while. Those of a program that has ended well, or is not started again here, are
+        left alone.
+        """
+        self._family = sorted({*self._family, *self._marked()})
         give_up_at = time.monotonic() + _SURVIVORS_S
         while lives := processes.alive(self._family):
             if time.monotonic() > give_up_at:
                 break
             threading.Event().wait(0.05)
+        if lives and not self._ended and not self._is_last and (ours := processes.alive(self._marked())):
+            self._say(f"processes that have outlived the program are killed: {', '.join(map(str, ours))}")
+            processes.kill(ours)
+            lives = processes.alive(lives)
         self._family = lives
         return bool(lives)
+
+    def _marked(self) -> list[int]:
+        return [] if self._mark is None else processes.marked(*self._mark)
 
     def _await_look(self, at_least_s: float) -> bool:
         with self._condition:

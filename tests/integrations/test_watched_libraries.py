@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,20 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.long("several lives of a real training")
 
 FAST = ("--back-off-s", "0.05", "--watch-look-s", "0.1")
-BY_PATH = ("transformers", "accelerate")
+BY_PATH = ("transformers", "accelerate", "lightning")
 """Libraries that are told from which path to go on; the other programs look for the newest by themselves."""
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+LAUNCHERS: dict[str, Sequence[str]] = {"transformers-ddp": TORCHRUN}
+
+
 def command(world: World, library: str, *options: str) -> list[str | Path]:
+    launcher, library = LAUNCHERS.get(library, ()), library.partition("-ddp")[0]
     checkpoint = ["--checkpoint", "{checkpoint}"] if library in BY_PATH else []
     files = ["--out", world.root / "out", "--curve", world.curve, "--final", world.final]
-    hold = ["--hold-until", world.released]
-    return [sys.executable, "-m", "tests.support.library_program", library, *files, *hold, *checkpoint, *options]
+    program = ["-m", "tests.support.library_program", library]
+    return [sys.executable, *launcher, *program, *files, *checkpoint, *options]
 
 
 def start(world: World, library: str, *options: str, at: str = "") -> Process:
@@ -56,15 +61,18 @@ def check_same(unbroken: World, *hosts: World) -> None:
     assert hosts[-1].final.read_text() == unbroken.final.read_text()
 
 
-@pytest.mark.parametrize("library", ["transformers", "accelerate", "dcp", "torch", "torch-one"])
+@pytest.mark.parametrize(
+    "library", ["transformers", "transformers-ddp", "accelerate", "lightning", "dcp", "torch", "torch-one"]
+)
 def test_a_library_s_own_checkpoints_survive_the_machine_bit_for_bit(
     library: str, world: World, unbroken: Callable[[str], World]
 ) -> None:
-    process = start(world, library, "--hold-at", "10", at="Published:1:terminate")
+    first, second = ("12", "22") if library == "lightning" else ("10", "18")  # it saves every 10 steps, the others 4
+    process = start(world, library, "--hold-at", first, at="Published:1:terminate")
     assert process.wait() == 75, process.stderr
 
     host = world.elsewhere()
-    process = start(host, library, "--hold-at", "18", at="Published:1:kill-trainer")
+    process = start(host, library, "--hold-at", second, at="Published:1:kill-trainer")
     assert process.wait() == 0, process.stderr
     assert steps_said(process.stderr, "Restored"), process.stderr
     assert process.stderr.count(" TrainerStarted ") == 2

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pickle
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def by_safetensors(step: int, seed: int = 0) -> bytes:
 def by_pickle(step: int) -> bytes:
     """A pickle."""
     return pickle.dumps({"step": step, "state": list(range(50))})
+
+
+def by_hdf5(step: int) -> bytes:
+    """A file with the head of HDF5, which tells where it ends."""
+    content = by_torch(step)
+    head = b"\x89HDF\r\n\x1a\n" + bytes([0, 0, 0, 0, 0, 8, 8, 0, 4, 0, 16, 0, 0, 0, 0, 0])
+    return head + struct.pack("<QQQQ", 0, 2**64 - 1, len(head) + 32 + len(content), 2**64 - 1) + content
 
 
 def by_json(**content: object) -> bytes:
@@ -234,6 +242,31 @@ def torch_save_renamed(root: Path, step: int) -> Moments:
     yield from rename(root / "last.pt.tmp", root / "last.pt")
 
 
+def keras(root: Path, step: int) -> Moments:
+    """`BackupAndRestore._save_model`."""
+    weights, metadata = root / "latest.weights.h5", root / "training_metadata.json"
+    for path in (weights, metadata):
+        if path.exists():
+            yield from put(path.with_name(f"_{path.name}"), path.read_bytes())
+    yield from put(weights, by_hdf5(step))
+    os.utime(weights, (step, step))  # the clock of a file system may tick seldom
+    yield
+    yield from put(metadata, by_json(epoch=step, batch=0), every=True)
+    os.utime(metadata, (step, step))
+
+
+def timm(root: Path, step: int) -> Moments:
+    """`CheckpointSaver.save_checkpoint`."""
+    last = root / "last.pth.tar"
+    yield from put(root / "args.yaml", b"model: resnet\n")
+    yield from put(root / "tmp.pth.tar", by_torch(step))
+    last.unlink(missing_ok=True)
+    yield
+    yield from rename(root / "tmp.pth.tar", last)
+    (root / f"checkpoint-{step}.pth.tar").hardlink_to(last)
+    yield
+
+
 LAYOUTS: dict[str, tuple[str, Layout]] = {
     "transformers": ("transformers", transformers),
     "transformers-jit": ("transformers", transformers_jit),
@@ -245,6 +278,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "deepspeed": ("deepspeed", deepspeed),
     "fairscale": ("fairscale", fairscale),
     "horovod": ("horovod", horovod),
+    "keras": ("keras", keras),
     "lightning": ("lightning", lightning),
     "lightseq": ("lightseq", lightseq),
     "megatron": ("megatron", megatron),
@@ -252,6 +286,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "nnscaler": ("nnscaler", nnscaler),
     "orbax": ("orbax", orbax),
     "paddlenlp": ("paddlenlp", paddlenlp),
+    "timm": ("timm", timm),
     "torch-save": ("torch-save", torch_save),
     "torch-save-one": ("torch-save-one", torch_save_one),
     "torch-save-renamed": ("torch-save-one", torch_save_renamed),

@@ -7,11 +7,12 @@ precision. FINAL gets the digest of the parameters.
 
     transformers    Trainer: checkpoint-N; goes on from PATH; with --asked, saves on SIGTERM by its own means
     accelerate      Accelerator.save_state: step_N; goes on from PATH
+    lightning       ModelCheckpoint, at the end of each epoch: epoch=E-step=N.ckpt; goes on from PATH
     dcp             torch.distributed.checkpoint: step-N; looks for the greatest one that has .metadata
     torch           torch.save: model_N.pt and optimizer_N.pt; looks for the greatest number
     torch-one       torch.save to last.pt, in place
 
-    --hold-at STEP --hold-until FILE   stay after STEP, until FILE exists or a signal comes
+    --hold-at STEP  stay after STEP, which no life before has reached, until a signal comes
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-STEPS, SAVE_EVERY, BATCH, ITEMS = 24, 4, 4, 40
+STEPS, SAVE_EVERY, EPOCHS, BATCH, ITEMS = 24, 4, 3, 4, 40
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -64,11 +65,12 @@ class Told:
 
     def step(self, step: int, loss: float) -> None:
         """Write a step down; stay if the test wants that."""
-        with Path(self._options.curve).open("a") as curve:
-            print(step, loss.hex(), file=curve)
-        options = self._options
+        curve = Path(self._options.curve)
+        again = curve.exists() and re.search(rf"^{step} ", curve.read_text(), re.MULTILINE)
+        with curve.open("a") as file:
+            print(step, loss.hex(), file=file)
         pause = threading.Event()
-        while step == options.hold_at and not options.hold_until.exists() and not self.asked():
+        while step == self._options.hold_at and not again and not self.asked():
             pause.wait(0.005)
 
     asked: Callable[[], bool] = staticmethod(lambda: False)
@@ -135,6 +137,37 @@ def by_accelerate(options: argparse.Namespace, told: Told) -> nn.Module:
             if step == STEPS:
                 break
     return accelerator.unwrap_model(model)  # type: ignore[no-any-return]
+
+
+def by_lightning(options: argparse.Namespace, told: Told) -> nn.Module:
+    """A Trainer with its ModelCheckpoint."""
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net(dropout=0)  # its checkpoints have no random states
+
+        def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+            loss: Tensor = self.net(**batch)["loss"]
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), 1e-3)
+
+    class Tells(Callback):
+        def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, *args: Any) -> None:
+            told.step(trainer.global_step, outputs["loss"].item())
+
+    # Without a number of epochs, its own resume at the end of one trains a batch twice.
+    module = Module()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    callbacks = [ModelCheckpoint(options.out, save_top_k=-1), Tells()]
+    trainer = Trainer(max_epochs=EPOCHS, accelerator="cpu", callbacks=callbacks, **quiet)
+    told.asked = lambda: trainer.received_sigterm  # type: ignore[method-assign]
+    trainer.fit(module, DataLoader(Rows(), BATCH), ckpt_path=options.checkpoint or None)
+    return module.net
 
 
 def by_hand(options: argparse.Namespace, told: Told) -> nn.Module:
@@ -220,6 +253,7 @@ def _load_one(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 PROGRAMS: dict[str, Callable[[argparse.Namespace, Told], nn.Module]] = {
     "transformers": by_transformers,
     "accelerate": by_accelerate,
+    "lightning": by_lightning,
     "dcp": by_hand,
     "torch": by_hand,
     "torch-one": by_hand,
@@ -236,7 +270,6 @@ def main() -> None:
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--asked", action="store_true")
     parser.add_argument("--hold-at", type=int)
-    parser.add_argument("--hold-until", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

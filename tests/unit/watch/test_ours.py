@@ -27,6 +27,7 @@ def test_a_link_to_a_directory_has_the_folder_of_that(tmp_path: Path) -> None:
 def test_in_a_mount_it_lies_inside(mount: str) -> None:
     assert folder_of(Path(mount)) == Path(mount) / ".harness"
     assert is_ours(".harness")
+    assert not is_ours(".harnessed")
 
 
 def test_where_nothing_can_be_made_beside_it_it_lies_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

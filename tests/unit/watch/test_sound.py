@@ -13,7 +13,7 @@ import pytest
 
 from harness.watch.look import Seen
 from harness.watch.sound import Sound, has_end
-from tests.support.layouts import by_json, by_pickle, by_safetensors, by_torch
+from tests.support.layouts import by_hdf5, by_json, by_pickle, by_safetensors, by_torch
 
 
 def why_not(path: Path) -> str | None:
@@ -41,6 +41,7 @@ FORMS = {
     "a.safetensors": by_safetensors(1),
     "a.pkl": by_pickle(1),
     "a.json": by_json(step=1, names=["ä", "b"]),
+    "a.weights.h5": by_hdf5(1),
 }
 
 
@@ -56,7 +57,7 @@ def test_a_file_is_whole_with_its_last_byte_and_not_before(name: str, tmp_path: 
     assert has_end(path)
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a.safetensors", "a.pkl"])
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors", "a.pkl", "a.weights.h5"])
 def test_bytes_behind_its_end_are_not_its_own(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FORMS[name] + b"\0")
     assert why_not(tmp_path / name) is not None

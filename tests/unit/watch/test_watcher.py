@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.watch import watcher
+from harness.watch import processes, watcher
 from harness.watch.adapter import named
 from harness.watch.ours import ASIDE, folder_of
 from harness.watch.survey import Survey
@@ -34,9 +34,15 @@ class Scene:
         self.bugs: list[BaseException] = []
         self.watcher = Watcher(root, self.found.put, self.said.put, self.bugs.append)
 
-    def begin(self, name: str | None = "transformers", taken: Taken | None = None, pid: int | None = None) -> None:
+    def begin(
+        self,
+        name: str | None = "transformers",
+        taken: Taken | None = None,
+        pid: int | None = None,
+        mark: tuple[str, str] | None = None,
+    ) -> None:
         adapter = None if name is None else named(name)
-        self.watcher.begin(adapter, taken or Taken(), pid or os.getpid(), is_named=name is not None)
+        self.watcher.begin(adapter, taken or Taken(), pid or os.getpid(), is_named=name is not None, mark=mark)
 
     def next(self) -> Checkpoint:
         return self.found.get(timeout=HANG_S)
@@ -237,4 +243,22 @@ def test_a_file_that_a_child_which_outlives_the_program_has_open_is_not_taken(sc
     assert scene.found.empty()
     assert "checkpoint-20/optimizer.pt is open" in scene.watcher.why
     process.signal_group(signal.SIGKILL)
+    process.reap()
+
+
+@pytest.mark.parametrize(("well", "lives"), [(False, []), (True, ["a child"])])
+def test_children_of_a_program_that_died_are_killed_before_it_starts_again(
+    scene: Scene, *, well: bool, lives: list[str]
+) -> None:
+    mark = ("MARK", str(scene.root))
+    process = Process([sys.executable, "-c", PARENT, scene.root / "log"], cwd=scene.root, env=dict([mark]), stdin=-1)
+    process.wait_for("open")
+    scene.begin(pid=process.pid, mark=mark)
+    process.input.close()
+    assert process.wait_exit() == 0
+    scene.ended(well=well)
+    assert ["a child" for _ in processes.alive(processes.marked(*mark))] == lives
+    assert scene.said.empty() is well
+    if lives:
+        process.signal_group(signal.SIGKILL)
     process.reap()
