@@ -1,4 +1,4 @@
-"""Train a small convolutional network with Lightning, and survive the machine it runs on.
+"""Train a small autoencoder with Lightning, and survive the machine it runs on.
 
     python examples/with_lightning.py                    # some seconds, nothing to download
     harness run -- python examples/with_lightning.py     # the same, and a spot interruption costs it nothing

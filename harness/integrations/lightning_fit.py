@@ -38,6 +38,9 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
         "on_run_end",
         "_load_combined_loader_states",
         "_restart_stage",
+        "_combined_loader",
+        "_data_fetcher",
+        "_last_train_dl_reload_epoch",
     ),
     "fit_loop.epoch_loop": (
         "reset",
@@ -46,6 +49,9 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
         "on_iteration_done",
         "_batches_that_stepped",
         "_restarting",
+        "_results",
+        "_should_check_val_fx",
+        "_skip_next_val",
     ),
     "_checkpoint_connector": ("_restore_modules_and_callbacks",),
     "_signal_connector": ("register_signal_handlers",),
@@ -157,8 +163,10 @@ class _Fit:
 
     # ---- before the loops -------------------------------------------------------------------------------------------
 
-    def _restore_callbacks(self, theirs: Callable[..., Any], checkpoint_path: Any = None, *args: Any) -> None:
+    def _restore_callbacks(self, theirs: Callable[..., Any], checkpoint_path: Any = None, *args: Any) -> Any:
         """Give the callbacks and the datamodule what they had, where the trainer does that with a checkpoint."""
+        if self._finished:  # a test or a validation behind fit()
+            return theirs(checkpoint_path, *args)
         if checkpoint_path is not None:
             raise ConfigError(
                 "ckpt_path goes back to a checkpoint of the trainer's own, and the harness goes on behind the last "
@@ -166,7 +174,7 @@ class _Fit:
             )
         theirs(checkpoint_path, *args)
         if (own := self._own) is None:
-            return
+            return None
         trainer, call = self._trainer, self._call
         checkpoint = _with_paths(own["checkpoint"], own["places"]["paths"])
         checkpoint.setdefault("state_dict", trainer.strategy.lightning_module_state_dict())
@@ -175,6 +183,7 @@ class _Fit:
             call._call_lightning_datamodule_hook(trainer, "load_state_dict", own["datamodule"])
         call._call_callbacks_on_load_checkpoint(trainer, checkpoint)
         call._call_callbacks_load_state_dict(trainer, checkpoint)
+        return None
 
     def begins(self) -> None:
         """Everything is made: restore it, or begin."""
@@ -357,8 +366,8 @@ def _check(trainer: Any) -> None:
         owner = functools.reduce(getattr, path.split("."), trainer)
         if missing := [name for name in names if not hasattr(owner, name)]:
             raise ConfigError(
-                f"{_package_of(trainer)} {_release_of(trainer)} has no {path}.{missing[0]}: this integration needs 2.5 "
-                "or later"
+                f"{_package_of(trainer)} {_release_of(trainer)} has no {path}.{missing[0]}: it is older than 2.5, or "
+                "too new for this version of the harness"
             )
     strategy = trainer.strategy
     kind = type(strategy).__name__

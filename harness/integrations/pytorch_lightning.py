@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from pytorch_lightning.callbacks import Callback
-
+from harness import requirements
 from harness.integrations.lightning_fit import Fit
+
+with requirements.needed("pytorch-lightning"):
+    from pytorch_lightning.callbacks import Callback
 
 
 class HarnessCallback(Fit, Callback):  # noqa: D101  it has that of Fit

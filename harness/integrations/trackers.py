@@ -67,7 +67,8 @@ def mlflow_start(**options: Any) -> Any:
 def mlflow_log(metrics: Mapping[str, float], step: int) -> None:
     """Log metrics of a step to the active run of MLflow, but for those that an earlier start has logged already.
 
-    MLflow takes nothing back: what was logged between the snapshot and a kill is there, and comes again.
+    MLflow takes nothing back: what was logged between the snapshot and a kill is there, and comes again. What this
+    start has logged itself is not looked at: a step may have several values.
 
     Args:
         metrics: by name.
@@ -85,10 +86,10 @@ def mlflow_log(metrics: Mapping[str, float], step: int) -> None:
     new = {name: value for name, value in metrics.items() if step > newest[name]}
     if new:
         mlflow.log_metrics(new, step=step)
-    newest.update(dict.fromkeys(new, step))
 
 
 _newest: dict[str, dict[str, int]] = {}
+"""The newest step of each metric of each run, as this start has found it."""
 
 
 def summary_writer(log_dir: str | os.PathLike[str], step: int, **options: Any) -> Any:

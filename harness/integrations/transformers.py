@@ -16,27 +16,32 @@ import dataclasses
 import functools
 import inspect
 import json
+import operator
 import os
+import re
 import signal
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-import transformers
-import transformers.trainer
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
+from harness import requirements
 from harness.config.settings import is_off
 from harness.errors import ConfigError, StateError
 from harness.integrations.frozen import Trainable, has_frozen_base
 from harness.trainer.driven import Driven, Options, Resumed, check_options
 from harness.trainer.state.prepared import unwrapped
 from harness.trainer.voice import say, warn
+
+with requirements.needed("transformers"):
+    import transformers
+    import transformers.trainer
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_callback import ExportableState
+    from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 _WRAPPED = (
     "_inner_training_loop",
@@ -48,6 +53,8 @@ _WRAPPED = (
 )
 _NUMBERS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 """What a trainer counts besides its state, as far as this version has it."""
+_MEASURED = re.compile("_(runtime|(samples|steps|tokens)_per_second|preparation_time|compilation_time)$")
+"""What a trainer logs of the time that it took."""
 _trainer: Any = transformers.trainer  # for what it imports, and does not export
 _SNAPSHOT = "harness snapshot"
 """Stands where a trainer expects the path of the checkpoint that it resumes."""
@@ -144,7 +151,8 @@ def _check_version(trainer: Any) -> None:
     missing = [name for name in _WRAPPED if not callable(getattr(trainer, name, None))]
     if missing:
         raise ConfigError(
-            f"transformers {transformers.__version__} has no {', '.join(missing)}: this integration needs 5.4 or later"
+            f"transformers {transformers.__version__} has no {', '.join(missing)}: it is older than 5.4, or too new "
+            "for this version of the harness"
         )
 
 
@@ -200,6 +208,7 @@ class _Attached:
             self._driven = Driven(self._options, self._progress)
             if self._driven.resumed is not None:
                 own = self._driven.resumed.own
+                _put_times_back(own)
                 self._earlier, self._before = list(own["earlier"]), own["before"]
         driven = self._driven
         if driven.begin_call():
@@ -208,7 +217,7 @@ class _Attached:
             self._earlier, self._before = [], 0
         self._trains = False
         if (resumed := self._resumed) is not None:
-            places = resumed.own.get("places") or {}  # not in snapshots of 0.1
+            places = resumed.own.get("places") or {}  # older snapshots have none
             self._watched.continue_logs(places.get("logging_dir"), resumed.step - self._before)
         try:
             output = theirs(*args, **kwargs)
@@ -369,17 +378,17 @@ class _Attached:
         state = {field.name: getattr(trainer.state, field.name) for field in dataclasses.fields(trainer.state)}
         for name in ("stateful_callbacks", "is_local_process_zero", "is_world_process_zero"):
             del state[name]
-        return {
+        own = {
             "state": _plain(state),
             "place": place.to_tree(),
             "numbers": {name: _plain(getattr(trainer, name)) for name in _NUMBERS if hasattr(trainer, name)},
             "loss": trainer._tr_loss,
             "base": self._base,
             "callbacks": self._watched.states(),
-            "places": {"logging_dir": self._watched.logging_dir},
             "earlier": _plain(self._earlier),
             "before": self._before,
         }
+        return own | {"places": {"logging_dir": self._watched.logging_dir, "times": list(_take_times(own))}}
 
     # ---- what is refused --------------------------------------------------------------------------------------------
 
@@ -547,6 +556,22 @@ def _bound(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 def _number(value: Any) -> float | None:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _take_times(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[list[Any]]:
+    """Take the times that were measured out of the logs: no two runs have the same. Yield where each was, and it."""
+    for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
+        if isinstance(value, (dict, list)):
+            yield from _take_times(value, (*path, key))
+        elif isinstance(key, str) and _MEASURED.search(key) and isinstance(value, float):
+            yield [[*path, key], value]
+            tree[key] = None
+
+
+def _put_times_back(own: dict[str, Any]) -> None:
+    """Put the times back that `_take_times` has taken."""
+    for (*path, last), value in own.get("places", {}).get("times", ()):  # older snapshots have none
+        functools.reduce(operator.getitem, path, own)[last] = value
 
 
 def _plain(value: Any) -> Any:

@@ -36,6 +36,7 @@ _OFFLINE = {
     "NEPTUNE_MODE": "offline",
     "COMET_OFFLINE": "1",
     "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # since 3.17 it is refused otherwise
 }
 _ELSEWHERE = ("HARNESS_SOCKET", "HARNESS_DRAIN_FILE", "HARNESS_RUN", "HARNESS_STORE", "HARNESS_LOCAL", VARIABLE)
 _LOOK_S = 0.5

@@ -96,7 +96,7 @@ class Driven:
         Args:
             options: see `Options`.
             progress: returns the framework's own progress at a boundary: a dict of plain values, and tensors. What it
-                has under `places` are names of files: a rehearsal does not compare them.
+                has under `places`, names of files and times, is different in each run: a rehearsal does not compare it.
 
         Raises:
             ConfigError: the run is being trained already, or it is finished; or this process has a training.

@@ -25,7 +25,7 @@ _SHOWN = 60
 _COMPARED = ("state", "requires_grad")
 """Parts of a state's node in the tree. The rest is about the capture, and not about the program."""
 _PLACES = "progress/state/own/places/"
-"""Names of files in the progress of a framework: each start may choose other ones."""
+"""Names of files in the progress of a framework, and times that it has measured: each start has other ones."""
 
 
 class Witness:

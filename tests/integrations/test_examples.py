@@ -15,12 +15,6 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 PATIENTLY = ["-m", "tests.support.patiently"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads of tiny layers wait for each other, for minutes where another test has their core."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.mark.parametrize(
     ("script", "launcher", "epochs"),
     [

@@ -5,17 +5,13 @@ for each loss, each evaluated batch and each log, in full precision, to CURVE, a
 
     python -m tests.support.hf_trainer --curve curve --final final --mode eval [--plain]
 
-    --mode evaluate      evaluates every 3 steps
-    --mode epochs        evaluates at the end of each epoch
-    --mode accumulate    3 batches make a step
-    --mode workers       2 workers, which stay
-    --mode steps         ends after 25 steps, in the middle of an epoch
+    --mode evaluate      evaluates every 3 steps; attaches to the Trainer after it is made
+    --mode epochs        evaluates before the first step, and at the end of each epoch; 3 batches make a step
+    --mode workers       2 workers, which stay; ends after 25 steps, in the middle of an epoch
     --mode lora          trains adapters of PEFT on a frozen base
     --mode early         stops early by its evaluations, and loads its best checkpoint
-    --mode start         evaluates before the first step
     --mode twice         calls train() twice
     --mode tensorboard   logs to TensorBoard, in a directory that the Trainer names by the clock
-    --mode attached      attaches to the Trainer after it is made
     --device cuda        on a GPU, in half precision with a scaler, by deterministic operations
     --plain              without the harness
 """
@@ -92,19 +88,18 @@ class Logged(TrainerCallback):  # type: ignore[misc]
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "evaluate": {"eval_strategy": "steps", "eval_steps": 3},
-    "epochs": {"eval_strategy": "epoch", "logging_steps": 2},
-    "accumulate": {"gradient_accumulation_steps": 3},
-    "workers": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
-    "steps": {"max_steps": 25, "lr_scheduler_type": "cosine", "warmup_steps": 5},
+    "epochs": {"eval_on_start": True, "eval_strategy": "epoch", "logging_steps": 2, "gradient_accumulation_steps": 3},
+    "workers": {
+        "dataloader_num_workers": 2, "dataloader_persistent_workers": True,
+        "max_steps": 25, "lr_scheduler_type": "cosine", "warmup_steps": 5,
+    },
     "lora": {},
     "early": {
         "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4, "num_train_epochs": 6,
         "load_best_model_at_end": True, "metric_for_best_model": "loss",
     },
-    "start": {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 5},
     "twice": {},
     "tensorboard": {"report_to": ["tensorboard"]},
-    "attached": {},
 }  # fmt: skip
 
 
@@ -133,7 +128,7 @@ def train(model: Any, options: argparse.Namespace, out: Any) -> None:
         from harness.integrations.transformers import HarnessCallback, attach
 
         ours = attach
-        callbacks += [] if options.mode == "attached" else [HarnessCallback(keeps_output_dir=True)]
+        callbacks += [] if options.mode == "evaluate" else [HarnessCallback(keeps_output_dir=True)]
     defaults = {
         "output_dir": str(options.curve.with_name("output")), "per_device_train_batch_size": BATCH, "report_to": [],
         "num_train_epochs": EPOCHS, "learning_rate": 1e-3, "logging_steps": 1, "disable_tqdm": True, "seed": 7,
@@ -147,7 +142,7 @@ def train(model: Any, options: argparse.Namespace, out: Any) -> None:
         callbacks=[*callbacks, Logged(out)],
     )
     trainer.out = out
-    if options.mode == "attached" and ours is not None:
+    if options.mode == "evaluate" and ours is not None:
         ours(trainer)
     for _ in range(2 if options.mode == "twice" else 1):
         result = trainer.train()

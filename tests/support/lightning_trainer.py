@@ -11,7 +11,8 @@ what it holds at the end to FINAL.
     --mode manual       two optimizers, stepped by the module itself; two loaders of different lengths
     --mode plateau      a scheduler that looks at the validation, and an early stop by it; 3 batches make a step, and
                         gradients are clipped
-    --mode workers      2 workers, which stay; Lightning's own checkpoints beside it
+    --mode workers      2 workers, which stay; Lightning's own checkpoints beside it, and its
+                        best one validated after the training
     --mode steps        ends after 25 steps, in the middle of an epoch; a scheduler asks how many steps there will be,
                         before the loop begins
     --mode averaged     validates with averaged weights
@@ -217,6 +218,7 @@ def main() -> None:
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
         print("end", trainer.global_step, trainer.current_epoch, rates, torch.rand(()).item(), file=out)
         if options.mode == "workers":
+            trainer.validate(dataloaders=loader(12, shuffle=False), ckpt_path="best", verbose=False)
             print("best", trainer.checkpoint_callback.best_model_path, file=out)
     write_final(module, options.final)
 
