@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.support.environment import heed_signals, hide_callers, move_home
+from tests.support.environment import GIVEN, heed_signals, hide_callers, move_home
 from tests.support.patience import limit_s
+
+os.environ |= GIVEN  # before a test's file imports torch, which reads it once
 
 pytest_plugins = ["tests.support.failed_tests", "tests.support.summary", "tests.support.tiers"]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def in_memory(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        while list(_devices_of(directory)):  # the kernel detaches a device once nobody looks at it any more
+            threading.Event().wait(0.005)
         _call("umount", str(directory))
 
 
@@ -132,6 +135,14 @@ def _copy_sparse(image: Path, to: Path) -> None:
                 return
             end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
             os.pwrite(target.fileno(), os.pread(source.fileno(), end - start, start), start)
+
+
+def _devices_of(directory: Path) -> Iterator[str]:
+    """The loop devices whose image lies below `directory`."""
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # it is detached just now
+            if file.read_text().startswith(f"{directory}/"):
+                yield file.parts[3]
 
 
 def _call(*command: str) -> str:

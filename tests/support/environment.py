@@ -20,14 +20,18 @@ CALLERS: Mapping[str, str] = MappingProxyType(dict(os.environ))
 SEEN = frozenset({"PATH", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HARNESS_VENV", "TF_PLUGIN_DIR"})
 SEEN_PREFIXES = ("CUDA_", "PYTEST_XDIST_", "HARNESS_TEST_")
 INDEX_PREFIXES = ("PIP_", "SSL_CERT_", "REQUESTS_CA_BUNDLE")
+GIVEN = MappingProxyType({"OMP_NUM_THREADS": "1"})
+"""What every test and process gets: several of them share the cores, and threads that wait for each other only spin."""
 HOMES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR")
 
 
 def hide_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every variable away that is not in the list."""
+    """Take every variable away that is not in the list, and set those that everybody gets."""
     for name in list(os.environ):
         if name not in SEEN and not name.startswith(SEEN_PREFIXES) and name != "PYTEST_CURRENT_TEST":
             monkeypatch.delenv(name)
+    for name, value in GIVEN.items():
+        monkeypatch.setenv(name, value)
     for name in ("COLUMNS", "LINES"):
         os.unsetenv(name)  # readline sets them behind Python's back, for every program that is started without `env`
 

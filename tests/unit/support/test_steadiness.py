@@ -32,6 +32,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("support/tiny_trainer.py", "clock"): "moments that a trainer tells its agent",
     ("unit/inspect/doctor/test_store.py", "clock"): "handed on to the product, which wants one",
     # Waits and limits
+    ("power/disk.py", "wait"): A_POLL,
     ("soak", "wait"): A_POLL,
     ("support/init_box.py", "wait"): A_POLL,
     ("support/library_program.py", "wait"): A_POLL,
