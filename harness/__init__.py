@@ -49,6 +49,10 @@ def __getattr__(name: str) -> Any:
         return importlib.metadata.version("harness-spot")
     if name not in _HOME:
         raise AttributeError(f"module 'harness' has no attribute {name!r}")
+    if name == "Checkpointer":
+        from harness import requirements
+
+        requirements.check()
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

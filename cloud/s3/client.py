@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from cloud.errors import CloudError, Denied, OutcomeUnknown, Unavailable
 from cloud.notice import Deadline
@@ -35,6 +36,7 @@ METADATA_ATTEMPTS = 3
 """Attempts to get a role's credentials, a second each; with botocore's 1, a busy boot looks like no role."""
 
 _AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
+_METADATA_HOST = "169.254.169.254"
 
 
 class S3Client:
@@ -344,12 +346,22 @@ def _keep_metadata_off_proxies(core: Any) -> None:
 
     botocore uses the environment's proxies there as for any URL (`InstanceMetadataFetcher.__init__`), and offers no
     setting. A proxy would answer for another host, or leak this host's credentials.
+
+    Raises:
+        Denied: this botocore has none of the names that are needed for it, and there is such a proxy.
     """
     from botocore.httpsession import URLLib3Session
 
-    fetcher = core.get_component("credential_provider").get_provider("iam-role")._role_fetcher
-    fetcher._session.close()
-    fetcher._session = URLLib3Session(timeout=fetcher._timeout)
+    try:
+        fetcher = core.get_component("credential_provider").get_provider("iam-role")._role_fetcher
+        fetcher._session.close()
+        fetcher._session = URLLib3Session(timeout=fetcher._timeout)
+    except AttributeError as err:
+        if "http" in getproxies() and not proxy_bypass(_METADATA_HOST):
+            raise Denied(
+                f"this botocore is too new for the harness, which cannot keep its requests to {_METADATA_HOST} off the "
+                f"proxy: use an older one, or add {_METADATA_HOST} to NO_PROXY"
+            ) from err
 
 
 def _refusal(err: Any, operation: str, where: str, bucket: str) -> Refusal:

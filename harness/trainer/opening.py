@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 from harness.config.settings import SOCKET_VARIABLE, here, resolve
 from harness.errors import ConfigError
+from harness.requirements import FREE_THREADED, is_free_threaded
 from harness.trainer.link import Link
 from harness.trainer.process import script
 from harness.trainer.ranks import find_rank
-from harness.trainer.voice import say
+from harness.trainer.relied_on import check_torch
+from harness.trainer.voice import say, warn
 
 
 class Open(Protocol):
@@ -63,9 +65,13 @@ def open_link(options: Mapping[str, Any]) -> Link:
     """Connect to the agent of `harness run`, or start one with these options. Blocks until it answers.
 
     Raises:
-        ConfigError: the run has no name, or is being trained already; or it is finished (RunFinished).
+        ConfigError: the run has no name, or is being trained already; or it is finished (RunFinished); or this torch is
+            too new.
         AgentGone: no agent answers.
     """
+    check_torch()
+    if is_free_threaded():
+        warn(FREE_THREADED)
     settings = None
     if not os.environ.get(SOCKET_VARIABLE):
         settings = resolve(options, os.environ, here(), script=script())

@@ -41,7 +41,9 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.versions = {"torch": "2.13.0", "awscrt": "0.38.1", "boto3": "1.44.0"}
+        self.versions = dict.fromkeys(("requests", "rich", "tenacity", "typer", "msgspec"), "99") | {
+            "torch": "2.13.0", "awscrt": "0.38.1", "boto3": "1.44.0",
+        }  # fmt: skip
         (root / "dev/shm").mkdir(parents=True)
 
     def __call__(

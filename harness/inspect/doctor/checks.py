@@ -99,7 +99,7 @@ class Examination:
 
     def _look_at_machine(self) -> Iterator[Finding]:
         s3 = self._settings.store.startswith("s3://")
-        yield host.check_software(self._host, s3=s3)
+        yield host.check_software(self._host)
         yield host.check_kernel(self._host)
         yield host.check_open_files(self._host, s3=s3)
         yield examined("/dev/shm", lambda: host.check_shm(self._host))

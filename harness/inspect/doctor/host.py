@@ -14,7 +14,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloud.aws.firmware import is_ec2
@@ -26,6 +26,7 @@ from harness.config.settings import Settings
 from harness.inspect.doctor.finding import Finding, failure, ok, one_line, warning
 from harness.ipc.process import open_pidfd
 from harness.ipc.slots import Slot
+from harness.requirements import FREE_THREADED, is_free_threaded, unmet
 
 FEW_FILES, FEW_FILES_S3 = 1024, 4096
 SMALL_SHM_BYTES = 1024**3
@@ -53,6 +54,7 @@ class Host:
         open_files: soft and hard limit on open descriptors.
         version: version of an installed distribution; raises PackageNotFoundError.
         make_slot: allocates a slot.
+        free_threaded: whether this Python was built to run without the global interpreter lock.
     """
 
     environ: Mapping[str, str]
@@ -64,6 +66,7 @@ class Host:
     open_files: Callable[[], tuple[int, int]] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)
     version: Callable[[str], str] = importlib.metadata.version
     make_slot: Callable[[int], Slot] = Slot.create
+    free_threaded: bool = field(default_factory=is_free_threaded)
 
     def read(self, path: str) -> str | None:
         """Return a small kernel file, stripped; `None` if it does not exist or cannot be read."""
@@ -76,21 +79,20 @@ class Host:
 # ---- software and limits --------------------------------------------------------------------------------------------
 
 
-def check_software(host: Host, *, s3: bool) -> Finding:
+def check_software(host: Host) -> Finding:
     """Check the packages that a run needs, in this interpreter's environment: torch may be in another one."""
-    found, missing = [f"Python {platform.python_version()}"], []
-    for name in ("torch", "boto3", "awscrt") if s3 else ("torch", "awscrt"):
-        try:
-            found.append(f"{name} {host.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-    what = ", ".join(found) + "".join(f", no {name}" for name in missing)
-    if "boto3" in missing or "awscrt" in missing:
-        extra = "[s3]" if "boto3" in missing else ""
-        return failure("software", what, f"pip install 'harness-spot{extra}' into the training's own environment")
-    if missing:
+    problem = unmet(without=("torch",), version=host.version)
+    if problem is not None:
+        return failure("software", problem.what, problem.remedy)
+    found = [f"Python {platform.python_version()}", *(f"{name} {host.version(name)}" for name in ("boto3", "awscrt"))]
+    try:
+        found.insert(1, f"torch {host.version('torch')}")
+    except importlib.metadata.PackageNotFoundError:
+        what = f"{', '.join(found)}, no torch"
         return warning("software", what, "use the harness of the environment that the training runs in")
-    return ok("software", what)
+    if host.free_threaded:
+        return warning("software", ", ".join(found), FREE_THREADED)
+    return ok("software", ", ".join(found))
 
 
 def check_kernel(host: Host) -> Finding:

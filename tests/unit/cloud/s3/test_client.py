@@ -224,6 +224,28 @@ def test_a_proxy_is_used_for_s3_and_never_for_metadata(monkeypatch: pytest.Monke
     assert [line.split()[0] for line in metadata.seen] == ["PUT", "GET", "GET"]
 
 
+@pytest.mark.parametrize(
+    ("proxies", "matches"),
+    [
+        ({}, None),
+        ({"http_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1,169.254.169.254"}, None),
+        ({"http_proxy": "http://127.0.0.1:9"}, r"botocore is too new .* NO_PROXY"),
+    ],
+)
+def test_a_botocore_that_is_not_known_is_used_unless_metadata_would_go_through_a_proxy(
+    proxies: dict[str, str], matches: str | None, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("botocore.credentials.InstanceMetadataProvider.__init__", lambda self, iam_role_fetcher: None)
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
+    with opened(server.url) as store:
+        if matches is None:
+            claim(store)
+        else:
+            with pytest.raises(Denied, match=matches):
+                claim(store)
+
+
 def test_tls_goes_through_a_proxy_as_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
     with Recorder(lambda *_: (403, b"")) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)

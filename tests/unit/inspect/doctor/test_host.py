@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def disks(tmp_path: Path) -> Host:
 
 
 def test_software_is_told_with_its_versions(host: Machine) -> None:
-    found = check_software(host(), s3=True)
+    found = check_software(host())
 
     assert found.level is OK
     assert "torch 2.13.0, boto3 1.44.0, awscrt 0.38.1" in found.what
@@ -50,21 +51,34 @@ def test_software_is_told_with_its_versions(host: Machine) -> None:
 def test_without_torch_it_is_the_wrong_environment(host: Machine) -> None:
     del host.versions["torch"]
 
-    found = check_software(host(), s3=False)
+    found = check_software(host())
 
     assert (found.level, "no torch" in found.what) == (WARNING, True)
     assert "environment that the training runs in" in found.remedy
 
 
-def test_without_boto3_an_s3_store_fails_and_a_directory_does_not_care(
-    host: Machine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("versions", "what", "remedy"),
+    [
+        ({"awscrt": "0.30.0"}, "awscrt 0.30.0 is too old, 0.31 is the oldest that works", "pip install 'awscrt>=0.31'"),
+        ({"msgspec": None}, "msgspec is not installed", "pip install 'msgspec>=0.21'"),
+    ],
+)
+def test_a_package_that_is_too_old_or_missing_fails_with_the_command_that_installs_it(
+    host: Machine, versions: dict[str, str | None], what: str, remedy: str
 ) -> None:
-    del host.versions["boto3"]
+    host.versions = {name: version for name, version in (host.versions | versions).items() if version is not None}
 
-    assert check_software(host(), s3=False).level is OK
-    found = check_software(host(), s3=True)
-    assert found.level is FAILURE
-    assert "pip install 'harness-spot[s3]'" in found.remedy
+    found = check_software(host())
+
+    assert (found.level, found.what, found.remedy) == (FAILURE, what, remedy)
+
+
+def test_a_python_without_the_global_lock_is_told(host: Machine) -> None:
+    found = check_software(replace(host(), free_threaded=True))
+
+    assert found.level is WARNING
+    assert "global interpreter lock" in found.remedy
 
 
 def test_memfds_and_pidfds_are_tried(host: Machine) -> None:
