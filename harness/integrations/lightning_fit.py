@@ -134,6 +134,7 @@ class _Fit:
         self._resumed: Resumed | None = self._driven.resumed
         self._step = 0 if self._resumed is None else self._resumed.step
         self._trains = self._finished = self._at_validation = False
+        self._sampled = 0  # the epoch of which a sampler of several ranks has drawn the order
         self._early: Any = None
         """The random states before loaders were iterated over that are not followed yet; `None` if there are none."""
         self._call: Any = sys.modules[f"{type(trainer).__module__.rpartition('.')[0]}.call"]
@@ -194,6 +195,7 @@ class _Fit:
         if (own := self._own) is not None:
             _set_progress(loop, own["loops"])
             trainer.should_stop, trainer.accumulate_grad_batches = own["should_stop"], own["accumulate"]
+            self._sampled = own.get("sampled", 0)
         if self._early is not None:  # configure_optimizers has asked how many steps there will be
             now = capture_moment()
             restore_rng(self._early)
@@ -232,7 +234,8 @@ class _Fit:
                 )
             self._driven.follow(loader, f"train.{number}" if len(loaders) > 1 else "train")
             if self._own is not None:  # the trainer does it later, and a sampler of several ranks draws by its epoch
-                _module_of(loop)._set_sampler_epoch(loader, loop.epoch_progress.current.processed)
+                epoch = self._own.get("sampled", loop.epoch_progress.current.processed)  # older snapshots have none
+                _module_of(loop)._set_sampler_epoch(loader, epoch)
 
     def _reset(self, theirs: Callable[..., Any]) -> None:
         """The loop over epochs begins: in the middle of one, after a resume."""
@@ -253,6 +256,7 @@ class _Fit:
         """The first batch comes next; after a resume, the one behind the snapshot."""
         trainer, epoch_loop, driven = self._trainer, self._trainer.fit_loop.epoch_loop, self._driven
         own = self._own
+        self._sampled = trainer.fit_loop.epoch_progress.current.processed
         restarting, epoch_loop._restarting = epoch_loop._restarting, own is not None  # else 2.5 makes another iterator
         theirs(fetcher)
         epoch_loop._restarting = restarting
@@ -337,6 +341,7 @@ class _Fit:
             "should_stop": trainer.should_stop,
             "accumulate": trainer.accumulate_grad_batches,
             "reloaded": trainer.fit_loop._last_train_dl_reload_epoch,
+            "sampled": self._sampled,
         }
 
     def _checkpoint(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ TRAINER = "lightning_trainer"
 Unbroken = Callable[[str, str], World]
 
 LIVES = {
+    "workers": [("Published:2:terminate", 75), ("Published:1:kill-trainer,TrainerFinished:1:kill-trainer", 0)],
     "plain": [("FirstStep:1:terminate", 75), ("Published:2:kill-trainer,Published:4:terminate", 75), ("", 0)],
 }
 USUAL = [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]

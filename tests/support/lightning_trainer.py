@@ -11,8 +11,8 @@ what it holds at the end to FINAL.
     --mode manual       two optimizers, stepped by the module itself; two loaders of different lengths
     --mode plateau      a scheduler that looks at the validation, and an early stop by it; 3 batches make a step, and
                         gradients are clipped
-    --mode workers      2 workers, which stay; Lightning's own checkpoints beside it, and its
-                        best one validated after the training
+    --mode workers      2 workers, which stay, and a sampler of several ranks; Lightning's own checkpoints beside it,
+                        and its best one validated after the training
     --mode steps        ends after 25 steps, in the middle of an epoch; a scheduler asks how many steps there will be,
                         before the loop begins
     --mode averaged     validates with averaged weights
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 import torchmetrics
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from tests.support.framework_trainer import options_of, prepare, write_final
 
@@ -129,6 +129,9 @@ def data_of(pl: Any, mode: str, out: Any) -> dict[str, Any]:
     """Return what `fit` gets."""
     workers = 2 if mode == "workers" else 0
     train: Any = loader(ITEMS, workers)
+    if mode == "workers":
+        sampler = DistributedSampler(train.dataset, num_replicas=1, rank=0, seed=3)
+        train = DataLoader(train.dataset, BATCH, sampler=sampler, num_workers=2, persistent_workers=True)
     if mode == "manual":
         train = {"long": train, "short": loader(16)}
     validation = loader(12, shuffle=False)
