@@ -42,6 +42,7 @@ from harness.trainer.state.kinds import (
     flatten,
     is_array,
     is_tensor,
+    name_of_function,
     names_of,
     parameter_names,
     plain_keys,
@@ -285,6 +286,8 @@ class _Walk:
             return EnumValue(self._inside(value.value, path, "value"))
         if is_array(value):
             return self._array(value, path)
+        if (name := name_of_function(value)) is not None:
+            return name
         trees.encode(value, tuple(path))  # raises if it cannot be stored
         return kind(value) if kind in (set, bytearray) else value
 

@@ -10,6 +10,7 @@ import enum
 import random
 import re
 import sys
+import types
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NoReturn
 
@@ -215,6 +216,13 @@ def _is_checkpoint_wrapper(module: nn.Module) -> bool:
 def is_tensor(value: object) -> bool:
     """Whether `value` is a tensor of torch."""
     return isinstance(value, Tensor)
+
+
+def name_of_function(value: object) -> str | None:
+    """Return the full name of a function that is torch's own, such as SWALR of torch 2.6 has in its state."""
+    if isinstance(value, types.FunctionType) and value.__module__.startswith("torch."):
+        return f"{value.__module__}.{value.__qualname__}"
+    return None
 
 
 def is_array(value: object) -> bool:

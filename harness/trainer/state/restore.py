@@ -29,6 +29,7 @@ from harness.trainer.state.kinds import (
     describe_parameters,
     flatten,
     is_tensor,
+    name_of_function,
     parameter_names,
     plain_keys,
 )
@@ -221,7 +222,7 @@ def _uncast(loaded: Any, saved: Any) -> Any:
 
 
 def _revive(value: Any, live: Any, stored: Stored, path: list[str | int]) -> Any:
-    """Return a stored tree in its live form: tensors and arrays are copied, enum members are found in `live`."""
+    """Return a stored tree in its live form: tensors and arrays copied, enum members and functions found in `live`."""
     if isinstance(value, TensorRef):
         copy = stored.copy(value, live if is_tensor(live) else None)
         return copy.numpy() if value.kind.startswith("numpy") else copy
@@ -242,6 +243,10 @@ def _revive(value: Any, live: Any, stored: Stored, path: list[str | int]) -> Any
                 for index, item in enumerate(value)
             ]
         )
+    if (name := name_of_function(live)) is not None:
+        if value != name:
+            raise StateError(f"{format_path(path)}: stored {value}, live {name}: {SAME_PROGRAM}")
+        return live
     return value
 
 

@@ -233,6 +233,7 @@ def trainer(scheduler: str, seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.filterwarnings("ignore:To get the last learning rate:UserWarning")
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # of SequentialLR itself, in torch 2.6
 def test_every_scheduler_of_torch_goes_on_bit_for_bit(name: str) -> None:
     live, fresh = trainer(name, 0), trainer(name, 1)
     train(live["model"], live["optimizer"], 0, 3, live["scheduler"])
@@ -244,6 +245,32 @@ def test_every_scheduler_of_torch_goes_on_bit_for_bit(name: str) -> None:
     assert identical(fresh["scheduler"].state_dict(), live["scheduler"].state_dict())
     assert identical(fresh["optimizer"].state_dict(), live["optimizer"].state_dict())
     assert identical(fresh["model"].state_dict(), live["model"].state_dict())
+
+
+class Annealed(lr_scheduler.LRScheduler):
+    """A scheduler with a function of torch in its state, as torch's own SWALR until 2.6."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, function: Callable[..., Tensor]) -> None:
+        self.function = function
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        return [self.function(torch.tensor(group["lr"])).item() for group in self.optimizer.param_groups]
+
+
+def test_a_function_of_torch_is_stored_by_its_name_and_another_one_is_refused() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    relu, other = Annealed(optimizer, nn.functional.relu), Annealed(optimizer, nn.functional.elu)
+    fresh = Annealed(optimizer, nn.functional.relu)
+    relu.last_epoch = 7
+
+    assert capture({"scheduler": relu}).tree["scheduler"]["state"]["function"] == "torch.nn.functional.relu"
+    carry({"scheduler": relu}, {"scheduler": fresh})
+    assert (fresh.last_epoch, fresh.function) == (7, nn.functional.relu)
+    with pytest.raises(StateError, match=r"function: stored torch\.nn\.functional\.relu, live torch.*elu"):
+        carry({"scheduler": relu}, {"scheduler": other})
+    with pytest.raises(StateError, match="function: cannot store"):
+        capture({"scheduler": Annealed(optimizer, lambda rate: rate)})
 
 
 def test_fp32_moments_of_a_bf16_parameter_keep_their_bits() -> None:
@@ -643,7 +670,7 @@ def cycle() -> list[Any]:
         (torch.ones(2).as_subclass(Odd), r"box\.a\[0\]: cannot store a .*Odd"),
         (torch.ones(2).to_sparse(), r"box\.a\[0\]: .*layout torch\.sparse_coo; .*to_dense"),
         (torch.ones(2, device="meta"), r"box\.a\[0\]: .*meta device"),
-        (torch.zeros(4, dtype=torch.float8_e8m0fnu), r"box\.a\[0\]: .*float8_e8m0fnu; store .*uint8"),
+        (torch.empty(4, dtype=torch.bits8), r"box\.a\[0\]: .*bits8; store .*uint8"),
         (nn.LazyLinear(2).weight, r"box\.a\[0\]: .*lazy.*run one batch"),
         (numpy.array(["a"]), r"box\.a\[0\]: cannot store a numpy array of <U1"),
         (numpy.ones(2, ">f4"), r"box\.a\[0\]: .*byte order"),
