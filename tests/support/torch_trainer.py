@@ -6,6 +6,7 @@ to --final.
 
     python -m tests.support.torch_trainer --curve curve.txt --final final.txt [--workers 0 | 2 | persistent]
 
+    --workers spawn | forkserver        2 of them that are not forked, as everywhere else from Python 3.14 on
     --optimizer sgd                     with momentum, instead of AdamW
     --overlap                           copy during the next step what is large enough for it, as with --hidden 1024
     --hold-at STEP --hold-until FILE    stay after that step, listening, until FILE exists
@@ -15,6 +16,7 @@ to --final.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import sys
 import threading
@@ -33,6 +35,7 @@ from tests.support.patient import patient
 
 EPOCHS = 3
 ITEMS, BATCH, ACCUMULATE, WIDTH = 48, 4, 2, 16
+WORKERS = ("0", "2", "persistent", "spawn", "forkserver")
 STEPS = EPOCHS * ITEMS // BATCH // ACCUMULATE
 
 
@@ -41,7 +44,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--curve", type=Path, required=True)
     parser.add_argument("--final", type=Path, required=True)
-    parser.add_argument("--workers", choices=["0", "2", "persistent"], default="0")
+    parser.add_argument("--workers", choices=WORKERS, default="0")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--overlap", action="store_true")
@@ -54,12 +57,11 @@ def options() -> argparse.Namespace:
 
 def loader(workers: str) -> DataLoader[tuple[Tensor, Tensor]]:
     """The shuffled training data."""
-    count = {"0": 0, "2": 2, "persistent": 2}[workers]
     return DataLoader(
         Noisy(ITEMS, WIDTH),
         batch_size=BATCH,
         shuffle=True,
-        num_workers=count,
+        num_workers=0 if workers == "0" else 2,
         persistent_workers=workers == "persistent",
     )
 
@@ -77,6 +79,7 @@ def main() -> None:
     told = options()
     delays.install(delays.TRAINER)
     torch.set_num_threads(1)
+    multiprocessing.set_start_method(told.workers if told.workers in ("spawn", "forkserver") else "fork")
     torch.manual_seed(1)
     random.seed(1)
     model = nn.Sequential(nn.Linear(WIDTH, told.hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(told.hidden, 1))

@@ -14,10 +14,13 @@ import atexit
 import multiprocessing
 import os
 import random
+import select
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import forkserver
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +51,11 @@ class Workers:
         dataset, worker_init_fn = loader.dataset, loader.worker_init_fn
         if self._stand_in is not None:
             object.__setattr__(loader, "dataset", self._stand_in(dataset))  # DataLoader.__setattr__ refuses
-        loader.worker_init_fn = _WorkerStart(worker_init_fn)
+        context = loader.multiprocessing_context or multiprocessing.get_context()
+        has_server = context.get_start_method() == "forkserver"
+        loader.worker_init_fn = _WorkerStart(worker_init_fn, has_server)
+        if has_server:
+            forkserver.ensure_running()  # it keeps the mask that it begins with, and hands it to the user's processes
         # Workers inherit the mask, and lift it when they are ready for signals: before that, a signal would end them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
@@ -99,29 +106,43 @@ class SeededDataset(StandIn):
 class _WorkerStart:
     """The worker_init_fn of every worker. Shows the user's dataset, sets signal handlers, calls the user's function."""
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self.worker_init_fn = worker_init_fn
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, has_server: bool) -> None:
+        """`has_server`: whether the workers are children of a fork server, and not of the trainer."""
+        self.worker_init_fn, self.has_server = worker_init_fn, has_server
         self.trainer_pid = os.getpid()
 
     def __call__(self, worker_id: int) -> None:
-        _end_without(self.trainer_pid)
+        if self.has_server:
+            threading.Thread(target=_end_with, args=(self.trainer_pid,), name="harness-trainer", daemon=True).start()
+        self._end_without_trainer()
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, StandIn):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # frozen
         _outlive_first_sigterm()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-        _end_without(self.trainer_pid)
+        self._end_without_trainer()
+
+    def _end_without_trainer(self) -> None:
+        """End, if the trainer was killed while this worker started: torch's watchdog would watch the new parent."""
+        if not self.has_server and os.getppid() != self.trainer_pid:
+            os._exit(1)
 
 
-def _end_without(trainer_pid: int) -> None:
-    """End a worker whose trainer was killed while it started: torch's watchdog would watch the new parent instead.
+def _end_with(trainer_pid: int) -> None:
+    """End a fork server's worker with the trainer. Runs in a thread of it.
 
-    A fork server's workers are not the trainer's children; those are left to torch.
+    The server lives as long as one of its workers does, and torch's watchdog looks whether it lives: without this, the
+    workers of a killed trainer would never end.
     """
-    forked = getattr(multiprocessing.current_process(), "_start_method", None) in ("fork", "spawn")
-    if forked and os.getppid() != trainer_pid:
+    try:
+        pidfd = os.pidfd_open(trainer_pid)
+    except ProcessLookupError:
         os._exit(1)
+    death = select.poll()
+    death.register(pidfd, select.POLLIN)
+    death.poll()
+    os._exit(1)
 
 
 def _outlive_first_sigterm() -> None:

@@ -13,12 +13,11 @@ import pytest
 
 from tests.support.once import once
 from tests.support.process import Process
-from tests.support.torch_trainer import STEPS
+from tests.support.torch_trainer import STEPS, WORKERS
 from tests.support.world import World, steps_said
 
 pytestmark = pytest.mark.long("several lives of a training with torch")
 
-WORKERS = ("0", "2", "persistent")
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "4")
 
 
@@ -32,6 +31,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callab
     """The world of an unbroken run, for each kind of workers. It took no snapshot before its end."""
 
     def of(workers: str) -> World:
+        workers = {"spawn": "2", "forkserver": "2"}.get(workers, workers)  # how they start makes no difference
+
         def train(folder: Path) -> None:
             with contextlib.closing(World(folder)) as world:
                 process = world.run_harness("--every-s", "1000", command=command(world, workers, "--only-the-end"))
@@ -95,6 +96,7 @@ KILLS: list[tuple[str, str, Sequence[str]]] = [
     ("0", "Published:1:terminate,Draining:1:kill-agent", ()),
     ("persistent", "Published:1:terminate,Draining:1:kill-trainer", ()),
     ("2", "Published:1:terminate,Draining:1:kill-both", ()),
+    ("forkserver", "Published:2:kill-trainer,Published:4:kill-both", ()),
 ]
 SAMPLE = KILLS[3]
 

@@ -325,13 +325,47 @@ def test_epochs_differ_even_where_nothing_draws_between_them_and_a_resume_knows_
     assert list(resumed.iterate()) == epochs[2]
 
 
-def test_spawned_workers_draw_the_same_as_forked_ones() -> None:
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """A program in a process group of its own."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_draw_the_same(method: str) -> None:
     def run(context: str) -> list[Any]:
         seed_all(3)
         loader = make_loader("shuffle", "2 workers", num_workers=1, multiprocessing_context=context)
         return list(instrumented(loader).iterate())
 
-    assert run("spawn") == run("fork")
+    assert run(method) == run("fork")
+
+
+def test_a_fork_server_that_a_loader_has_started_hands_no_blocked_signal_on() -> None:
+    script = """
+        import multiprocessing, signal
+        from tests.support.loaders import make_loader, capture_rng, restore_rng
+        from harness.trainer.loaders.instrument import instrument
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("forkserver")
+            lock = context.Lock()  # starts the resource tracker, which would lift the mask
+            loader = make_loader("shuffle", "2 workers", multiprocessing_context=context)
+            next(instrument(loader, "it", capture_rng, restore_rng).iterate())
+            process = context.Process(target=signal.pause)
+            process.start()
+            process.terminate()
+            process.join()
+            print(process.exitcode)
+    """
+    done = run_script(script)
+    assert (done.returncode, done.stdout) == (0, f"{-signal.SIGTERM}\n"), done.stderr
 
 
 def test_a_worker_is_shown_the_user_s_dataset_and_runs_the_user_s_init() -> None:
@@ -384,14 +418,7 @@ def test_a_trainer_with_workers_alive_exits_at_once(signalled: bool) -> None:
         _utils.MP_STATUS_CHECK_INTERVAL = {HANG_S}  # what torch waits for a worker that does not end
         sys.exit(75)
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-    )
+    done = run_script(script)
     assert (done.returncode, done.stderr) == (75, "")
 
 
