@@ -14,6 +14,8 @@ import errno
 import fcntl
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ from harness.watch.watcher import Checkpoint, Watcher
 PLACEHOLDER = "{checkpoint}"
 """Stands, in a program's command, for the path of the checkpoint that it goes on from."""
 VARIABLE = "HARNESS_CHECKPOINT"
+EARLIER_S = 10.0  # data workers of torch look each 5 s whether their program lives
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -81,6 +84,9 @@ class Watching:
     def open(self, mark: tuple[str, str]) -> None:
         """Lock the directory for this agent and its programs. It may not be there yet: some programs want that.
 
+        Blocks while processes of an earlier start end, which data workers do seconds after they have lost their
+        program; not longer than EARLIER_S.
+
         Args:
             mark: a variable, and its value, in the environment of every process of the run's programs on this host.
 
@@ -93,24 +99,29 @@ class Watching:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as err:
             raise ConfigError(f"{self.root} cannot be watched: {err.strerror}") from err
+        give_up_at = time.monotonic() + EARLIER_S
+        while (in_use := self._in_use(fd, path, mark)) is not None and time.monotonic() < give_up_at:
+            threading.Event().wait(0.1)
+        if in_use is not None:
+            os.close(fd)
+            raise ConfigError(f"{self.root} is in use: {in_use}")
+        self._lock_fd, self._mark = fd, mark
+
+    def _in_use(self, fd: int, path: Path, mark: tuple[str, str]) -> str | None:
+        """Lock the file. Return who else uses the directory, and what to do; `None` if it is free."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
-            os.close(fd)
-            raise ConfigError(
-                f"{self.root} is in use: a program of an earlier start still writes there "
-                f"(see fuser {path}). End it first"
-            ) from err
+        except BlockingIOError:
+            return f"a program of an earlier start still writes there (see fuser {path}). End it first"
         except OSError as err:
             if err.errno not in _NO_LOCKS:
                 os.close(fd)
                 raise ConfigError(f"{self.root} cannot be watched: {err.strerror}") from err
-        self._lock_fd, self._mark = fd, mark
-        if outlived := processes.marked(*mark):  # a launcher does not hand the lock on to its ranks
-            raise ConfigError(
-                f"{self.root} is in use: processes of a program of an earlier start still run "
-                f"({', '.join(map(str, outlived))}). End them first"
-            )
+        outlived = processes.alive(processes.marked(*mark))  # a launcher does not hand the lock on to its ranks
+        if not outlived:
+            return None
+        shown = ", ".join(map(str, outlived))
+        return f"processes of a program of an earlier start still run ({shown}). End them first"
 
     @property
     def inherited(self) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --late-s SECONDS             how long a rank may be at one step while others wait, until it is named
     --first-answer-s, --read-s SECONDS   how long a start waits for the store; how long a reply of S3 may take
     --watch-look-s SECONDS       between two looks at a watched directory
+    --earlier-s SECONDS          how long a start waits for processes of an earlier one that use the watched directory
     --attempts N                 calls of a store at most until it counts as down
     --part-bytes BYTES           of a multipart upload
     --clock-offset-s SECONDS     this host's wall clock is ahead by so much
@@ -59,6 +60,7 @@ import harness.agent.server
 import harness.agent.trainers.lateness
 import harness.agent.trainers.restarts
 import harness.agent.trainers.session
+import harness.agent.watching
 import harness.snapshots.handover
 import harness.watch.watcher
 from cloud.aws.metadata import MetadataSession
@@ -94,6 +96,7 @@ _SECONDS: dict[str, tuple[ModuleType, str]] = {
     "hello-s": (harness.agent.trainers.lateness, "HELLO_S"),
     "late-s": (harness.agent.trainers.lateness, "LATE_S"),
     "first-answer-s": (harness.agent.resume.startup, "FIRST_ANSWER_S"),
+    "earlier-s": (harness.agent.watching, "EARLIER_S"),
     "watch-look-s": (harness.watch.watcher, "LOOK_S"),
     "read-s": (cloud.s3.client, "READ_S"),
 }

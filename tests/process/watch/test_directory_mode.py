@@ -172,12 +172,36 @@ def test_a_second_start_does_not_write_beside_a_program_that_outlived_its_agent(
     child = int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1])
     process.signal(signal.SIGKILL)
     process.wait_exit()
-    again = start(world, command=program(world))
+    again = start(world, "--earlier-s", "0.1", command=program(world))
     assert again.wait() == 64, again.stderr
     assert "a program of an earlier start still writes there" in again.stderr
     os.kill(child, signal.SIGKILL)
     world.wait_gone()
     assert start(world, command=program(world)).wait() == 0
+    world.check_tiny(STEPS)
+
+
+LAUNCHER = """
+import signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import signal, sys; print('a rank runs', file=sys.stderr); signal.pause()"])
+signal.pause()
+"""
+
+
+def test_a_second_start_does_not_write_beside_ranks_whose_launcher_is_gone_too(world: World) -> None:
+    process = start(world, command=[sys.executable, "-c", LAUNCHER])
+    process.wait_for("a rank runs")
+    launcher = int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1])
+    process.signal(signal.SIGKILL)
+    os.kill(launcher, signal.SIGKILL)
+    process.wait_exit()
+    again = start(world, "--earlier-s", "0.1", command=program(world))
+    assert again.wait() == 64, again.stderr
+    (rank,) = re.findall(r"processes of a program of an earlier start still run \((\d+)\)", again.stderr)
+
+    waits = start(world, "--earlier-s", "1000", command=program(world))
+    os.kill(int(rank), signal.SIGKILL)
+    assert waits.wait() == 0, waits.stderr
     world.check_tiny(STEPS)
 
 
