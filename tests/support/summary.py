@@ -1,4 +1,4 @@
-"""What a run of tests says at its end: what it could not run, and what took longest.
+"""What a run of tests says at its end: what it could not run, and where the time went.
 
 A pytest plugin. What this machine lacks is said in one line for each thing, however many tests wanted it. A test of
 more than LONG_S seconds says why by `@pytest.mark.long("reason")`; one that does not is told apart.
@@ -35,6 +35,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if lines := not_run(reports):
         terminalreporter.section("not run here")
         terminalreporter.write_line("\n".join(lines))
+    if len(lines := by_folder(reports)) > 1:
+        terminalreporter.section("time by folder, all workers together")
+        terminalreporter.write_line("\n".join(lines))
     if lines := slowest(reports):
         terminalreporter.section(f"slowest {len(lines)}")
         terminalreporter.write_line("\n".join(lines))
@@ -45,6 +48,21 @@ def not_run(reports: Iterable[pytest.TestReport]) -> list[str]:
     skipped = (report.longrepr for report in reports if report.skipped)
     reasons = Counter(told[2].removeprefix("Skipped: ") for told in skipped if isinstance(told, tuple))
     return [f"{count:5} {'test' if count == 1 else 'tests'}: {reason}" for reason, count in reasons.most_common()]
+
+
+def by_folder(reports: Iterable[pytest.TestReport]) -> list[str]:
+    """Return a line for each folder of tests/, in whose tests most of the time went first."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    tests: defaultdict[str, set[str]] = defaultdict(set)
+    for report in reports:
+        path = report.nodeid.partition("::")[0].removeprefix("tests/")
+        folder = path.rpartition("/")[0] if not path.startswith("unit/") else "unit"
+        seconds[folder] += report.duration
+        tests[folder].add(report.nodeid)
+    return [
+        f"{seconds[folder]:6.0f} s  {folder}, {len(tests[folder])} {'test' if len(tests[folder]) == 1 else 'tests'}"
+        for folder in sorted(seconds, key=seconds.__getitem__, reverse=True)
+    ]
 
 
 def slowest(reports: Iterable[pytest.TestReport]) -> list[str]:

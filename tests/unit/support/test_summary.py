@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import needs
-from tests.support.summary import not_run, slowest
+from tests.support.summary import by_folder, not_run, slowest
 
 
 def report(test: str, seconds: float = 0.0, *, lacks: str = "", why: str = "") -> pytest.TestReport:
@@ -26,6 +26,14 @@ def test_all_phases_of_a_test_count_and_a_long_one_says_why() -> None:
     lines = slowest([report("a", 6.0), report("a", 5.0), report("b", 12.0, why="it waits"), report("c", 9.9)])
 
     assert lines == ["  12.0 s  b  (it waits)", "  11.0 s  a  (no reason is given)", "   9.9 s  c"]
+
+
+def test_time_is_summed_for_each_folder_and_units_are_one() -> None:
+    tests = ["tests/unit/a/test_a.py::x", "tests/unit/test_b.py::x", "tests/process/torch/test_c.py::x[::1]"]
+
+    lines = by_folder([report(test, seconds) for test in tests for seconds in (2.0, 1.5)])
+
+    assert lines == ["     7 s  unit, 2 tests", "     4 s  process/torch, 1 test"]
 
 
 def test_no_more_than_twenty_are_shown() -> None:
