@@ -6,6 +6,7 @@ Owns the words for that: without them a user would meet an AttributeError from b
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import re
 import sysconfig
@@ -68,6 +69,7 @@ def unmet(
     return Unmet("; ".join(found), f"pip install {' '.join(least)}") if found else None
 
 
+@functools.cache
 def check(extra: str | None = None) -> None:
     """Raise ImportError if packages are missing or too old; see `unmet`."""
     if (problem := unmet(extra)) is not None:
@@ -88,6 +90,8 @@ def needed(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as err:
+        if isinstance(err, ModuleNotFoundError) and not (err.name or "").startswith(extra.replace("-", "_")):
+            raise  # another package, which this one needs
         raise ImportError(f"this version of {extra} may be too new for the harness: {err}") from err
 
 
