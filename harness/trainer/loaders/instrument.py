@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from harness.errors import StateError
 from harness.trainer.loaders.accelerate import AccelerateLoader, is_prepared
 from harness.trainer.loaders.dataloader import TorchLoader
-from harness.trainer.loaders.hook import InstrumentedLoader, instruments_of
+from harness.trainer.loaders.hook import UNWRAP, InstrumentedLoader, instruments_of
 from harness.trainer.loaders.order import varies
 from harness.trainer.loaders.own_state import OwnStateLoader
 from harness.trainer.loaders.sequence import SequenceLoader
@@ -58,6 +58,8 @@ def instrument(
         return TorchLoader(loader, name, capture_rng, restore_rng, seed_workers)
     if isinstance(loader, Sequence):
         return SequenceLoader(loader, name, capture_rng, restore_rng)
+    if hasattr(loader, "batch_sampler"):  # what Lightning's Fabric makes of a DataLoader
+        raise StateError(f"{name} is a {type(loader).__name__}, which stands for a DataLoader: {UNWRAP}")
     raise StateError(
         f"{name} is a {type(loader).__name__}: an exact position is known for a DataLoader, a sequence, and an object"
         " with state_dict and load_state_dict; wrap it in one of them, or use ckpt.steps(n) if it draws its data from"

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -511,6 +512,7 @@ class Endless(DataLoader[Any]):
         (lambda: Endless(Augmented()), "give it state_dict"),
         (lambda: iter([1]), r"use ckpt\.steps"),
         (lambda: 5, r"wrap it in one of them"),
+        (lambda: SimpleNamespace(batch_sampler=None), "use the DataLoader that is inside of it"),
     ],
 )
 def test_what_cannot_be_exact_is_refused_with_the_remedy(make: Any, remedy: str) -> None:
