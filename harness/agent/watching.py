@@ -37,6 +37,7 @@ PLACEHOLDER = "{checkpoint}"
 """Stands, in a program's command, for the path of the checkpoint that it goes on from."""
 VARIABLE = "HARNESS_CHECKPOINT"
 EARLIER_S = 10.0  # data workers of torch look each 5 s whether their program lives
+_TELL_S = 1.0
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -99,20 +100,23 @@ class Watching:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as err:
             raise ConfigError(f"{self.root} cannot be watched: {err.strerror}") from err
-        give_up_at = time.monotonic() + EARLIER_S
+        give_up_at, told = time.monotonic() + EARLIER_S, False
         while (in_use := self._in_use(fd, path, mark)) is not None and time.monotonic() < give_up_at:
+            if not told and time.monotonic() > give_up_at - EARLIER_S + _TELL_S:
+                self._context.say(f"waiting up to {EARLIER_S:.0f} s for {self.root}: {in_use}")
+                told = True
             threading.Event().wait(0.1)
         if in_use is not None:
             os.close(fd)
-            raise ConfigError(f"{self.root} is in use: {in_use}")
+            raise ConfigError(f"{self.root} is in use: {in_use}. End it first")
         self._lock_fd, self._mark = fd, mark
 
     def _in_use(self, fd: int, path: Path, mark: tuple[str, str]) -> str | None:
-        """Lock the file. Return who else uses the directory, and what to do; `None` if it is free."""
+        """Lock the file. Return who else uses the directory; `None` if it is free."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return f"a program of an earlier start still writes there (see fuser {path}). End it first"
+            return f"a program of an earlier start still writes there (see fuser {path})"
         except OSError as err:
             if err.errno not in _NO_LOCKS:
                 os.close(fd)
@@ -121,7 +125,7 @@ class Watching:
         if not outlived:
             return None
         shown = ", ".join(map(str, outlived))
-        return f"processes of a program of an earlier start still run ({shown}). End them first"
+        return f"processes of a program of an earlier start still run: {shown}"
 
     @property
     def inherited(self) -> tuple[int, ...]:

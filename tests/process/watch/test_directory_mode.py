@@ -197,9 +197,10 @@ def test_a_second_start_does_not_write_beside_ranks_whose_launcher_is_gone_too(w
     process.wait_exit()
     again = start(world, "--earlier-s", "0.1", command=program(world))
     assert again.wait() == 64, again.stderr
-    (rank,) = re.findall(r"processes of a program of an earlier start still run \((\d+)\)", again.stderr)
+    (rank,) = re.findall(r"processes of a program of an earlier start still run: (\d+)", again.stderr)
 
     waits = start(world, "--earlier-s", "1000", command=program(world))
+    waits.wait_for(f"waiting up to 1000 s for {out(world)}: processes .* still run: {rank}")
     os.kill(int(rank), signal.SIGKILL)
     assert waits.wait() == 0, waits.stderr
     world.check_tiny(STEPS)
