@@ -17,6 +17,7 @@ from harness.agent.trainers.ranks import Ranks, Taken
 from harness.core import events
 from harness.core.policy.cadence import Cadence
 from harness.core.policy.drain import Choice
+from harness.core.policy.meeting import Place
 from harness.ipc.control_page import Command
 
 _EVERY_STEPS = "every_steps"
@@ -66,8 +67,8 @@ class Requests:
             self.take_back()
         elif self._lateness.in_the_way:
             pass
-        elif ranks.may_ask and (step := ranks.evaluate_at) not in (None, self._pipeline.sealed_step, self._missed):
-            ranks.command(self._snapshot, step)
+        elif ranks.may_ask and (place := ranks.evaluate_at) is not None and self._is_new(place.step):
+            ranks.command(self._snapshot, place)
             self._emit(events.Due(reason="evaluating"))
         elif ranks.may_ask and (reason := self._reason(attempt, attached=attached)) is not None:
             ranks.command(self._snapshot)
@@ -78,7 +79,7 @@ class Requests:
             and ranks.may_ask
             and (step := self._next_multiple()) is not None
         ):
-            ranks.command(self._snapshot, step)
+            ranks.command(self._snapshot, Place(step))
             self._emit(events.Due(reason=_EVERY_STEPS))
         sealed = self._pipeline.sealed_step if ranks.sealed_step is None else ranks.sealed_step
         if (agreed := ranks.meeting.turn(sealed)) is not None:
@@ -97,6 +98,10 @@ class Requests:
             self._ranks.drop(self._pipeline.forget([missed]))
         steps = [rank.control.trainer_step for rank in self._ranks]
         self._ranks.drop(self._pipeline.forget_passed(steps, self._ranks.meeting.given_up))
+
+    def _is_new(self, step: int) -> bool:
+        """Whether a step is neither sealed, nor asked for before in vain."""
+        return step not in (self._pipeline.sealed_step, self._missed)
 
     @property
     def _snapshot(self) -> Command:

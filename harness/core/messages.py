@@ -204,9 +204,15 @@ class AtEnd(Message, frozen=True):
 
 
 class Evaluates(Message, frozen=True):
-    """One of several ranks enters a validation that may take long, at this step. If all do, it is saved before."""
+    """One of several ranks enters a validation that may take long, at this step. If all do, it is saved before.
+
+    Attributes:
+        step: completed steps.
+        passed: the validations of this step that it has entered before.
+    """
 
     step: int
+    passed: int
 
 
 class Finished(Message, frozen=True):

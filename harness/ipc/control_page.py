@@ -3,14 +3,14 @@
 Owns one page of 64-bit words in shared memory. Each word has one writer, and one method that writes it. An aligned
 8-byte store is atomic on every machine that PyTorch runs on.
 
-    AgentSide  ──COMMAND, GRANT, AT_STEP, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS, VOID, SET_STEP──▶  TrainerSide
-    AgentSide  ◀──TRAINER_STEP, HOLD─────────────────────────────────────────────────────────────────── TrainerSide
+    AgentSide  ──COMMAND, GRANT, AT_STEP, AT_PLACE, ACKED, LOCAL_STEP, DURABLE_STEP, DEADLINE_NS, VOID, SET_STEP──▶
+    AgentSide  ◀──TRAINER_STEP, HOLD──────────────────────────────────────────────────────────────────  TrainerSide
 
 COMMAND and GRANT carry a sequence number, so that the other side sees that a value is new. They are two words because
 they change independently: the agent grants a slot as soon as one is free, long before a snapshot is due, and the
-command may change while the same slot stays granted. AT_STEP, HOLD, VOID and SET_STEP are of several ranks, which meet
-at one step (`core/policy/meeting.py`); the first two repeat the sequence number of the command that they belong to, so
-that neither is taken for one about a later command.
+command may change while the same slot stays granted. AT_STEP, AT_PLACE, HOLD, VOID and SET_STEP are of several ranks,
+which meet at one place (`core/policy/meeting.py`); the first three repeat the sequence number of the command that they
+belong to, so that none is taken for one about a later command, nor one half of a place for that of another.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import os
 import time
 from dataclasses import dataclass
 
-from harness.core.policy.meeting import Hold
+from harness.core.policy.meeting import Hold, Place, Where
 from harness.ipc.pages import PAGE, keep_from_children
 
 NO_SLOT = 255
 _STEP_BITS = 40  # of AT_STEP: 10^12 steps; the rest is the end of the command's sequence number
 _SEQUENCE = (1 << (64 - _STEP_BITS)) - 1
+_MOST_PASSED = 127  # so many validations of one step are counted
+_AT_BOUNDARY, _AT_FIRST, _AFTER_NONE = range(3)  # of AT_PLACE; behind one validation is 3, and so on
 
 
 class Command(enum.IntEnum):
@@ -71,8 +73,9 @@ class Word(enum.IntEnum):
     ACKED = 6  # sequence of the newest seal that the agent has noticed; until then the trainer fills no slot
     VOID = 7  # sequence of this rank's newest seal that was dropped, because there is no set for it
     TRAINER_STEP = 8  # completed optimizer steps
-    HOLD = 9  # sequence of COMMAND << 8 | Hold: what this rank does about it
+    HOLD = 9  # sequence of COMMAND << 16 | passed << 9 | entering << 8 | Hold: what this rank does about it
     SET_STEP = 10  # the newest step that all ranks have sealed
+    AT_PLACE = 11  # sequence of COMMAND << 8 | which place of the step AT_STEP
 
 
 _COMMAND, _TRAINER_STEP = int(Word.COMMAND), int(Word.TRAINER_STEP)  # an enum's member costs 60 ns a use
@@ -93,6 +96,48 @@ class Request:
     def decode(cls, word: int) -> Request:
         """The inverse of `encode`."""
         return cls(word & 0xFF, word >> 8)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A decoded HOLD.
+
+    Attributes:
+        sequence: of the command that it is about.
+        hold: what the rank does about it.
+        entering: whether the rank is at the entry of a validation.
+        passed: the validations of its step that it has entered before, up to 127.
+    """
+
+    sequence: int
+    hold: Hold
+    entering: bool = False
+    passed: int = 0
+
+    def encode(self) -> int:
+        """Return the word."""
+        return self.sequence << 16 | min(self.passed, _MOST_PASSED) << 9 | self.entering << 8 | self.hold
+
+    @classmethod
+    def decode(cls, word: int) -> Said:
+        """The inverse of `encode`."""
+        return cls(word >> 16, Hold(word & 0xFF), bool(word >> 8 & 1), word >> 9 & 0x7F)
+
+
+def _place_byte(place: Place) -> int:
+    match place.where:
+        case Where.BOUNDARY:
+            return _AT_BOUNDARY
+        case Where.FIRST:
+            return _AT_FIRST
+        case Where.AFTER:
+            return _AFTER_NONE + min(place.passed, _MOST_PASSED)
+
+
+def _place(step: int, byte: int) -> Place:
+    if byte >= _AFTER_NONE:
+        return Place(step, Where.AFTER, byte - _AFTER_NONE)
+    return Place(step, Where.FIRST if byte == _AT_FIRST else Where.BOUNDARY)
 
 
 class _Page:
@@ -144,17 +189,17 @@ class AgentSide(_Page):
         """Clear the step, because the trainer that wrote it is gone; the next one has completed none."""
         self.words[Word.TRAINER_STEP] = 0
 
-    def command(self, command: Command, at: int | None = None, *, keeps_word: bool = False) -> None:
+    def command(self, command: Command, at: Place | None = None, *, keeps_word: bool = False) -> None:
         """Write the command for the next boundary; each call makes it new.
 
         Args:
             command: what to do.
-            at: of several ranks, the step at which all do it.
+            at: of several ranks, the place at which all do it.
             keeps_word: what the rank has said about the command before counts for this one, until it takes it back.
         """
         self._also_of = self.asked if keeps_word else -1
         if at is not None:
-            self._agree(self.asked + 1, at)  # first: a rank that sees the command need not wait for its step
+            self._agree(self.asked + 1, at)  # first: a rank that sees the command need not wait for its place
         self._write(Word.COMMAND, command)
 
     @property
@@ -162,18 +207,19 @@ class AgentSide(_Page):
         """The sequence number of the present command."""
         return Request.decode(self.words[Word.COMMAND]).sequence
 
-    def agree(self, step: int) -> None:
-        """Write the step at which all ranks carry out the present command."""
-        self._agree(self.asked, step)
+    def agree(self, place: Place) -> None:
+        """Write the place at which all ranks carry out the present command."""
+        self._agree(self.asked, place)
 
-    def _agree(self, sequence: int, step: int) -> None:
-        self.words[Word.AT_STEP] = (sequence & _SEQUENCE) << _STEP_BITS | (step + 1)
+    def _agree(self, sequence: int, place: Place) -> None:
+        self.words[Word.AT_PLACE] = Request(_place_byte(place), sequence).encode()
+        self.words[Word.AT_STEP] = (sequence & _SEQUENCE) << _STEP_BITS | (place.step + 1)
 
     @property
-    def hold(self) -> Hold:
+    def said(self) -> Said:
         """What the rank says about the present command."""
-        said = Request.decode(self.words[Word.HOLD])
-        return Hold(said.value) if said.sequence in (self.asked, self._also_of) else Hold.NONE
+        said = Said.decode(self.words[Word.HOLD])
+        return said if said.sequence in (self.asked, self._also_of) else Said(self.asked, Hold.NONE)
 
     def grant(self, index: int | None) -> None:
         """Grant the slot that may be filled, or none; each call makes it new."""
@@ -224,15 +270,17 @@ class TrainerSide(_Page):
         """The agent's command for the next boundary."""
         return Command.of(self.words[_COMMAND])
 
-    def agreed(self, news: int) -> int | None:
-        """Return the step at which all ranks carry out the command in `news`; `None` while it is not agreed."""
-        word = self.words[Word.AT_STEP]
-        of_this = word >> _STEP_BITS == Request.decode(news).sequence & _SEQUENCE
-        return (word & ((1 << _STEP_BITS) - 1)) - 1 if of_this and word else None
+    def agreed(self, news: int) -> Place | None:
+        """Return the place at which all ranks carry out the command in `news`; `None` while it is not agreed."""
+        word, sequence = self.words[Word.AT_STEP], Request.decode(news).sequence
+        which = Request.decode(self.words[Word.AT_PLACE])
+        if not word or word >> _STEP_BITS != sequence & _SEQUENCE or which.sequence != sequence:
+            return None
+        return _place((word & ((1 << _STEP_BITS) - 1)) - 1, which.value)
 
-    def say(self, news: int, hold: Hold) -> None:
-        """Publish what this rank does about the command in `news`."""
-        self.words[Word.HOLD] = Request(hold, Request.decode(news).sequence).encode()
+    def say(self, news: int, hold: Hold, *, entering: bool = False, passed: int = 0) -> None:
+        """Publish what this rank does about the command in `news`, and at which place of its step. See `Said`."""
+        self.words[Word.HOLD] = Said(Request.decode(news).sequence, hold, entering, passed).encode()
 
     def granted(self, used: int, sealed: int) -> Request | None:
         """Return the slot that may be filled now, with its grant's sequence; `None` while there is none.

@@ -63,6 +63,7 @@ class Boundary:
         self.requested = False
         """Whether the program itself has asked for that snapshot."""
         self._waits = False
+        self._entered = (_NEVER, 0)  # a step, and how many validations were entered there
         self.always = False
         """Whether every boundary decides, though the word is unchanged and nothing is due."""
         self.seen = 0
@@ -125,6 +126,16 @@ class Boundary:
         self.step += made and not self.counted
         self.counted = self.optimizer_stepped = False
         return made
+
+    @property
+    def passed(self) -> int:
+        """The validations that were entered at this step in this process."""
+        step, count = self._entered
+        return count if step == self.step else 0
+
+    def enter(self) -> None:
+        """Count a validation that begins: the places of this step before it are passed."""
+        self._entered = (self.step, self.passed + 1)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 

@@ -271,6 +271,7 @@ class Driven:
         training.settle()
         if not (training.inert or self.validations.inside or training.interrupted):
             self._before_validation(step, resumable=resumable)
+            training.boundary.enter()
         with self.validations.measured():
             yield
 
@@ -283,11 +284,11 @@ class Driven:
             return training.leave_if_it_presses()
         if training.witness is not None:
             training.witness.entered(step, boundary=True)
-        news = training.page.news != boundary.seen
+        news = training.has_news
         begins = self.validations.begins_with_one(unless_known=True)
         if news or boundary.overdue:
             self._progress.at = "evaluating"
-            training.at_boundary("evaluating")
+            training.at_boundary("evaluating", entering=True)
         else:
             training.leave_if_it_presses()
         if begins and not news:

@@ -407,8 +407,8 @@ class Loops:
             return
         if self._training.witness is not None:
             self._training.witness.entered(boundary.step, boundary=True)
-        news = self._training.page.news != boundary.seen
         if loop is None:
+            news = self._training.has_news
             begins_with_one = self._validations.begins_with_one(unless_known=True)
             due = news or boundary.overdue
             kind = "evaluating"
@@ -416,15 +416,17 @@ class Loops:
             if boundary.is_complete(replay.place) and not boundary.counted:
                 boundary.count_early()
                 self._training.page.completed(boundary.step)
+            news = self._training.has_news
             begins_with_one = self._validations.begins_with_one(unless_known=False)
             due = boundary.overdue or (news and self._training.page.command.leaves)
             kind = self._kind_inside(loop)
         if due and replay.leads_back(kind, counted=boundary.counted):
-            self._training.at_boundary(kind)
+            self._training.at_boundary(kind, entering=True)
         else:
             self._training.leave_if_it_presses()
         if begins_with_one and not news:
             boundary.overdue = False  # also if there was no slot: later it would be of no use for the validation
+        boundary.enter()
 
     def _kind_inside(self, loop: Loop) -> str:
         """Return the kind of a boundary on the way into a validation in the body of `loop`."""

@@ -1,6 +1,6 @@
-"""Meeting: one rank's side of the agreement on a step at which all ranks take a snapshot.
+"""Meeting: one rank's side of the agreement on a place at which all ranks take a snapshot.
 
-Owns what a rank of several does at a boundary while something is commanded: it goes on to the agreed step, seals it,
+Owns what a rank of several does at a boundary while something is commanded: it goes on to the agreed place, seals it,
 and waits where it must. `core/policy/meeting.py` decides, `staging/` takes the snapshot. A rank that trains and has no
 command never comes here.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.core import messages
@@ -45,25 +46,27 @@ class Meeting:
         self._say = say
         self._sealed_for = 0  # the word for which the newest step was sealed
 
-    def attend(self, *, overlap: bool, enters: bool = False) -> bool:
+    def attend(self, *, overlap: bool, entering: bool = False, may_take_long: bool = False) -> bool:
         """Act at the boundary of a step. Return whether to leave the loop.
 
-        Blocks until the step is agreed, milliseconds as a rule; and before it leaves, until all ranks have sealed it.
+        Blocks until the place is agreed, milliseconds as a rule; and before it leaves, until all ranks have sealed it.
 
         Args:
             overlap: let a thread copy the tensors of an optimizer.
-            enters: a validation that may take long begins here: if all ranks enter it, they take a snapshot before.
+            entering: this is the entry of a validation.
+            may_take_long: a validation that begins here may take long: if all ranks enter it, they take a snapshot
+                before.
 
         Raises:
             StateError: the ranks will never come to one step; or something in the states cannot be stored.
             NoSpace: there is no room for a snapshot.
         """
-        if enters and self._stager.sealed_step != self._boundary.step:
-            self._link.send(messages.Evaluates(self._boundary.step))
+        if may_take_long and self._stager.sealed_step != self._boundary.step:
+            self._link.send(messages.Evaluates(self._boundary.step, self._boundary.passed))
             give_up_at = time.monotonic() + _ENTER_S
             while self._link.page.command is Command.NOTHING and time.monotonic() < give_up_at:
                 time.sleep(_POLL_S)
-        return self._act(last=False, overlap=overlap)
+        return self._act(last=False, overlap=overlap, entering=entering)
 
     def attend_last(self) -> bool:
         """Seal the last step together with the other ranks. Return whether to leave without that.
@@ -74,7 +77,7 @@ class Meeting:
             return False
         self._link.send(messages.AtEnd(self._boundary.step), repeat=True)
         try:
-            return self._act(last=True, overlap=False)
+            return self._act(last=True, overlap=False, entering=False)
         finally:
             self._link.forget(messages.AtEnd)
 
@@ -90,7 +93,7 @@ class Meeting:
         if Command.of(news) is Command.SNAPSHOT_AND_LEAVE and self._stager.sealed_step == self._boundary.step:
             page.say(news, Hold.HOLDS)
 
-    def _act(self, *, last: bool, overlap: bool) -> bool:
+    def _act(self, *, last: bool, overlap: bool, entering: bool) -> bool:
         link, boundary, stager = self._link, self._boundary, self._stager
         tell_at = time.monotonic() + _TOLD_S
         while not link.gone:
@@ -100,6 +103,7 @@ class Meeting:
             page = link.page
             news = page.news
             command = Command.of(news)
+            say = partial(page.say, news, entering=entering, passed=boundary.passed)
             if last:
                 stager.forget_void()
                 if self._is_complete:
@@ -112,17 +116,25 @@ class Meeting:
                     if not stager.planned:  # what it stores may be told it a moment after the word has changed
                         boundary.look_soon()
                     return False
-                page.say(news, Hold.LAST)
+                say(Hold.LAST)
                 tell_at = self._rest(tell_at)
                 continue
             agreed = page.agreed(news)
-            if not last and agreed is not None and agreed == stager.sealed_step and self._sealed_for != news:
-                page.say(news, Hold.PASSED)  # that snapshot was void, and a step is sealed once
+            if not last and agreed is not None and agreed.step == stager.sealed_step and self._sealed_for != news:
+                say(Hold.PASSED)  # that snapshot was void, and a step is sealed once
                 boundary.attended(news, boundary.step + 1)
                 return False
-            match move(boundary.step, agreed, stager.sealed_step, last=last, leaves=command.leaves):
+            match move(
+                boundary.step,
+                agreed,
+                stager.sealed_step,
+                last=last,
+                leaves=command.leaves,
+                entering=entering,
+                passed=boundary.passed,
+            ):
                 case Move.HOLD:
-                    page.say(news, Hold.LAST if last else Hold.HOLDS)
+                    say(Hold.LAST if last else Hold.HOLDS)
                     if command.leaves and page.time_is_up:
                         return True
                     tell_at = self._rest(tell_at)
@@ -136,15 +148,21 @@ class Meeting:
                         self.want(wait=True)
                 case Move.SEAL if link.page.news != news:
                     continue  # another step is asked for by now
+                case Move.PASS if last:
+                    say(Hold.PASSED)
+                    tell_at = self._rest(tell_at)  # it is asked again
                 case Move.SEAL | Move.PASS:
-                    page.say(news, Hold.PASSED)
+                    say(Hold.PASSED)
                     boundary.attended(news, boundary.step + 1)
                     return False
                 case Move.GO_ON:
-                    page.say(news, Hold.NONE)  # before it looks again: the agent may take for granted that it waits
+                    say(Hold.NONE)  # before it looks again: the agent may take it for one that waits
                     if page.news != news:
                         continue
-                    boundary.attended(news, agreed if agreed is not None and agreed > boundary.step else None)
+                    assert agreed is not None, "else it holds"
+                    boundary.attended(news, agreed.step if agreed.step > boundary.step else None)
+                    if agreed.step == boundary.step != stager.sealed_step:
+                        boundary.hurry()  # the very next place may be the one, or the first that is beyond it
                     return False
         return False
 

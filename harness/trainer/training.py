@@ -159,8 +159,13 @@ class Training:
 
     # ---- boundaries -------------------------------------------------------------------------------------------------
 
-    def at_boundary(self, kind: str) -> None:
-        """Act at a boundary where the control page has news or something is due: plan, take a snapshot, or leave."""
+    def at_boundary(self, kind: str, *, entering: bool = False) -> None:
+        """Act at a boundary where the control page has news or something is due: plan, take a snapshot, or leave.
+
+        Args:
+            kind: see `Position`.
+            entering: whether this is the entry of a validation, and not the boundary that completes a step.
+        """
         if self.inert:
             self.boundary.rest()
             return
@@ -182,7 +187,8 @@ class Training:
             self.saving.wait_answer()  # the program's own handler may end it: this may be the last boundary
         overlap = self._overlaps and kind != "evaluating"
         if self._meeting is not None:
-            if self._meeting.attend(overlap=overlap, enters=kind == "evaluating" and self.boundary.overdue):
+            may_take_long = kind == "evaluating" and self.boundary.overdue
+            if self._meeting.attend(overlap=overlap, entering=entering, may_take_long=may_take_long):
                 self.leave()
             return
         news = self.page.news
@@ -194,6 +200,13 @@ class Training:
         else:
             # Not before a validation, which may swap weights and takes long: the snapshot is sealed first.
             self.saving.carry_out(decision, news, overlap=overlap)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is a command that was not acted upon yet, or, of several ranks, one for this very step."""
+        boundary = self.boundary
+        due = self._meeting is not None and boundary.step == boundary.next_due
+        return due or self.page.news != boundary.seen
 
     @property
     def has_unsealed_steps(self) -> bool:

@@ -248,6 +248,13 @@ DEFECTS = (
         TRAINER,
     ),
     one(
+        "ranks on both sides of a validation make a snapshot",
+        "harness/core/policy/meeting.py",
+        "    here = Place(top, Where.AFTER, max(view.passed for view in views if view.step == top))\n",
+        "    here = Place(top, Where.FIRST)\n",
+        "tests/unit/core",
+    ),
+    one(
         "what an agent inherits half sealed keeps its ranks waiting",
         "harness/agent/requests.py",
         "            self._ranks.drop(self._pipeline.forget())\n",

@@ -41,7 +41,7 @@ from harness.core.policy.meeting import Hold
 from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
 from harness.errors import StateError
-from harness.ipc.control_page import Request, Word
+from harness.ipc.control_page import Request, Said, Word
 from harness.ipc.slots import Slot, SlotRecord, place_shards, slot_bytes
 from harness.trainer.boundary import Boundary
 from harness.trainer.link import Link
@@ -84,7 +84,7 @@ def is_awaited(link: Link, step: int) -> bool:
     news = link.page.news
     agreed = link.page.agreed(news)
     asks = link.settings.every_steps is not None and not link.page.command.leaves
-    return not link.rank.is_alone and asks and (agreed is None or agreed <= step)
+    return not link.rank.is_alone and asks and (agreed is None or agreed.step <= step)
 
 
 class Together:
@@ -333,7 +333,7 @@ class TinyRank:
         step, options = self.boundary.step, self.options
         agreed = self.link.page.agreed(self.link.page.news)
         # All go on to the agreed step: careless ones may be at theirs before they were ever asked.
-        goes_on = self.link.page.command.leaves or (options.careless and agreed is not None and agreed > step)
+        goes_on = self.link.page.command.leaves or (options.careless and agreed is not None and agreed.step > step)
         held = step == options.hold_at and not goes_on and not options.hold_until.exists()
         is_behind = self._together is not None and self._together.is_behind(step - self._begun)
         asks = step < options.steps and not is_behind  # else there is no ask to wait for
@@ -342,8 +342,8 @@ class TinyRank:
 
     def _has_passed(self) -> bool:
         """Whether it has said that it will not seal this step: it makes the next one, as a Checkpointer does."""
-        said = Request.decode(self.link.page.words[Word.HOLD])
-        return said.value == Hold.PASSED and said.sequence == Request.decode(self.boundary.seen).sequence
+        said = Said.decode(self.link.page.words[Word.HOLD])
+        return said.hold is Hold.PASSED and said.sequence == Request.decode(self.boundary.seen).sequence
 
     def _stay_away(self, step: int, when: str | None) -> None:
         rank, _, at = (when or "-1:-1").partition(":")

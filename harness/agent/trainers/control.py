@@ -13,7 +13,7 @@ from __future__ import annotations
 from cloud.notice import Deadline
 from harness.agent.save.pipeline import Steps
 from harness.agent.save.slot_pool import TRAINER, SlotPool
-from harness.core.policy.meeting import View
+from harness.core.policy.meeting import Place, View
 from harness.ipc.control_page import AgentSide, Command
 
 
@@ -28,8 +28,8 @@ class TrainerControl:
         self._laid_out = False
         self.at_end = False
         """Whether the rank has said that it makes no further step."""
-        self.evaluates: int | None = None
-        """The step at which the rank has entered a validation that may take long."""
+        self.evaluates: Place | None = None
+        """The place at which the rank has entered a validation that may take long."""
         self.layout_bytes: int | None = None
         """Size of a slot of the trainer's present layout; `None` until it has told one."""
 
@@ -48,7 +48,8 @@ class TrainerControl:
     @property
     def view(self) -> View:
         """What is seen of the rank, for the agreement on a step."""
-        return View(self._page.trainer_step, self._page.hold, at_end=self.at_end)
+        step, said = self._page.trainer_step, self._page.said  # in this order: what it says is of no earlier step
+        return View(step, said.hold, at_end=self.at_end, entering=said.entering, passed=said.passed)
 
     def tell_steps(self, steps: Steps) -> None:
         """Publish the newest committed steps on the control page."""
@@ -151,20 +152,20 @@ class TrainerControl:
             self._commanded = command
             self._page.command(command)
 
-    def ask(self, command: Command, at: int | None = None, *, keeps_word: bool = False) -> None:
+    def ask(self, command: Command, at: Place | None = None, *, keeps_word: bool = False) -> None:
         """Set the command for the next boundary. What was agreed or said about an earlier one is void.
 
         Args:
             command: what to do.
-            at: the step at which all ranks do it; `None` if that is still to be agreed.
+            at: the place at which all ranks do it; `None` if that is still to be agreed.
             keeps_word: what the rank has said is not void, until it takes it back.
         """
         self._commanded = command
         self._page.command(command, at, keeps_word=keeps_word)
 
-    def agree(self, step: int) -> None:
-        """Tell the rank the step at which all ranks carry out the command."""
-        self._page.agree(step)
+    def agree(self, place: Place) -> None:
+        """Tell the rank the place at which all ranks carry out the command."""
+        self._page.agree(place)
 
     def _revoke(self) -> None:
         """Withdraw the grant: the trainer has used it, waits for another layout, or is dead."""

@@ -1,4 +1,4 @@
-"""The step at which several ranks carry out a command: the agent's side of the agreement.
+"""The place at which several ranks carry out a command: the agent's side of the agreement.
 
 Owns the present ask, from the command to the last rank that has carried it out. `core/policy/meeting.py` decides, on
 what the control pages show. Main thread of the agent.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from harness.agent.trainers.control import TrainerControl
-from harness.core.policy.meeting import agree, check_even, is_void
+from harness.core.policy.meeting import Place, agree, check_even, is_void
 from harness.ipc.control_page import Command
 
 SEEN_S = 0.001
@@ -61,10 +61,10 @@ class Meeting:
             return None
         return next((poll_s for until_s, poll_s in _POLLS_S if self.age_s < until_s), _SELDOM_S)
 
-    def ask(self, command: Command, at: int | None = None) -> None:
+    def ask(self, command: Command, at: Place | None = None) -> None:
         """Ask all ranks. An earlier ask is void, for a rank that has not carried it out."""
         self._command, self._asked_at = command, time.monotonic()
-        self._set_agreed(at)
+        self._set_agreed(None if at is None else at.step)
         self._is_for_later = at is not None
         for control in self._controls():
             control.ask(command, at)
@@ -109,7 +109,7 @@ class Meeting:
         return missed
 
     def turn(self, sealed: int | None) -> int | None:
-        """Agree on the step. Return it, if it was agreed now.
+        """Agree on the place. Return its step, if it was agreed now.
 
         Args:
             sealed: the newest step that all ranks have sealed.
@@ -122,12 +122,13 @@ class Meeting:
         check_even(views)
         if not self.is_open or self.age_s < SEEN_S or self.agreed is not None:
             return None
-        step = agree(views, sealed)
-        if step is not None:
-            self._set_agreed(step)
-            for control in controls:
-                control.agree(step)
-        return step
+        place = agree(views, sealed, leaves=self._command.leaves)
+        if place is None:
+            return None
+        self._set_agreed(place.step)
+        for control in controls:
+            control.agree(place)
+        return place.step
 
     def close(self) -> None:
         """Note that nothing is asked any more: all have carried it out, it was taken back, or the ranks are gone."""

@@ -22,6 +22,7 @@ from harness.agent.trainers.holdings import Difference, Holdings
 from harness.agent.trainers.meeting import Meeting
 from harness.agent.trainers.slots import SlotSupply, share_memory
 from harness.core.messages import Sealed
+from harness.core.policy.meeting import Place
 from harness.ipc.channel import Channel
 from harness.ipc.control_page import Command
 
@@ -185,12 +186,12 @@ class Ranks:
         for rank in self:
             rank.control.grant()
 
-    def command(self, command: Command, at: int | None = None) -> None:
+    def command(self, command: Command, at: Place | None = None) -> None:
         """Set the command for the next boundary of all ranks. Does nothing if it is set already.
 
         Args:
             command: what they do.
-            at: of several ranks, the step at which they do it; `None` for the next one that all can come to.
+            at: of several ranks, the place at which they do it; `None` for the next one that all can come to.
         """
         if not self.several:
             self._all[0].control.command(command)
@@ -203,10 +204,13 @@ class Ranks:
         (self._reasons_for_later if early else self.reasons).add(reason)
 
     @property
-    def evaluate_at(self) -> int | None:
-        """The step at which all of several ranks have entered a validation, and stand; `None` if there is none."""
-        steps = {rank.control.evaluates for rank in self} | {rank.control.trainer_step for rank in self}
-        return min(steps) if self.several and len(steps) == 1 else None  # type: ignore[type-var]
+    def evaluate_at(self) -> Place | None:
+        """The place at which all of several ranks have entered a validation, and stand; `None` if there is none."""
+        place = self._all[0].control.evaluates
+        controls = [rank.control for rank in self]
+        if not self.several or place is None or any(one.evaluates != place for one in controls):
+            return None
+        return place if all(one.trainer_step == place.step for one in controls) else None
 
     def has_sealed(self, rank: Rank) -> bool:
         """Whether a rank has sealed the step of the present ask."""

@@ -36,6 +36,7 @@ from harness.config.program import Program
 from harness.config.settings import SOCKET_VARIABLE
 from harness.core import events, messages
 from harness.core.messages import FromTrainer, Hello, Layout, Refused
+from harness.core.policy.meeting import Place, Where
 from harness.errors import HarnessError
 from harness.ipc.channel import Channel, ChannelClosed, peer_pid
 from harness.ipc.process import began_at, open_pidfd, pidfd_dead, start_ticks
@@ -412,8 +413,8 @@ class Trainer:
             case messages.FirstStep(step) if is_last(messages.FirstStep):
                 attempt.first_step_at, attempt.stepped = time.monotonic(), message
                 self._emit(events.FirstStep(step=step, seconds=attempt.first_step_at - attempt.began_at))
-            case messages.Evaluates(step):
-                rank.control.evaluates = step
+            case messages.Evaluates(step, passed):
+                rank.control.evaluates = Place(step, Where.AFTER, passed)
             case messages.SaveWanted():
                 self._ranks.want("save", rank)
                 self._pipeline.save_newest_now()

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.agent.requests import Requests
 from harness.core import events
+from harness.core.policy.meeting import Place, Where
 from harness.ipc.control_page import Command
 
 
@@ -18,7 +19,7 @@ class EnteringRanks:
         self.asked: list[int | None] = []
         self.missed: int | None = None
         self.connections, self.several, self.complete, self.one_has_left = [object()], True, True, False
-        self.may_ask, self.evaluate_at, self.farthest_step = True, 8, 8
+        self.may_ask, self.evaluate_at, self.farthest_step = True, Place(8, Where.AFTER), 8
         self.reasons = set[str]()
         self.sealed_step = 7
         self.holdings = SimpleNamespace(compares=False)
@@ -37,9 +38,9 @@ class EnteringRanks:
 
     def drop(self, dropped: object) -> None: ...
 
-    def command(self, command: Command, at: int | None = None) -> None:
+    def command(self, command: Command, at: Place | None = None) -> None:
         assert command is Command.SNAPSHOT
-        self.asked.append(at)
+        self.asked.append(None if at is None else at.step)
 
 
 def test_a_validation_s_snapshot_that_a_rank_has_missed_is_not_asked_for_again() -> None:

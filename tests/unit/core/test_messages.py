@@ -49,7 +49,7 @@ EXAMPLES: list[messages.AnyMessage] = [
     messages.Stores((messages.Rows("w", 0, 2),), ("b",), ("w",), 1),
     messages.HoldsWanted(),
     messages.AtEnd(7),
-    messages.Evaluates(7),
+    messages.Evaluates(7, passed=1),
     messages.ResumeSlots(),
     messages.NoMeeting("StateError", "why"),
     messages.AskStatus(),

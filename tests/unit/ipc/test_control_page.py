@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.policy.meeting import Hold
-from harness.ipc.control_page import AgentSide, Command, Request, TrainerSide, Word
+from harness.core.policy.meeting import Hold, Place, Where
+from harness.ipc.control_page import AgentSide, Command, Request, Said, TrainerSide, Word
 from tests.support.forks import seen_in_a_fork
 
 
@@ -42,7 +42,7 @@ def test_a_request_survives_its_word(command: Command, sequence: int) -> None:
 def test_the_words_are_pinned() -> None:
     assert {word.name: word.value for word in Word} == {
         "COMMAND": 0, "GRANT": 1, "AT_STEP": 2, "LOCAL_STEP": 3, "DURABLE_STEP": 4, "DEADLINE_NS": 5, "ACKED": 6,
-        "VOID": 7, "TRAINER_STEP": 8, "HOLD": 9, "SET_STEP": 10,
+        "VOID": 7, "TRAINER_STEP": 8, "HOLD": 9, "SET_STEP": 10, "AT_PLACE": 11,
     }  # fmt: skip
     assert {command.name: command.value for command in Command} == {
         "NOTHING": 0, "SNAPSHOT": 1, "SNAPSHOT_AND_LEAVE": 2, "LEAVE": 3, "SNAPSHOT_AND_COMPARE": 4,
@@ -52,14 +52,21 @@ def test_the_words_are_pinned() -> None:
 # ---- several ranks --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [0, 1, 10**12 - 2])
-def test_an_agreed_step_belongs_to_one_command(agent: AgentSide, trainer: TrainerSide, step: int) -> None:
-    """A rank that sees a later command must not take the earlier one's step for its own."""
+@pytest.mark.parametrize(
+    "place",
+    [
+        Place(0),
+        Place(1, Where.FIRST),
+        *(Place(10**12 - 2, Where.AFTER, passed) for passed in (0, 1, 127)),
+    ],
+)
+def test_an_agreed_place_belongs_to_one_command(agent: AgentSide, trainer: TrainerSide, place: Place) -> None:
+    """A rank that sees a later command must not take the earlier one's place for its own."""
     agent.command(Command.SNAPSHOT)
     first = trainer.news
     assert trainer.agreed(first) is None
-    agent.agree(step)
-    assert trainer.agreed(first) == step
+    agent.agree(place)
+    assert trainer.agreed(first) == place
 
     agent.command(Command.SNAPSHOT)
 
@@ -74,29 +81,44 @@ def test_what_a_rank_has_said_may_count_for_the_next_command_until_it_takes_it_b
     trainer.say(said_of, Hold.HOLDS)
 
     agent.command(Command.SNAPSHOT_AND_LEAVE, keeps_word=True)
-    assert agent.hold is Hold.HOLDS
+    assert agent.said.hold is Hold.HOLDS
     trainer.say(said_of, Hold.NONE)
-    assert agent.hold is Hold.NONE
+    assert agent.said.hold is Hold.NONE
     trainer.say(said_of, Hold.HOLDS)
     agent.command(Command.SNAPSHOT_AND_LEAVE)
-    assert agent.hold is Hold.NONE
+    assert agent.said.hold is Hold.NONE
 
 
 def test_a_command_for_a_step_has_it_from_the_first_look(agent: AgentSide, trainer: TrainerSide) -> None:
-    agent.command(Command.SNAPSHOT, at=20)
-    assert trainer.agreed(trainer.news) == 20
+    agent.command(Command.SNAPSHOT, at=Place(20))
+    assert trainer.agreed(trainer.news) == Place(20)
 
 
+def test_half_a_place_is_none(agent: AgentSide, trainer: TrainerSide) -> None:
+    """The two words of a place may be seen in any order."""
+    agent.command(Command.SNAPSHOT, at=Place(20, Where.AFTER, 2))
+    before = agent.words[Word.AT_STEP], agent.words[Word.AT_PLACE]
+    agent.command(Command.SNAPSHOT, at=Place(21))
+    after = agent.words[Word.AT_STEP], agent.words[Word.AT_PLACE]
+
+    for agent.words[Word.AT_STEP], agent.words[Word.AT_PLACE] in ((before[0], after[1]), (after[0], before[1])):
+        assert trainer.agreed(trainer.news) is None
+
+
+@pytest.mark.parametrize(("passed", "read"), [(0, 0), (127, 127), (128, 127)])
+@pytest.mark.parametrize("entering", [False, True])
 @pytest.mark.parametrize("hold", Hold)
-def test_what_a_rank_says_is_about_one_command(agent: AgentSide, trainer: TrainerSide, hold: Hold) -> None:
+def test_what_a_rank_says_is_about_one_command(
+    agent: AgentSide, trainer: TrainerSide, hold: Hold, entering: bool, passed: int, read: int
+) -> None:
     agent.command(Command.SNAPSHOT)
-    assert agent.hold is Hold.NONE
-    trainer.say(trainer.news, hold)
-    assert agent.hold is hold
+    assert agent.said.hold is Hold.NONE
+    trainer.say(trainer.news, hold, entering=entering, passed=passed)
+    assert agent.said == Said(agent.asked, hold, entering, read)
 
     agent.command(Command.SNAPSHOT_AND_LEAVE)
 
-    assert agent.hold is Hold.NONE
+    assert agent.said.hold is Hold.NONE
 
 
 @pytest.mark.parametrize("step", [None, 0, 1, 10**12])

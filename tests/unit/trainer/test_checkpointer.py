@@ -458,7 +458,7 @@ def test_a_snapshot_that_cannot_be_taken_as_the_loop_is_left_is_said(
 
 @pytest.mark.parametrize("train", [*EARLY, by_hand, broken_off_by_hand])
 def test_with_a_notice_in_force_no_way_out_is_an_end(program: Program, train: Callable[[Program], None]) -> None:
-    program.ckpt._training.at_boundary = lambda kind: None  # type: ignore[method-assign]  # none before the program leaves
+    program.ckpt._training.at_boundary = lambda kind, entering=False: None  # type: ignore[method-assign]  # none before the program leaves
     program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
 
     assert ends(program, train) == "left"

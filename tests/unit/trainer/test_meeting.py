@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from harness.core import messages
-from harness.core.policy.meeting import Hold
+from harness.core.policy.meeting import Hold, Place, Where
 from harness.ipc.control_page import AgentSide, Command, TrainerSide
 from harness.trainer.boundary import Boundary
 from harness.trainer.meeting import Meeting
@@ -22,14 +22,17 @@ class Page(TrainerSide):
     agent: AgentSide
     then: Command | None = None
     as_it_waits: list[Callable[[], None]]
+    as_it_passes: Callable[[], None] | None = None
 
-    def say(self, news: int, hold: Hold) -> None:
-        super().say(news, hold)
+    def say(self, news: int, hold: Hold, *, entering: bool = False, passed: int = 0) -> None:
+        super().say(news, hold, entering=entering, passed=passed)
         self.said.append(hold)
         if hold is Hold.NONE and self.then is not None:
             self.agent.command(self.then)
         if hold is Hold.LAST and self.as_it_waits:
             self.as_it_waits.pop(0)()
+        if hold is Hold.PASSED and self.as_it_passes is not None:
+            self.as_it_passes()
 
 
 @dataclass
@@ -115,7 +118,7 @@ def scene() -> Iterator[Scene]:
 
 
 def test_a_rank_says_that_it_goes_on_before_it_does(scene: Scene) -> None:
-    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=9)
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=Place(9))
 
     assert not scene.attend()
 
@@ -124,7 +127,7 @@ def test_a_rank_says_that_it_goes_on_before_it_does(scene: Scene) -> None:
 
 
 def test_a_rank_that_is_told_otherwise_as_it_says_so_does_not_go_on(scene: Scene) -> None:
-    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=9)
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=Place(9))
     scene.page.then = Command.LEAVE
 
     assert scene.attend()
@@ -132,8 +135,8 @@ def test_a_rank_that_is_told_otherwise_as_it_says_so_does_not_go_on(scene: Scene
 
 def test_a_rank_that_waits_for_a_slot_goes_on_to_a_step_that_is_asked_for_meanwhile(scene: Scene) -> None:
     """The others are there already, and hang in a collective without it."""
-    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=7)
-    scene.saver.as_it_waits = lambda: scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=8)
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=Place(7))
+    scene.saver.as_it_waits = lambda: scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=Place(8))
 
     assert not scene.attend()
 
@@ -146,7 +149,7 @@ def test_a_snapshot_that_is_dropped_is_wanted_again(scene: Scene) -> None:
     scene.meeting.want(wait=True)
     assert scene.link.sent == [(messages.SaveWanted(), True)]
     scene.saver.durable = False
-    scene.agent.command(Command.SNAPSHOT, at=7)
+    scene.agent.command(Command.SNAPSHOT, at=Place(7))
 
     assert not scene.attend()
 
@@ -155,11 +158,57 @@ def test_a_snapshot_that_is_dropped_is_wanted_again(scene: Scene) -> None:
     assert scene.link.sent == 2 * [(messages.SaveWanted(), True)]
 
 
+# ---- validations -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_before_a_validation_looks_again_behind_it(scene: Scene) -> None:
+    scene.agent.command(Command.SNAPSHOT, at=Place(7, Where.AFTER, 1))
+
+    assert not scene.meeting.attend(overlap=False, entering=True)
+    assert (scene.page.said, scene.saver.seals) == ([Hold.NONE], 0)
+    assert scene.page.news != scene.boundary.seen, "the next place decides, whatever its step is"
+
+    scene.boundary.enter()
+    assert not scene.attend()
+    assert scene.saver.seals == 1
+
+
+def test_a_rank_that_has_entered_more_than_was_agreed_says_that_it_is_beyond(scene: Scene) -> None:
+    scene.boundary.enter()
+    scene.agent.command(Command.SNAPSHOT, at=Place(7, Where.AFTER, 0))
+
+    assert not scene.attend()
+
+    assert (scene.page.said, scene.saver.seals) == ([Hold.PASSED], 0)
+    assert (scene.agent.said.passed, scene.agent.said.entering) == (1, False)
+
+
+def test_a_rank_at_its_end_that_is_beyond_the_place_waits_to_be_asked_again(scene: Scene) -> None:
+    scene.boundary.enter()
+    scene.agent.command(Command.SNAPSHOT, at=Place(7, Where.AFTER, 0))
+    scene.page.as_it_passes = lambda: scene.agent.command(Command.SNAPSHOT, at=Place(7, Where.AFTER, 1))
+    scene.page.as_it_waits = [lambda: scene.agent.tell_set(7)]
+
+    assert not scene.meeting.attend_last()
+
+    assert (scene.page.said[0], scene.saver.seals) == (Hold.PASSED, 1)
+
+
+def test_validations_are_counted_anew_at_each_step(scene: Scene) -> None:
+    scene.boundary.enter()
+    scene.boundary.enter()
+    assert scene.boundary.passed == 2
+
+    scene.boundary.step += 1
+
+    assert scene.boundary.passed == 0
+
+
 # ---- the last step --------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_does_not_end_before_all_have_sealed_the_last_step(scene: Scene) -> None:
-    scene.agent.command(Command.SNAPSHOT, at=7)
+    scene.agent.command(Command.SNAPSHOT, at=Place(7))
     scene.page.as_it_waits = [
         lambda: None,
         lambda: scene.agent.command(Command.NOTHING),
@@ -175,9 +224,9 @@ def test_a_rank_does_not_end_before_all_have_sealed_the_last_step(scene: Scene) 
 def test_a_last_step_whose_seal_is_dropped_is_sealed_again(scene: Scene) -> None:
     def drop() -> None:
         scene.agent.tell_void(1)
-        scene.agent.command(Command.SNAPSHOT, at=7)
+        scene.agent.command(Command.SNAPSHOT, at=Place(7))
 
-    scene.agent.command(Command.SNAPSHOT, at=7)
+    scene.agent.command(Command.SNAPSHOT, at=Place(7))
     scene.page.as_it_waits = [drop, lambda: scene.agent.tell_set(7)]
 
     assert not scene.meeting.attend_last()
@@ -187,7 +236,7 @@ def test_a_last_step_whose_seal_is_dropped_is_sealed_again(scene: Scene) -> None
 
 
 def test_a_last_step_that_all_have_sealed_before_is_not_sealed_again(scene: Scene) -> None:
-    scene.agent.command(Command.SNAPSHOT, at=7)
+    scene.agent.command(Command.SNAPSHOT, at=Place(7))
     assert not scene.attend()
     scene.agent.tell_set(7)
 
@@ -197,7 +246,7 @@ def test_a_last_step_that_all_have_sealed_before_is_not_sealed_again(scene: Scen
 
 
 def test_a_rank_at_its_end_leaves_when_it_is_told_though_others_have_not_sealed(scene: Scene) -> None:
-    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=7)
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=Place(7))
     scene.page.as_it_waits = [lambda: scene.agent.command(Command.LEAVE)]
 
     assert scene.meeting.attend_last()

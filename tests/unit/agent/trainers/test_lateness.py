@@ -16,7 +16,7 @@ from harness.agent.trainers.lateness import Lateness
 from harness.agent.trainers.ranks import Connection, Ranks
 from harness.config.settings import Settings
 from harness.core import events
-from harness.core.policy.meeting import Hold
+from harness.core.policy.meeting import Hold, Place
 from harness.ipc.control_page import Command, TrainerSide
 from tests.support.context import Posts, a_context
 
@@ -93,7 +93,7 @@ def test_nobody_is_late_whom_nobody_waits_for(scene: Scene) -> None:
     """A validation on all ranks, while a snapshot is asked for a later step."""
     scene.at(5, 5, 5)
     scene.turn()
-    scene.ranks.meeting.ask(Command.SNAPSHOT, 20)
+    scene.ranks.meeting.ask(Command.SNAPSHOT, Place(20))
 
     assert not scene.turn(600.0)
     assert scene.named == []

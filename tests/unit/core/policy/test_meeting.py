@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.core.policy.meeting import Hold, Move, Uneven, View, agree, is_void, move
+from harness.core.policy.meeting import Hold, Move, Place, Uneven, View, Where, agree, is_void, move
 
 
 @dataclass
@@ -18,53 +18,88 @@ class Words:
 
     step: int = 0
     ask: int = 0
-    at: tuple[int, int] | None = None  # of which ask, and the step
-    said: tuple[int, Hold] = (0, Hold.NONE)
+    at: tuple[int, Place] | None = None  # of which ask, and the place
+    said: tuple[int, Hold, bool, int] = (0, Hold.NONE, False, 0)  # and whether it enters a validation, and how many
 
 
 @dataclass
 class PlayedRank:
-    """A rank that trains by itself, and meets when it is asked. `train` is one step; `look` is its boundary."""
+    """A rank that trains by itself, and meets when it is asked.
+
+    A step is a string of places: `b` its boundary, `v` the entry of a validation, which is over at the next place.
+    """
 
     words: Words
     end: int
     leaves: bool = False
-    sealed: list[int] = field(default_factory=list)
+    places: str = "b"
+    looks_late: bool = (
+        False  # not at a validation before the boundary, as in the body of a loop, unless it has to leave
+    )
+    sealed: list[tuple[int, str]] = field(default_factory=list)  # a step, and the places of it that were still to come
     holding: bool = False
+    at: int = 0
+
+    @property
+    def here(self) -> str:
+        return "e" if self.over else self.places[self.at]
 
     @property
     def over(self) -> bool:
-        return self.words.step == self.end
+        return self.words.step == self.end and self.at == len(self.places)
+
+    @property
+    def passed(self) -> int:
+        return self.places[: self.at].count("v")
+
+    def _go(self) -> None:
+        if self.over:
+            return
+        self.at += 1
+        if self.at == len(self.places) and self.words.step < self.end:
+            self.words.step, self.at = self.words.step + 1, 0
 
     def act(self) -> None:
-        """Make the next step unless it holds; then look, as at every boundary."""
+        """Go to the next place unless it holds; then look, as at every place."""
         words = self.words
-        if not self.holding and not self.over:
-            words.step += 1
-        if words.ask == 0:
+        if not self.holding:
+            self._go()
+        is_early = self.here == "v" and "b" in self.places[self.at :]
+        if words.ask == 0 or (self.looks_late and not self.leaves and is_early):
             self.holding = False
             return
         agreed = words.at[1] if words.at is not None and words.at[0] == words.ask else None
-        match move(words.step, agreed, self.sealed[-1] if self.sealed else None, last=self.over, leaves=self.leaves):
+        sealed = self.sealed[-1][0] if self.sealed else None
+        enters = self.here == "v"
+        done = move(
+            words.step,
+            agreed,
+            sealed,
+            last=self.over,
+            leaves=self.leaves,
+            entering=enters,
+            passed=self.passed,
+        )
+        hold = Hold.NONE
+        match done:
             case Move.HOLD:
-                self.holding, words.said = True, (words.ask, Hold.LAST if self.over else Hold.HOLDS)
-            case Move.GO_ON:
-                self.holding, words.said = False, (words.ask, Hold.NONE)
+                hold = Hold.LAST if self.over else Hold.HOLDS
             case Move.SEAL:
-                self.sealed.append(words.step)
-                self.holding, words.said = self.leaves, (words.ask, Hold.NONE)
+                self.sealed.append((words.step, self.places[self.at :]))
             case Move.PASS:
-                self.holding, words.said = False, (words.ask, Hold.PASSED)
+                hold = Hold.PASSED
+        self.holding = done is Move.HOLD or (done is Move.SEAL and self.leaves)
+        words.said = (words.ask, hold, enters, self.passed)
 
 
 class PlayedAgent:
     """Asks once, and again if it must. Each `act` touches one word of one rank."""
 
-    def __init__(self, ranks: list[Words]) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: list[Words], *, leaves: bool = False) -> None:
+        self.ranks, self.leaves = ranks, leaves
         self.ask = 0
         self.asks = 0
-        self.agreed: int | None = None
+        self.agreed: Place | None = None
         self._todo: list[Words] = []
         self._begin()
 
@@ -79,18 +114,23 @@ class PlayedAgent:
             if self._todo:
                 self._todo.pop().ask = self.ask
                 return
-            self.agreed = agree(self._views(), sealed=None)
+            self.agreed = agree(self._views(), sealed=None, leaves=self.leaves)
             self._todo = list(self.ranks)
             return
         if self._todo:
             words = self._todo.pop()
-            words.at = (self.ask, self.agreed or 0)
+            words.at = (self.ask, self.agreed)
             return
-        if is_void(self._views(), self.agreed or 0):
+        if is_void(self._views(), self.agreed.step):
             self._begin()
 
     def _views(self) -> list[View]:
-        return [View(w.step, w.said[1] if w.said[0] == self.ask else Hold.NONE) for w in self.ranks]
+        return [
+            View(words.step, words.said[1], entering=words.said[2], passed=words.said[3])
+            if words.said[0] == self.ask
+            else View(words.step)
+            for words in self.ranks
+        ]
 
 
 @given(
@@ -103,7 +143,7 @@ def test_all_ranks_seal_one_step_however_far_they_are_apart(
     starts: list[int], turns: list[int], *, leaves: bool
 ) -> None:
     ranks = [PlayedRank(Words(step=start), end=100_000, leaves=leaves) for start in starts]
-    agent = PlayedAgent([rank.words for rank in ranks])
+    agent = PlayedAgent([rank.words for rank in ranks], leaves=leaves)
     actors = [agent, *ranks]
 
     for turn in turns:
@@ -134,9 +174,56 @@ def test_ranks_that_make_their_last_step_seal_it(starts: list[int], turns: list[
         for actor in actors:
             actor.act()
 
-    sealed = [rank.sealed[-1] for rank in ranks if rank.sealed]
+    sealed = [rank.sealed[-1][0] for rank in ranks if rank.sealed]
     assert set(sealed) <= {end}
     assert not sealed or len(sealed) == len(ranks)
+
+
+@given(
+    places=st.sampled_from(["vb", "bv", "vbv", "bvv", "vvb", "vvbvv"]),
+    validate=st.sampled_from(["all", "all", "rank 0"]),
+    starts=st.lists(st.integers(0, 20), min_size=2, max_size=4),
+    more=st.integers(0, 3),
+    turns=st.lists(st.integers(0, 4), max_size=300),
+    leaves=st.booleans(),
+    looks_late=st.booleans(),
+)
+@settings(deadline=None, max_examples=1000)
+def test_ranks_do_not_part_over_a_validation(
+    places: str,
+    validate: str,
+    starts: list[int],
+    more: int,
+    turns: list[int],
+    *,
+    leaves: bool,
+    looks_late: bool,
+) -> None:
+    """One that repeats a validation after a resume, while the others do not, waits in its collectives for ever."""
+    end = max(starts) + more
+    ranks = [
+        PlayedRank(
+            Words(step=start),
+            end=end,
+            leaves=leaves,
+            places=places if validate == "all" or number == 0 else "b",
+            looks_late=looks_late,
+        )
+        for number, start in enumerate(starts)
+    ]
+    agent = PlayedAgent([rank.words for rank in ranks], leaves=leaves)
+    actors = [agent, *ranks]
+
+    for turn in turns:
+        actors[turn % len(actors)].act()
+    for _ in range(20 * (end + 1) + 200):  # from here on everybody gets their turn
+        for actor in actors:
+            actor.act()
+
+    assert all(rank.sealed for rank in ranks), "the set is complete"
+    last = [rank.sealed[-1] for rank in ranks if rank.places == places]
+    assert len({rank.sealed[-1][0] for rank in ranks}) == 1, last
+    assert len({ahead.count("v") for _, ahead in last}) == 1, last
 
 
 # ---- leaving where all stand ----------------------------------------------------------------------------------------
@@ -161,9 +248,9 @@ class StandingRank:
             if ask == LEAVE:
                 self.ended = "left"
             elif at is None or at[0] != ask:
-                words.said = (ask, Hold.HOLDS)
+                words.said = (ask, Hold.HOLDS, False, 0)
             else:
-                words.said = (ask, Hold.NONE)
+                words.said = (ask, Hold.NONE, False, 0)
                 yield
                 if words.ask == ask:
                     self.ended = "went on"
@@ -183,7 +270,7 @@ def standing_agent(ranks: list[StandingRank]) -> Iterator[None]:
     while not all(rank.ended for rank in ranks):
         stand = []
         for rank in ranks:
-            of, said = rank.words.said
+            of, said, *_ = rank.words.said
             stand.append(of in (ask, kept) and said is Hold.HOLDS)
             yield
         if all(stand) and agreed:
@@ -195,7 +282,7 @@ def standing_agent(ranks: list[StandingRank]) -> Iterator[None]:
         elif not agreed:
             agreed = True
             for rank in ranks:
-                rank.words.at = (ask, 8)
+                rank.words.at = (ask, Place(8))
                 yield
 
 
@@ -221,16 +308,50 @@ def test_all_leave_where_they_stand_or_all_go_on(turns: list[tuple[int, int]]) -
 
 
 def test_a_rank_before_its_loop_is_waited_for() -> None:
-    assert agree([View(3), View(None)], sealed=None) is None
+    assert agree([View(3), View(None)], sealed=None, leaves=False) is None
 
 
 def test_ranks_that_all_stand_at_a_step_seal_that_one_unless_it_is_sealed() -> None:
     """All have entered a validation: there is no later boundary for minutes."""
-    stand = [View(7, Hold.HOLDS), View(7, Hold.HOLDS)]
+    stand = [View(7, Hold.HOLDS, entering=True), View(7, Hold.HOLDS, entering=True)]
 
-    assert agree(stand, sealed=5) == 7
-    assert agree(stand, sealed=7) == 8
-    assert agree([View(7, Hold.HOLDS), View(7)], sealed=5) == 8
+    assert agree(stand, sealed=5, leaves=False) == Place(7, Where.AFTER, 0)
+    assert agree(stand, sealed=7, leaves=False) == Place(8)
+    assert agree([View(7, Hold.HOLDS), View(7)], sealed=5, leaves=False) == Place(8)
+
+
+def test_a_rank_before_a_validation_goes_on_to_one_that_is_behind_it() -> None:
+    """The one has waited for the others in vain, and entered alone: nothing in the validation made it wait."""
+    apart = [View(7, Hold.HOLDS, entering=True), View(7, Hold.HOLDS, passed=1)]
+
+    agreed = agree(apart, sealed=5, leaves=False)
+
+    assert agreed == Place(7, Where.AFTER, 1)
+    assert move(7, agreed, 5, last=False, leaves=False, entering=True) is Move.GO_ON
+    assert move(7, agreed, 5, last=False, leaves=False, passed=1) is Move.SEAL
+    assert move(8, agreed, 5, last=False, leaves=False) is Move.PASS
+
+
+def test_a_rank_that_is_behind_the_validation_that_all_were_to_save_before_says_so() -> None:
+    agreed = Place(7, Where.AFTER, 0)
+
+    assert move(7, agreed, 5, last=False, leaves=False, passed=1) is Move.PASS
+    assert move(7, agreed, 5, last=True, leaves=False, passed=1) is Move.PASS
+
+
+def test_ranks_at_one_boundary_seal_it_though_one_has_validated_alone() -> None:
+    agreed = agree([View(7, Hold.HOLDS, passed=1), View(7, Hold.HOLDS)], sealed=5, leaves=True)
+
+    assert agreed == Place(7)
+    assert {move(7, agreed, 5, last=False, leaves=True, passed=passed) for passed in (0, 1)} == {Move.SEAL}
+
+
+def test_before_all_leave_a_snapshot_is_not_left_for_after_a_validation() -> None:
+    for leaves, done in ((True, Move.SEAL), (False, Move.GO_ON)):
+        agreed = agree([View(7), View(6)], sealed=5, leaves=leaves)
+        assert agreed is not None
+        assert agreed.step == 8
+        assert move(8, agreed, 5, last=False, leaves=leaves, entering=True) is done
 
 
 def test_a_step_that_a_rank_has_passed_or_will_not_come_to_is_void() -> None:
@@ -242,5 +363,5 @@ def test_a_step_that_a_rank_has_passed_or_will_not_come_to_is_void() -> None:
 
 def test_loops_of_different_lengths_are_named() -> None:
     with pytest.raises(Uneven, match="different steps: 7, 9"):
-        agree([View(7, Hold.LAST), View(9, Hold.HOLDS)], sealed=None)
-    assert agree([View(7, Hold.LAST), View(5)], sealed=None) == 7
+        agree([View(7, Hold.LAST), View(9, Hold.HOLDS)], sealed=None, leaves=False)
+    assert agree([View(7, Hold.LAST), View(5)], sealed=None, leaves=False) == Place(7, Where.AFTER, 0)
