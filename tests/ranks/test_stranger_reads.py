@@ -16,10 +16,10 @@ pytestmark = pytest.mark.long("trainings on several ranks")
 
 
 def trained(world: World, divide: str, ranks: int) -> World:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    launcher = [sys.executable, "-m", "tests.support.forking_torchrun", str(ranks)]
     output = ["--curve", world.curve, "--final", world.final]
     process = world.run_harness(
-        "--every-s", "1000", command=[*torchrun, "-m", "tests.support.rank_trainer", *output, "--divide", divide]
+        "--every-s", "1000", command=[*launcher, "tests.support.rank_trainer", *output, "--divide", divide]
     )
     assert process.wait() == 0, process.stderr
     return world

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tests.support import delays
 from tests.support.patient import all_patient
@@ -41,9 +42,13 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def write_final(model: nn.Module, path: Path) -> None:
-    """Write a sum of each tensor of a model."""
+    """Write a sum of each tensor of a model; of the whole of one that ranks hold together, and so all call this."""
+    whole = {
+        name: value.full_tensor() if isinstance(value, DTensor) else value
+        for name, value in sorted(model.state_dict().items())
+    }
     sums = {
         name: hashlib.blake2b(value.detach().cpu().numpy().tobytes(), digest_size=8).hexdigest()
-        for name, value in sorted(model.state_dict().items())
+        for name, value in whole.items()
     }
     path.write_text("\n".join(f"{name} {digest}" for name, digest in sums.items()))

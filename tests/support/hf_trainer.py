@@ -11,6 +11,7 @@ for each loss, each evaluated batch and each log, in full precision, to CURVE, a
     --mode lora          trains adapters of PEFT on a frozen base
     --mode early         stops early by its evaluations, and loads its best checkpoint
     --mode twice         calls train() twice
+    --mode fsdp2         shards the model over the ranks, by the Trainer's own switch
     --mode tensorboard   logs to TensorBoard, in a directory that the Trainer names by the clock
     --device cuda        on a GPU, in half precision with a scaler, by deterministic operations
     --plain              without the harness
@@ -99,6 +100,13 @@ MODES: dict[str, dict[str, Any]] = {
         "load_best_model_at_end": True, "metric_for_best_model": "loss",
     },
     "twice": {},
+    "fsdp2": {
+        "fsdp": "full_shard",
+        "fsdp_config": {
+            "fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": ["GPT2Block"],
+        },
+    },
     "tensorboard": {"report_to": ["tensorboard"]},
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ what it holds at the end to FINAL.
     --mode steps        ends after 25 steps, in the middle of an epoch; a scheduler asks how many steps there will be,
                         before the loop begins
     --mode averaged     validates with averaged weights
+    --mode fsdp2        shards the model over the 2 ranks, by Lightning's strategy for it
     --package NAME      pytorch_lightning instead of lightning.pytorch
     --device cuda       on a GPU, in half precision with a scaler, by deterministic operations
     --plain             without the harness
@@ -32,12 +33,13 @@ from typing import Any
 import torch
 import torchmetrics
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from tests.support.framework_trainer import options_of, prepare, write_final
 
 ITEMS, BATCH, EPOCHS = 44, 4, 3
-MODES = ("plain", "validate", "manual", "plateau", "workers", "steps", "averaged")
+MODES = ("plain", "validate", "manual", "plateau", "workers", "steps", "averaged", "fsdp2")
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
@@ -59,9 +61,9 @@ def loader(count: int, workers: int = 0, *, shuffle: bool = True) -> DataLoader[
     return DataLoader(Noisy(count), BATCH, shuffle=shuffle, num_workers=workers, persistent_workers=workers > 0)
 
 
-def network() -> nn.Module:
+def network(norm: type[nn.BatchNorm1d | nn.LayerNorm]) -> nn.Module:
     """Return what is trained."""
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+    return nn.Sequential(nn.Linear(6, 16), norm(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
 
 
 def module_of(pl: Any, mode: str, out: Any) -> Any:
@@ -70,11 +72,16 @@ def module_of(pl: Any, mode: str, out: Any) -> Any:
     class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.net = network()
+            self.net = network(nn.LayerNorm if mode == "fsdp2" else nn.BatchNorm1d)
             self.automatic_optimization = mode != "manual"
             if mode == "validate":
                 self.mean = torchmetrics.MeanMetric()
                 self.both = torchmetrics.MetricCollection([torchmetrics.MeanMetric(), torchmetrics.MaxMetric()])
+
+        def configure_model(self) -> None:
+            if mode == "fsdp2":
+                for part in (self.net[0], self.net[-1], self.net):
+                    fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
         def loss(self, batch: Any) -> Tensor:
             x, y = batch
@@ -191,6 +198,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plateau": {"max_epochs": 8, "accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     "steps": {"max_steps": 25, "max_epochs": -1},
     "workers": {"enable_checkpointing": True},
+    "fsdp2": {"devices": 2},
 }
 
 
@@ -216,6 +224,8 @@ def main() -> None:
         }  # fmt: skip
         if options.device == "cuda":
             defaults |= {"precision": "16-mixed", "deterministic": True}
+        if options.mode == "fsdp2":
+            defaults["strategy"] = pl.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
         trainer = pl.Trainer(**(defaults | OPTIONS.get(options.mode, {})), callbacks=callbacks)
         trainer.fit(module, **data_of(pl, options.mode, out))
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
