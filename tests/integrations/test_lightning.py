@@ -18,14 +18,14 @@ Unbroken = Callable[[str, str], World]
 
 LIVES = {
     "workers": [("Published:2:terminate", 75), ("Published:1:kill-trainer,TrainerFinished:1:kill-trainer", 0)],
+    "fsdp2": [("Published:2:terminate", 75), ("Published:1:kill-rank", 0)],
     "plain": [("FirstStep:1:terminate", 75), ("Published:2:kill-trainer,Published:4:terminate", 75), ("", 0)],
 }
+TIERS = {"plain": [pytest.mark.sample], "validate": [], "fsdp2": []}
 USUAL = [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=[pytest.mark.sample] if mode == "plain" else []) for mode in MODES]
-)
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=TIERS.get(mode, [pytest.mark.nightly])) for mode in MODES])
 def test_what_ended_early_goes_on_bit_identical(mode: str, world: World, unbroken: Unbroken) -> None:
     live(world, command(TRAINER, world, mode), LIVES.get(mode, USUAL))
     check_same(world, unbroken(TRAINER, mode))
@@ -40,7 +40,9 @@ def test_a_validation_is_begun_again_where_it_was_interrupted(world: World, unbr
     check_same(world, unbroken(TRAINER, "validate"))
 
 
-@pytest.mark.parametrize("mode", ["validate", "steps", "manual"])
+@pytest.mark.parametrize(
+    "mode", ["validate", *(pytest.param(mode, marks=pytest.mark.nightly) for mode in ("steps", "manual"))]
+)
 def test_with_the_callback_a_training_computes_what_it_computes_without(
     mode: str, world: World, unbroken: Unbroken
 ) -> None:
@@ -49,11 +51,13 @@ def test_with_the_callback_a_training_computes_what_it_computes_without(
     check_same(world, unbroken(TRAINER, mode))
 
 
+@pytest.mark.nightly
 def test_the_older_name_of_the_package_is_the_same(world: World, unbroken: Unbroken) -> None:
     live(world, command(TRAINER, world, "validate", "--package", "pytorch_lightning"), USUAL)
     check_same(world, unbroken(TRAINER, "validate"))
 
 
+@pytest.mark.nightly
 def test_rehearse_agrees(world: World) -> None:
     example = ROOT / "examples" / "with_lightning.py"
     process = world.start(*world.harness("rehearse", "--run", "a"), "--", sys.executable, example)

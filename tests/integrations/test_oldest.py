@@ -44,7 +44,7 @@ def installed(wanted: str, factory: pytest.TempPathFactory, *options: str) -> Pa
     ("framework", "trainer", "mode"),
     [
         ("transformers", "hf_trainer", "evaluate"),
-        ("transformers", "hf_trainer", "epochs"),
+        pytest.param("transformers", "hf_trainer", "epochs", marks=pytest.mark.nightly),
         ("lightning", "lightning_trainer", "validate"),
     ],
 )

@@ -15,7 +15,10 @@ from tests.support.world import World
 pytestmark = pytest.mark.long("a real library's checkpoint, written some fifty times")
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "library",
+    [pytest.param(name, marks=[] if name in ("transformers", "dcp") else [pytest.mark.nightly]) for name in LIBRARIES],
+)
 def test_what_a_library_had_not_ended_when_it_was_killed_is_not_whole(library: str, world: World) -> None:
     if shutil.which("strace") is None:
         lacking("strace")

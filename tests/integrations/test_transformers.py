@@ -25,14 +25,16 @@ LIVES: list[tuple[str, Lives]] = [
     ("epochs", [("Published:1:terminate", 75), ("Published:1:kill-trainer", 0)]),
     ("workers", [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]),
     ("lora", [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]),
+    ("fsdp2", [("Published:2:terminate", 75), ("Published:1:kill-rank", 0)]),
     ("early", [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]),
     ("twice", [("Published:4:terminate", 75), ("Published:3:kill-trainer,Published:5:terminate", 75), ("", 0)]),
 ]
+TIERS = {"plain": [pytest.mark.sample], "evaluate": [], "fsdp2": []}
 
 
 @pytest.mark.parametrize(
     ("mode", "lives"),
-    [pytest.param(*case, id=case[0], marks=[pytest.mark.sample] if case is LIVES[0] else []) for case in LIVES],
+    [pytest.param(*case, id=case[0], marks=TIERS.get(case[0], [pytest.mark.nightly])) for case in LIVES],
 )
 def test_what_ended_early_goes_on_bit_identical(mode: str, lives: Lives, world: World, unbroken: Unbroken) -> None:
     live(world, command(TRAINER, world, mode), lives)

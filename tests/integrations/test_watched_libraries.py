@@ -62,7 +62,14 @@ def check_same(unbroken: World, *hosts: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "library", ["transformers", "transformers-ddp", "accelerate", "lightning", "dcp", "torch", "torch-one"]
+    "library",
+    [
+        *("transformers", "torch"),
+        *(
+            pytest.param(library, marks=pytest.mark.nightly)
+            for library in ("transformers-ddp", "accelerate", "lightning", "dcp", "torch-one")
+        ),
+    ],
 )
 def test_a_library_s_own_checkpoints_survive_the_machine_bit_for_bit(
     library: str, world: World, unbroken: Callable[[str], World]

@@ -19,11 +19,13 @@ RANKS = {"ddp": 3, "fsdp": 4, "hsdp": 4, "tp": 4}
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "4")
 
 
-def command(world: World, divide: str, *options: str) -> list[str | Path]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[divide])]
+def command(world: World, divide: str, *, forked: bool = True) -> list[str | Path]:
+    ranks = str(RANKS[divide])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "-m"]
+    launcher = [sys.executable, "-m", "tests.support.forking_torchrun", ranks] if forked else torchrun
     output = ["--curve", world.curve, "--final", world.final, "--hold-until", world.released]
     workers = ["--workers", "1"] if divide == "ddp" else []
-    return [*torchrun, "-m", "tests.support.rank_trainer", *output, "--divide", divide, *workers, *options]
+    return [*launcher, "tests.support.rank_trainer", *output, "--divide", divide, *workers]
 
 
 def of_ranks(path: Path, divide: str) -> list[Path]:
@@ -66,14 +68,12 @@ LIVES: list[tuple[str, Sequence[tuple[str, int]]]] = [
     ("tp", [("Published:1:terminate", 75), ("Published:1:kill-rank", 0)]),
 ]
 SAMPLE = LIVES[1]
+TIERS = [[pytest.mark.nightly], [pytest.mark.sample], [], [pytest.mark.nightly], []]
 
 
 @pytest.mark.parametrize(
     ("divide", "lives"),
-    [
-        pytest.param(*case, id=f"{case[0]}-{case[1][0][0]}", marks=[pytest.mark.sample] if case is SAMPLE else [])
-        for case in LIVES
-    ],
+    [pytest.param(*case, id=f"{case[0]}-{case[1][0][0]}", marks=TIERS[LIVES.index(case)]) for case in LIVES],
 )
 def test_what_ended_early_goes_on_bit_identical(
     divide: str, lives: Sequence[tuple[str, int]], world: World, unbroken: Callable[[str], World]
@@ -81,7 +81,8 @@ def test_what_ended_early_goes_on_bit_identical(
     expected = unbroken(divide)
     newest = 0
     for at, code in lives:
-        process = world.run_rigged(*FAST, *(["--at", at] if at else []), command=command(world, divide))
+        trained = command(world, divide, forked=lives is not SAMPLE[1])
+        process = world.run_rigged(*FAST, *(["--at", at] if at else []), command=trained)
         assert process.wait() == code, process.stderr
         restored = steps_said(process.stderr, "Restored")
         assert not newest or restored[0] == newest, process.stderr

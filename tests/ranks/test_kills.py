@@ -83,22 +83,23 @@ class Case:
     trainer: tuple[str, ...] = ("--hold-at", "12")
     before: str = ""
     daily: Sequence[str] = ()
+    nightly: bool = False
 
 
 CASES = [
     Case("Claimed", who=AGENT),
     Case("TrainerStarted", who=("trainer", "agent", "both")),
-    *(Case("TrainerConnected", nth) for nth in (1, 2, 3)),
+    *(Case("TrainerConnected", nth, nightly=nth != 2) for nth in (1, 2, 3)),
     Case("FirstStep"),
     Case("SlotsReady", 2),
     Case("Due"),
     Case("Agreed", before=NOTICE, trainer=UNSEALED),
     *(Case("Sealed", nth, daily=("rank",) if nth == 2 else ()) for nth in (1, 2, 3)),
-    *(Case("Sealed", nth) for nth in (4, 5, 6)),
+    *(Case("Sealed", nth, nightly=nth != 5) for nth in (4, 5, 6)),
     Case("ShardStored", 2),
     Case("PartStored", 2),
     Case("Published", daily=("agent", "both")),
-    Case("Published", 2),
+    Case("Published", 2, nightly=True),
     Case("Located", before=CRASH),
     Case("Restored", before=CRASH),
     Case("Restarted", before=CRASH),
@@ -119,7 +120,7 @@ def parameters() -> list[object]:
         for who in case.who:
             name = f"{case.event}-{case.nth}-{who}"
             names[name] = names.get(name, 0) + 1
-            marks = [pytest.mark.sample] if who in case.daily else []
+            marks = [pytest.mark.sample] if who in case.daily else [pytest.mark.nightly] if case.nightly else []
             found.append(pytest.param(case, who, id=f"{name}-{names[name]}" if names[name] > 1 else name, marks=marks))
     return found
 

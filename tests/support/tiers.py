@@ -1,8 +1,9 @@
 """Which tests run when: a tier for each folder of tests/, so that a test is in one and no file is in none.
 
 A pytest plugin. `scripts/test` runs what somebody wants to know before each commit, `--all` what has to hold before a
-change lands; what takes hours is no test (scripts/torture). Whoever names files or folders gets all that there is in
-them. A folder that waits for `--all` has one test or a few that stand for it every day: `@pytest.mark.sample`.
+change lands, `--nightly` also the further cases of a test that `--all` runs; what takes hours is no test
+(scripts/torture). Naming files or folders runs all that there is in them. A folder that waits for `--all` has one test
+or a few that stand for it every day: `@pytest.mark.sample`. A case that waits for the night: `@pytest.mark.nightly`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Tier(enum.IntEnum):
     QUICK = 0
     EVERYDAY = 1
     ALL = 2
+    NIGHTLY = 3
 
 
 FOLDERS: Mapping[str, Tier] = MappingProxyType({
@@ -59,13 +61,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--quick", dest="tier", action="store_const", const="QUICK", help="units only")
     group.addoption("--everyday", dest="tier", action="store_const", const="EVERYDAY", help="as without any option")
     group.addoption("--all", dest="tier", action="store_const", const="ALL", help="all that has to hold before landing")
+    group.addoption("--nightly", dest="tier", action="store_const", const="NIGHTLY", help="every test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Decide on the tier, once: the workers are told."""
     if config.option.tier is None:
         named = config.args_source is pytest.Config.ArgsSource.ARGS
-        config.option.tier = "ALL" if named else "EVERYDAY"
+        config.option.tier = "NIGHTLY" if named else "EVERYDAY"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -85,6 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.path} is in no tier: give its folder one in {Path(__file__).name}")
         if item.get_closest_marker("sample") is not None:
             tier = min(tier, Tier.EVERYDAY)
+        if item.get_closest_marker("nightly") is not None:
+            tier = Tier.NIGHTLY
         (kept if tier <= wanted else left_out).append(item)
     items[:] = kept
     if left_out:

@@ -33,7 +33,9 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("save", "load") else [pytest.mark.nightly]) for name in QUICK]
+)
 def test_a_benchmark_ends_in_verdicts(name: str) -> None:
     done = python(str(BENCHMARKS / f"bench_{name}.py"), *QUICK[name], "--json")
     assert done.returncode == 0, done.stderr

@@ -98,15 +98,13 @@ KILLS: list[tuple[str, str, Sequence[str]]] = [
     ("2", "Published:1:terminate,Draining:1:kill-both", ()),
     ("forkserver", "Published:2:kill-trainer,Published:4:kill-both", ()),
 ]
-SAMPLE = KILLS[3]
+_NIGHT, _ALL, _SAMPLE = [pytest.mark.nightly], list[pytest.MarkDecorator](), [pytest.mark.sample]
+TIERS = [_NIGHT, _ALL, _ALL, _SAMPLE, _ALL, _NIGHT, _NIGHT, _NIGHT, _ALL, _NIGHT, _ALL]
 
 
 @pytest.mark.parametrize(
     ("workers", "first", "later"),
-    [
-        pytest.param(*kill, id="-".join(kill[:2]), marks=[pytest.mark.sample] if kill is SAMPLE else [])
-        for kill in KILLS
-    ],
+    [pytest.param(*kill, id="-".join(kill[:2]), marks=TIERS[KILLS.index(kill)]) for kill in KILLS],
 )
 def test_a_killed_training_ends_bit_identical(
     workers: str, first: str, later: Sequence[str], world: World, unbroken: Callable[[str], World]
@@ -124,7 +122,13 @@ def test_a_killed_training_ends_bit_identical(
     check_identical(world, expected)
 
 
-@pytest.mark.parametrize("workers", ["0", "2", pytest.param("persistent", marks=pytest.mark.sample)])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        *(pytest.param(workers, marks=pytest.mark.nightly) for workers in ("0", "2")),
+        pytest.param("persistent", marks=pytest.mark.sample),
+    ],
+)
 def test_a_training_that_is_interrupted_twice_in_a_row_loses_no_step_and_ends_bit_identical(
     workers: str, world: World, unbroken: Callable[[str], World]
 ) -> None:
@@ -147,7 +151,10 @@ def test_saving_draws_no_random_number(world: World, unbroken: Callable[[str], W
     check_identical(world, unbroken("2"))
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(name, marks=[] if name in ("2", "spawn") else [pytest.mark.nightly]) for name in WORKERS],
+)
 def test_sigterm_to_the_whole_group_while_workers_run_loses_no_step(
     workers: str, world: World, unbroken: Callable[[str], World]
 ) -> None:

@@ -19,6 +19,9 @@ from tests.support.world import World
 
 pytestmark = pytest.mark.long("several lives of a training with torch")
 
+TIERS = {"epochs": [pytest.mark.sample]} | {
+    style: list[pytest.MarkDecorator]() for style in ("by_hand", "plain_loader", "two_phases", "extra", "reshaping")
+}
 LOOPS = (sys.executable, "-m", "tests.support.loops")
 
 
@@ -46,7 +49,7 @@ def run(world: World, style: str, *options: str) -> Process:
 
 
 @pytest.mark.parametrize(
-    "style", [pytest.param(style, marks=[pytest.mark.sample] if style == "epochs" else []) for style in STYLES]
+    "style", [pytest.param(style, marks=TIERS.get(style, [pytest.mark.nightly])) for style in STYLES]
 )
 def test_a_killed_run_ends_as_the_unbroken_one(world: World, style: str, unbroken: Path) -> None:
     published = 2 if style == "accumulated" else 5
@@ -63,7 +66,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(world: World, style: str, unbroke
 
 
 @pytest.mark.parametrize("style", VALIDATED)
-@pytest.mark.parametrize("published", [1, 3])
+@pytest.mark.parametrize("published", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_snapshot_that_is_due_at_a_validation_inside_a_loop_can_be_gone_on_from(
     world: World, style: str, published: int, unbroken: Path
 ) -> None:

@@ -43,7 +43,7 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(TESTS / "support/tiers.py", support)
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\ntestpaths = tests\npythonpath = .\naddopts = --import-mode=importlib -p no:cacheprovider\n"
-        "markers = sample\n"
+        "markers =\n    sample\n    nightly\n"
     )
     (tmp_path / "tests/conftest.py").write_text('pytest_plugins = ["tests.support.tiers"]\n')
     for folder in FOLDERS:
@@ -51,6 +51,7 @@ def clone(tmp_path: Path) -> Path:
         name = folder.replace("/", "_")
         (tmp_path / "tests" / folder / f"test_{name}.py").write_text(
             f"import pytest\ndef test_{name}(): pass\n@pytest.mark.sample\ndef test_sample(): pass\n"
+            "@pytest.mark.nightly\ndef test_nightly(): pass\n"
         )
     return tmp_path
 
@@ -75,20 +76,27 @@ def of(*tiers: Tier) -> set[str]:
 
 def samples(*tiers: Tier) -> set[str]:
     """The samples in these tiers' folders."""
-    return {f"{test.partition('::')[0]}::test_sample" for test in of(*tiers)}
+    return named("sample", *tiers)
+
+
+def named(mark: str, *tiers: Tier) -> set[str]:
+    """The tests with this mark in these tiers' folders."""
+    return {f"{test.partition('::')[0]}::test_{mark}" for test in of(*tiers)}
 
 
 def test_every_option_runs_its_tier_and_those_before_it(clone: Path) -> None:
-    quick, everyday, later = Tier
+    quick, everyday, later, _ = Tier
     assert names(clone, "--quick") == of(quick) | samples(quick)
     assert names(clone) == of(quick, everyday) | samples(*Tier)
     assert names(clone, "--everyday", workers=2) == names(clone)
     assert names(clone, "--all") == of(quick, everyday, later) | samples(*Tier)
+    assert names(clone, "--nightly") == of(*Tier) | named("nightly", *Tier) | samples(*Tier)
 
 
 def test_what_is_named_runs_whatever_its_tier_but_where_the_tier_is_named_as_well(clone: Path) -> None:
     power = "tests/power/test_power.py"
-    assert names(clone, "tests/power") == {f"{power}::test_power", f"{power}::test_sample"}
+    every = {f"{power}::test_{name}" for name in ("power", "sample", "nightly")}
+    assert names(clone, "tests/power") == every
     assert names(clone, "--quick", "tests/unit", "tests/power") == of(Tier.QUICK) | samples(Tier.QUICK)
 
 
