@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     many = config.getoption("--hypothesis-profile") in ("explore", "nightly")
     for item in items:
         folder = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
-        item.add_marker(pytest.mark.timeout(limit_s(folder, many_examples=many)))
+        is_nightly = item.get_closest_marker("nightly") is not None
+        item.add_marker(pytest.mark.timeout(limit_s(folder, many_examples=many, is_nightly=is_nightly)))
         if folder in ("integrations", "process", "ranks"):
             item.add_marker(pytest.mark.process)
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.installed import LARGE, installed
 from tests.support.needs import lacking
 from tests.support.torn_library import LIBRARIES
 from tests.support.world import World
@@ -19,10 +20,14 @@ pytestmark = pytest.mark.long("a real library's checkpoint, written some fifty t
     "library",
     [pytest.param(name, marks=[] if name in ("transformers", "dcp") else [pytest.mark.nightly]) for name in LIBRARIES],
 )
-def test_what_a_library_had_not_ended_when_it_was_killed_is_not_whole(library: str, world: World) -> None:
+def test_what_a_library_had_not_ended_when_it_was_killed_is_not_whole(
+    library: str, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    environ = installed(library, *LARGE[library], factory=tmp_path_factory) if library in LARGE else None
     if shutil.which("strace") is None:
         lacking("strace")
-    process = world.start(sys.executable, "-m", "tests.support.torn_library", library, world.root / "torn")
+    program = [sys.executable, "-m", "tests.support.torn_library", library, world.root / "torn"]
+    process = world.start(*program, env=environ)
     assert process.wait() == 0, process.stderr
     *moments, end = [json.loads(line) for line in process.stdout.splitlines() if line.startswith(b"{")]
     assert [moment for moment in moments if moment["torn"]] == []

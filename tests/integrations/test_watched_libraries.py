@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.support.installed import LARGE, installed
 from tests.support.once import once
 from tests.support.process import Process
 from tests.support.world import World, steps_said
@@ -17,6 +19,8 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.long("several lives of a real training")
 
 FAST = ("--back-off-s", "0.05", "--watch-look-s", "0.1")
+LARGE_PATH = "TESTS_LARGE_PATH"
+BY_EPOCH = ("lightning", "keras")
 BY_PATH = ("transformers", "accelerate", "lightning")
 """Libraries that are told from which path to go on; the other programs look for the newest by themselves."""
 
@@ -26,11 +30,12 @@ LAUNCHERS: dict[str, Sequence[str]] = {"transformers-ddp": TORCHRUN}
 
 
 def command(world: World, library: str, *options: str) -> list[str | Path]:
+    prefix = ["env", f"PYTHONPATH={os.environ[LARGE_PATH]}"] if library in LARGE else []
     launcher, library = LAUNCHERS.get(library, ()), library.partition("-ddp")[0]
     checkpoint = ["--checkpoint", "{checkpoint}"] if library in BY_PATH else []
     files = ["--out", world.root / "out", "--curve", world.curve, "--final", world.final]
     program = ["-m", "tests.support.library_program", library]
-    return [sys.executable, *launcher, *program, *files, *checkpoint, *options]
+    return [*prefix, sys.executable, *launcher, *program, *files, *checkpoint, *options]
 
 
 def start(world: World, library: str, *options: str, at: str = "") -> Process:
@@ -67,14 +72,20 @@ def check_same(unbroken: World, *hosts: World) -> None:
         *("transformers", "torch"),
         *(
             pytest.param(library, marks=pytest.mark.nightly)
-            for library in ("transformers-ddp", "accelerate", "lightning", "dcp", "torch-one")
+            for library in ("transformers-ddp", "accelerate", "lightning", "dcp", "torch-one", *LARGE)
         ),
     ],
 )
 def test_a_library_s_own_checkpoints_survive_the_machine_bit_for_bit(
-    library: str, world: World, unbroken: Callable[[str], World]
+    library: str,
+    world: World,
+    unbroken: Callable[[str], World],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, second = ("12", "22") if library == "lightning" else ("10", "18")  # it saves every 10 steps, the others 4
+    if library in LARGE:
+        monkeypatch.setenv(LARGE_PATH, installed(library, *LARGE[library], factory=tmp_path_factory)["PYTHONPATH"])
+    first, second = ("12", "22") if library in BY_EPOCH else ("10", "18")  # some save every 10 steps, the others 4
     process = start(world, library, "--hold-at", first, at="Published:1:terminate")
     assert process.wait() == 75, process.stderr
 

@@ -9,6 +9,9 @@ precision. FINAL gets the digest of the parameters.
     accelerate      Accelerator.save_state: step_N; goes on from PATH
     lightning       ModelCheckpoint, at the end of each epoch: epoch=E-step=N.ckpt; goes on from PATH
     dcp             torch.distributed.checkpoint: step-N; looks for the greatest one that has .metadata
+    deepspeed       engine.save_checkpoint, ZeRO 1: global_stepN, and `latest`
+    keras           BackupAndRestore, at the end of each epoch: latest.weights.h5 and training_metadata.json
+    orbax           CheckpointManager: a directory for each step
     torch           torch.save: model_N.pt and optimizer_N.pt; looks for the greatest number
     torch-one       torch.save to last.pt, in place
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import random
 import re
 import threading
@@ -171,6 +175,88 @@ def by_lightning(options: argparse.Namespace, told: Told) -> nn.Module:
     return module.net
 
 
+def by_deepspeed(options: argparse.Namespace, told: Told) -> nn.Module:
+    """An engine, which knows by itself where its checkpoints are."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    import deepspeed
+
+    model = Net()
+    adam = torch.optim.AdamW(model.parameters(), 1e-3)
+    config = {"train_batch_size": BATCH, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adam, config=config, dist_init_required=True)
+    rows = list(DataLoader(Rows(), BATCH))  # first: it draws a random number
+    _, state = engine.load_checkpoint(options.out)
+    if state:
+        torch.set_rng_state(state["random"])
+    while engine.global_steps < STEPS:
+        row = rows[engine.global_steps % len(rows)]
+        loss = engine(**{name: value.bfloat16() for name, value in row.items()})["loss"]
+        engine.backward(loss)
+        engine.step()
+        told.step(engine.global_steps, loss.item())
+        if engine.global_steps % SAVE_EVERY == 0:
+            engine.save_checkpoint(options.out, client_state={"random": torch.get_rng_state()})
+    return model.float()
+
+
+def by_keras(options: argparse.Namespace, told: Told) -> nn.Module:
+    """A fit with its BackupAndRestore, without dropout: its checkpoints have no random states."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1)])
+    model.compile(optimizer="adam", loss="mse")
+    rows = Rows()
+    x, y = (torch.stack([rows[index][name] for index in range(ITEMS)]) for name in ("x", "labels"))
+    epochs = [0]
+
+    class Tells(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            epochs[0] = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            told.step(epochs[0] * (ITEMS // BATCH) + batch + 1, float(logs["loss"]))
+
+    keeps = keras.callbacks.BackupAndRestore(options.out, delete_checkpoint=False)
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[keeps, Tells()])
+    return model  # type: ignore[no-any-return]
+
+
+def by_orbax(options: argparse.Namespace, told: Told) -> nn.Module:
+    """A loop that saves by Orbax."""
+    from orbax import checkpoint
+
+    model = Net()
+    rows = list(DataLoader(Rows(), BATCH))
+
+    def state() -> dict[str, Any]:
+        weights = {name: value.numpy() for name, value in model.state_dict().items()}
+        return {"weights": weights, "random": torch.get_rng_state().numpy()}
+
+    manager = checkpoint.CheckpointManager(Path(options.out).absolute())
+    step = manager.latest_step() or 0
+    if step:
+        found = manager.restore(step, args=checkpoint.args.StandardRestore(state()))
+        model.load_state_dict({name: torch.tensor(value) for name, value in found["weights"].items()})
+        torch.set_rng_state(torch.tensor(found["random"]))
+    while step < STEPS:
+        loss = model(**rows[step % len(rows)])["loss"]
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 1e-2 * parameter.grad
+        step += 1
+        told.step(step, loss.item())
+        if step % SAVE_EVERY == 0:
+            manager.save(step, args=checkpoint.args.StandardSave(state()))
+            manager.wait_until_finished()
+    manager.close()
+    return model
+
+
 def by_hand(options: argparse.Namespace, told: Told) -> nn.Module:
     """A loop that saves with torch's own means."""
     model = Net()
@@ -255,6 +341,9 @@ PROGRAMS: dict[str, Callable[[argparse.Namespace, Told], nn.Module]] = {
     "transformers": by_transformers,
     "accelerate": by_accelerate,
     "lightning": by_lightning,
+    "deepspeed": by_deepspeed,
+    "keras": by_keras,
+    "orbax": by_orbax,
     "dcp": by_hand,
     "torch": by_hand,
     "torch-one": by_hand,

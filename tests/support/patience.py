@@ -30,13 +30,16 @@ LIMITS_S = {
 MANY_EXAMPLES = 20
 """So much longer may tests/model take with one of the larger profiles."""
 
-HANG_S = 900 * PATIENCE
+NIGHTLY = 3
+"""So much longer may a case take that waits for the night."""
+
+HANG_S = 1500 * PATIENCE
 """When a thread or a teardown gives up: after every test's limit."""
 
 
-def limit_s(folder: str, *, many_examples: bool) -> float:
+def limit_s(folder: str, *, many_examples: bool, is_nightly: bool) -> float:
     """Return how long a test of a folder of tests/ may take."""
-    longer = MANY_EXAMPLES if many_examples and folder == "model" else 1
+    longer = MANY_EXAMPLES if many_examples and folder == "model" else NIGHTLY if is_nightly else 1
     return LIMITS_S.get(folder, LIMITS_S[""]) * longer * PATIENCE
 
 

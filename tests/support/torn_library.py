@@ -7,13 +7,15 @@ that came to its end.
     python -m tests.support.torn_library transformers FOLDER
 
 The library is imported once; each attempt is a child, forked from a process that has everything ready, to which strace
-attaches. Strace kills it as it makes the N-th call of one kind, for each kind that changes files.
+attaches. Strace kills it as it makes the N-th call of one kind, for each kind that changes files. A library that has
+threads of its own does not survive a fork: its children get themselves ready.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +122,84 @@ def by_torch_one(out: Path) -> Callable[[int], None]:
     return lambda step: torch.save({"step": step, "model": model.state_dict()}, out / "last.pt")
 
 
-LIBRARIES: Mapping[str, tuple[str, Callable[[Path], Callable[[int], None]]]] = {
-    "transformers": ("transformers", by_transformers),
-    "accelerate": ("accelerate", by_accelerate),
-    "lightning": ("lightning", by_lightning),
-    "dcp": ("dcp", by_dcp),
-    "torch": ("torch-save", by_torch),
-    "torch-one": ("torch-save-one", by_torch_one),
+def by_keras(out: Path) -> Callable[[int], None]:
+    """What the callback BackupAndRestore keeps."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+    model.compile(optimizer="adam", loss="mse")
+    model.fit(torch.zeros(4, 64), torch.zeros(4, 64), verbose=0)
+    backup = keras.callbacks.BackupAndRestore(str(out), save_freq=1)
+    backup.set_model(model)
+
+    def save(step: int) -> None:
+        model.optimizer.iterations.assign(step)
+        backup._current_epoch = step
+        backup._save_model()
+
+    return save
+
+
+def by_deepspeed(out: Path) -> Callable[[int], None]:
+    """`engine.save_checkpoint`, with ZeRO 1."""
+    import deepspeed
+
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    config = {"train_batch_size": 1, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}
+    model = nn.Linear(256, 256)
+    adam = torch.optim.AdamW(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adam, config=config, dist_init_required=True)
+
+    def save(step: int) -> None:
+        engine.global_steps = step
+        engine.save_checkpoint(str(out))
+
+    return save
+
+
+def by_orbax(out: Path) -> Callable[[int], None]:
+    """`CheckpointManager.save`."""
+    import numpy as np
+    from orbax import checkpoint
+
+    def save(step: int) -> None:
+        manager = checkpoint.CheckpointManager(out)
+        manager.save(step, args=checkpoint.args.StandardSave({"weights": np.ones((64, 64))}))
+        manager.wait_until_finished()
+        manager.close()
+
+    return save
+
+
+Save = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Library:
+    """How a library saves.
+
+    Attributes:
+        adapter: of its layout.
+        prepare: gets a training ready in a folder, and returns what saves a step.
+        module: it has threads of its own: this is imported once, and each child prepares for itself.
+    """
+
+    adapter: str
+    prepare: Callable[[Path], Save]
+    module: str = ""
+
+
+LIBRARIES: Mapping[str, Library] = {
+    "transformers": Library("transformers", by_transformers),
+    "accelerate": Library("accelerate", by_accelerate),
+    "lightning": Library("lightning", by_lightning),
+    "dcp": Library("dcp", by_dcp),
+    "torch": Library("torch-save", by_torch),
+    "torch-one": Library("torch-save-one", by_torch_one),
+    "keras": Library("keras", by_keras),
+    "deepspeed": Library("deepspeed", by_deepspeed, module="deepspeed"),
+    "orbax": Library("orbax", by_orbax, module="orbax.checkpoint"),
 }
 
 
@@ -149,23 +223,29 @@ def _digest(root: Path, paths: list[str]) -> str:
     return digest.hexdigest()
 
 
-def comes_to_its_end(save: Callable[[int], None], call: str, number: int) -> bool:
+def comes_to_its_end(prepare: Callable[[], Save], step: int, call: str = "", number: int = 0) -> bool:
     """Save in a child that dies as one of its threads makes this call; return whether it came to its end.
 
     Args:
-        save: saves a checkpoint.
+        prepare: returns what saves a step.
+        step: which to save.
         call: the name of a system call; "" to let the child live.
         number: which of them, from 1.
     """
-    go, ready = os.pipe()
+    (go, ready), (is_prepared, prepared) = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
         os.close(ready)
+        save = prepare()
+        os.write(prepared, b".")
         os.read(go, 1)
         random.seed(0)  # Python seeds it in a fork, and checkpoints have its state
-        save(SECOND)
+        save(step)
         os._exit(0)
     os.close(go)
+    os.close(prepared)
+    os.read(is_prepared, 1)
+    os.close(is_prepared)
     tracer = None
     if call:
         inject = f"inject={call}:signal=KILL:when={number}"
@@ -190,11 +270,22 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    adapter_name, prepare = LIBRARIES[options.library]
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    library = LIBRARIES[options.library]
+    adapter_name = library.adapter
     out, begun = options.folder / "out", options.folder / "begun"
     out.mkdir(parents=True)
-    save = prepare(out)
-    save(FIRST)
+    if library.module:
+        importlib.import_module(library.module)
+    ready = None if library.module else library.prepare(out)
+
+    def prepare() -> Save:
+        return ready or library.prepare(out)
+
+    if ready is None:
+        assert comes_to_its_end(prepare, FIRST), "it saves"
+    else:
+        ready(FIRST)
     newest = candidates(Look.at(out), named(adapter_name))[-1]
     record = record_of(newest, named(adapter_name), FIRST, 1)
     assert record.shape == tuple(sorted(shape_of(newest)))
@@ -203,7 +294,7 @@ def main() -> None:
     def again(call: str = "", number: int = 0) -> bool:
         shutil.rmtree(out)
         shutil.copytree(begun, out, symlinks=True)
-        return comes_to_its_end(save, call, number)
+        return comes_to_its_end(prepare, SECOND, call, number)
 
     before = whole(out, adapter_name, record)
     assert again(), "it saves"

@@ -1,0 +1,51 @@
+"""Packages that no environment of ours has, for one test: another version of a framework, or a library that is large.
+
+They are installed into a folder of the session, once for all workers, and come before the others by PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import pytest
+
+from tests.support.environment import show_package_index
+from tests.support.needs import lacking
+from tests.support.world import ROOT
+
+LARGE: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({
+    "keras": [["keras==3.15.1"]],
+    "deepspeed": [
+        ["hjson", "py-cpuinfo", "ninja", "pydantic", "psutil", "einops", "msgpack", "tqdm", "packaging"],
+        ["--no-deps", "--no-build-isolation", "deepspeed==0.19.8"],  # not its torch: it would be a second one
+    ],
+    "orbax": [["orbax-checkpoint==0.12.8", "jax==0.10.2"]],
+})  # fmt: skip
+"""Libraries that only nightly tests use: what pip is told, one time after the other."""
+
+
+def installed(name: str, *commands: Sequence[str], factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the environment in which packages are found. Skips the test where no package index answers.
+
+    Args:
+        name: of the folder: the same for the same packages.
+        commands: what pip is told, one time after the other.
+        factory: pytest's, of this session.
+    """
+    folder = factory.getbasetemp().parent / name
+    with pytest.MonkeyPatch.context() as patch, folder.with_suffix(".lock").open("w") as lock:
+        show_package_index(patch)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / "all-is-installed"
+        for command in () if done.exists() else commands:
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(folder), *command]
+            found = subprocess.run(pip, capture_output=True, text=True)
+            if found.returncode:
+                lacking("package-index", found.stderr.strip().splitlines()[-1])
+        done.touch()
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
