@@ -15,6 +15,10 @@ from harness.config.settings import Settings
 from harness.core.snapshot import RunKeys
 
 
+class CalledOff(Exception):
+    """The agent has to exit while it waits for an earlier start of this host to end: nothing was begun."""
+
+
 @dataclass(frozen=True)
 class Context:
     """The shared objects of one agent.

@@ -27,7 +27,7 @@ from cloud.errors import CloudError
 from cloud.notice import Deadline, Notice, NoticeKind, NoticeSource
 from cloud.store import ObjectStore
 from harness.agent import signals
-from harness.agent.context import Context
+from harness.agent.context import CalledOff, Context
 from harness.agent.drain.controller import DrainController
 from harness.agent.drain.speeds import Speeds
 from harness.agent.journal import Journal, Listener
@@ -39,7 +39,7 @@ from harness.agent.requests import Requests
 from harness.agent.resume.startup import Finding, Startup, StartupEvents
 from harness.agent.run_state import State
 from harness.agent.save.pipeline import SavePipeline, Steps
-from harness.agent.server import CalledOff, Server
+from harness.agent.server import Server
 from harness.agent.trainers.lateness import Lateness
 from harness.agent.trainers.ranks import Rank, Ranks, Taken
 from harness.agent.trainers.restarts import Restarts
@@ -202,11 +202,14 @@ class Agent:
         settings, program = self.settings, self._program
         try:
             self._startup.claims.lock_id = self._server.open(lambda: self._drain.current is not None)
+            if self._watching is not None:
+                mark = SOCKET_VARIABLE, str(self._server.address)
+                self._watching.open(mark, lambda: self._drain.current is not None)
         except CalledOff:
             stopped, interrupted = ("stopped", ExitCode.CTRL_C), ("interrupted", ExitCode.INTERRUPTED_LOCAL)
-            return self._end(Outcome(*stopped if self._interrupts else interrupted))  # the other agent has the slots
-        if self._watching is not None:
-            self._watching.open((SOCKET_VARIABLE, str(self._server.address)))
+            return self._end(
+                Outcome(*stopped if self._interrupts else interrupted)
+            )  # the earlier start keeps what it has
         self._journal.emit(
             events.AgentStarted(
                 run=settings.run,
@@ -388,7 +391,8 @@ class Agent:
 
     def _on_drill(self, channel: Channel, in_s: float, *, end: bool) -> None:
         over = self._outcome is not None
-        notice = self._drain.rehearse(channel, in_s, trains=self._saves, over=over, end=end)
+        saves_itself = self._watching is not None and self.trainer.child is not None
+        notice = self._drain.rehearse(channel, in_s, trains=self._saves, saves_itself=saves_itself, over=over, end=end)
         if notice is not None:
             self._on_notice(notice)
 

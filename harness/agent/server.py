@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.agent.context import Context
+from harness.agent.context import CalledOff, Context
 from harness.agent.generation import Generation
 from harness.agent.outcome import write_outcome
 from harness.agent.save.pipeline import SavePipeline
@@ -32,10 +32,6 @@ _TAKE_OVER_S = 30.0  # an agent that is ending has released the lock by then
 _ANSWER_S = 2.0
 _LOOK_S = 0.05
 _HALF_A_MESSAGE_S = 2.0  # for the rest of a message that has begun
-
-
-class CalledOff(Exception):
-    """The agent has to exit while another agent of this host still has the run: nothing was begun."""
 
 
 class Server:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.agent.context import Context
+from harness.agent.context import CalledOff, Context
 from harness.agent.resume.laying_back import CheckpointFinder, Laid
 from harness.agent.resume_point import ResumePoint
 from harness.core import events
@@ -38,6 +38,7 @@ PLACEHOLDER = "{checkpoint}"
 VARIABLE = "HARNESS_CHECKPOINT"
 EARLIER_S = 10.0  # data workers of torch look each 5 s whether their program lives
 _TELL_S = 1.0
+_LOOK_S = 0.1
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -82,7 +83,7 @@ class Watching:
         self.awaits_start = False
         """Whether a program is to be started once it is known what it goes on from."""
 
-    def open(self, mark: tuple[str, str]) -> None:
+    def open(self, mark: tuple[str, str], is_called_off: Callable[[], bool]) -> None:
         """Lock the directory for this agent and its programs. It may not be there yet: some programs want that.
 
         Blocks while processes of an earlier start end, which data workers do seconds after they have lost their
@@ -90,9 +91,11 @@ class Watching:
 
         Args:
             mark: a variable, and its value, in the environment of every process of the run's programs on this host.
+            is_called_off: whether this start is to end instead. Posts are run meanwhile.
 
         Raises:
             ConfigError: it cannot be used, or a program of an earlier start still runs.
+            CalledOff: `is_called_off` was true while this waited.
         """
         path = folder_of(self.root) / LOCK
         try:
@@ -105,7 +108,11 @@ class Watching:
             if not told and time.monotonic() > give_up_at - EARLIER_S + _TELL_S:
                 self._context.say(f"waiting up to {EARLIER_S:.0f} s for {self.root}: {in_use}")
                 told = True
-            threading.Event().wait(0.1)
+            threading.Event().wait(_LOOK_S)
+            self._context.loop.run_posts()
+            if is_called_off():
+                os.close(fd)
+                raise CalledOff
         if in_use is not None:
             os.close(fd)
             raise ConfigError(f"{self.root} is in use: {in_use}. End it first")

@@ -126,13 +126,16 @@ class DrainController:
 
     # ---- drills -----------------------------------------------------------------------------------------------------
 
-    def rehearse(self, channel: Channel, in_s: float, *, trains: bool, over: bool, end: bool) -> Notice | None:
+    def rehearse(
+        self, channel: Channel, in_s: float, *, trains: bool, saves_itself: bool, over: bool, end: bool
+    ) -> Notice | None:
         """Begin a drill for a caller. With `end` the run ends as after a notice, else training continues.
 
         Args:
             channel: to the caller.
             in_s: seconds that the notice would leave.
             trains: whether a trainer is there to take one more snapshot.
+            saves_itself: whether a program without a Checkpointer runs, of which no step is known.
             over: whether the agent's outcome is decided.
             end: whether the run has to end.
 
@@ -143,7 +146,12 @@ class DrainController:
             drills.refuse(channel, "a drill is under way" if self._drill else "this run is already shutting down")
             return None
         step, deadline = self._ranks.trainer_step, Deadline.after(in_s)
-        if not trains or step is None:
+        if saves_itself and not end:
+            drills.refuse(
+                channel, "this program saves by itself, and may exit once it is asked to: there is only --end"
+            )
+            return None
+        if not saves_itself and (not trains or step is None):
             drills.refuse(channel, "nothing is being trained at the moment: no snapshot can be taken")
             return None
         plan = self.plan(drains.before_the_end(deadline), trains=trains)
@@ -152,6 +160,7 @@ class DrainController:
         if end:
             self._drilled_for = channel
             return Notice("drill", NoticeKind.INTERRUPT, "drill", deadline, "harness drill --end")
+        assert step is not None, "a program without one is drilled to its end"
         self._emit(events.Drilling(choice=plan.choice.value, step=step, needs_s=plan.needs_s, has_s=plan.has_s))
         self._drill = Drill(channel, in_s, plan, step, self._pipeline.sealed_step)
         if plan.choice is Choice.NEW:

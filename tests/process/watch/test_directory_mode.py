@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -65,6 +66,26 @@ def test_a_program_that_is_left_alone_finishes_and_its_checkpoints_are_snapshots
         assert stored.read_bytes() == (out(world) / entry.path).read_bytes()
     again = start(world, command=program(world))
     assert again.wait() == 64, "the run is finished"
+
+
+@pytest.mark.parametrize("asked", [["--on-signal", "SIGTERM"], []], ids=["can-be-asked", "cannot"])
+def test_a_drill_ends_it_and_nothing_else_is_possible(asked: list[str], world: World) -> None:
+    """A program that is asked to save may leave, as most do. One that cannot be asked goes on until the time is up."""
+    process = start(world, command=program(world, "--hold-at", "7", *asked))
+    wait_taken(process, 5)
+    drill = world.harness("drill", *world.named(), "--in", "4" if not asked else "60")
+    refused = world.start(*drill)
+    assert refused.wait() == 64
+    assert "this program saves by itself, and may exit once it is asked to: there is only --end" in refused.stderr
+    world.wait_until(lambda: world.steps_of_curve()[-1] == 7, "step 7")
+
+    drilled = world.start(*drill, "--end", "--json")
+    assert drilled.wait() == 0, drilled.stderr
+    assert process.wait() == 75, process.stderr
+    assert json.loads(drilled.stdout)["durable_step"] == (7 if asked else 5)
+    world.released.touch()
+    assert start(world, command=program(world)).wait() == 0
+    world.check_tiny(STEPS)
 
 
 def check_moved(layout: str, world: World) -> None:
@@ -179,6 +200,21 @@ def test_a_second_start_does_not_write_beside_a_program_that_outlived_its_agent(
     world.wait_gone()
     assert start(world, command=program(world)).wait() == 0
     world.check_tiny(STEPS)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 74)])
+def test_a_start_that_waits_for_such_a_program_ends_when_it_is_told_to(signum: int, code: int, world: World) -> None:
+    process = start(world, command=program(world, "--hold-at", "7"))
+    wait_taken(process, 5)
+    child = int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1])
+    process.signal(signal.SIGKILL)
+    process.wait_exit()
+    waits = start(world, "--earlier-s", "1000", command=program(world))
+    waits.wait_for("waiting up to 1000 s")
+    waits.signal(signum)
+    assert waits.wait() == code, waits.stderr
+    assert "TrainerStarted" not in waits.stderr
+    os.kill(child, signal.SIGKILL)
 
 
 LAUNCHER = """
