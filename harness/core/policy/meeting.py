@@ -30,11 +30,11 @@ class Hold(enum.IntEnum):
     NONE = 0
     """It trains, or has not seen the ask yet."""
     HOLDS = 1
-    """It waits to learn the step."""
+    """It waits to learn the place."""
     LAST = 2
     """It waits too, and makes no further step."""
     PASSED = 3
-    """It is beyond the step that was agreed."""
+    """It is beyond the place that was agreed."""
 
 
 class Where(enum.Enum):
@@ -52,7 +52,7 @@ class Place:
     Attributes:
         step: completed steps.
         where: which place of that step. The end of the loop is as good as any: nothing comes behind it.
-        passed: of `AFTER`, the validations of that step that a rank has entered and not been saved before.
+        passed: of `AFTER`, how many.
     """
 
     step: int
@@ -145,7 +145,7 @@ class Move(enum.Enum):
     GO_ON = "go on to the next place, and look again"
     HOLD = "wait here until the step is agreed, or the ask is taken back"
     SEAL = "take the snapshot here"
-    PASS = "say that the agreed step is behind"
+    PASS = "say that the agreed place is behind"
 
 
 def move(
