@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/versions.md"
@@ -24,6 +24,7 @@ KINDS = (
 )
 """The tests, of which each case is one kind of object."""
 _GROUPS = ("optimizer", "scheduler", "sampler", "loader with workers")
+_ABSENT = "not there"
 
 
 def read(report: Path) -> tuple[str, dict[tuple[str, str], str]]:
@@ -33,7 +34,7 @@ def read(report: Path) -> tuple[str, dict[tuple[str, str], str]]:
     for case in ET.parse(report).iter("testcase"):
         name, _, parameters = case.get("name", "").partition("[")
         (group,) = (group for group, test in zip(_GROUPS, KINDS, strict=True) if test.endswith(f"::{name}"))
-        kind = re.sub(r"-(options|stops)\d+$", "", parameters.removesuffix("]"))
+        kind = re.sub(r"-(options|stops)\d+$", "", parameters.removesuffix("]")).replace("workers-", "workers, ")
         failed = case.find("failure") is not None or case.find("error") is not None
         if failed or (group, kind) not in found:
             found[group, kind] = "**not exact**" if failed else "exact"
@@ -41,14 +42,25 @@ def read(report: Path) -> tuple[str, dict[tuple[str, str], str]]:
 
 
 def table(reports: Mapping[str, Mapping[tuple[str, str], str]]) -> Iterator[str]:
-    """Yield the lines: a row for each kind, a column for each torch."""
-    versions = sorted(reports, key=lambda version: [int(part) for part in re.findall(r"\d+", version)[:3]])
-    yield f"| | | {' | '.join(versions)} |"
-    yield f"| -- | -- |{' -- |' * len(versions)}"
-    rows = {row for found in reports.values() for row in found}
-    for group, kind in sorted(rows, key=lambda row: (_GROUPS.index(row[0]), row[1])):
-        cells = (reports[version].get((group, kind), "–") for version in versions)
-        yield f"| {group} | {kind} | {' | '.join(cells)} |"
+    """Yield the lines: a row for the kinds of a group to which the same became, in each torch."""
+    versions = sorted(reports, key=lambda version: [int(part) for part in version.split(".")])
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for group, kind in sorted({kind for found in reports.values() for kind in found}):
+        outcome = tuple(reports[version].get((group, kind), _ABSENT) for version in versions)
+        rows.setdefault((group, outcome), []).append(kind)
+    yield f"With torch {', '.join(versions)}:"
+    yield ""
+    yield "| what | which | result |"
+    yield "| -- | -- | -- |"
+    for (group, outcome), kinds in sorted(rows.items(), key=lambda row: (_GROUPS.index(row[0][0]), row[1])):
+        yield f"| {group} | {'; '.join(kinds)} | {_in_words(versions, outcome)} |"
+
+
+def _in_words(versions: Sequence[str], outcome: Sequence[str]) -> str:
+    if len(set(outcome)) == 1:
+        return f"{outcome[0]} in each"
+    found = {what: [version for version, was in zip(versions, outcome, strict=True) if was == what] for what in outcome}
+    return "; ".join(f"{what} in {', '.join(found[what])}" for what in sorted(found))
 
 
 def written(text: str, lines: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.versions import contents, installed, wanted
+from tests.versions import contents, installed, table, wanted
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -80,3 +80,30 @@ def test_the_matrix_is_what_is_promised() -> None:
         assert jobs[name]["strategy"]["matrix"]["python"] == classified
     assert jobs["ends"]["strategy"]["matrix"]["versions"] == ["oldest", "newest"]
     assert wanted.PROJECT["requires-python"] == f">={classified[0]}"
+
+
+def test_the_table_says_of_each_kind_what_became_of_it_with_which_torch() -> None:
+    everywhere = {("optimizer", "SGD"): "exact", ("optimizer", "Adam"): "exact", ("sampler", "lazy"): "exact"}
+    reports = {
+        "2.10.0": {**everywhere, ("optimizer", "Muon"): "exact"},
+        "2.9.1": everywhere,
+        "2.8.0": {**everywhere, ("sampler", "lazy"): "**not exact**"},
+    }
+    assert [*table.table(reports)] == [
+        "With torch 2.8.0, 2.9.1, 2.10.0:",
+        "",
+        "| what | which | result |",
+        "| -- | -- | -- |",
+        "| optimizer | Adam; SGD | exact in each |",
+        "| optimizer | Muon | exact in 2.10.0; not there in 2.8.0, 2.9.1 |",
+        "| sampler | lazy | **not exact** in 2.8.0; exact in 2.9.1, 2.10.0 |",
+    ]
+
+
+def test_the_document_has_the_table_and_nothing_that_is_not_exact() -> None:
+    document = table.DOCUMENT.read_text()
+    found = document.partition(table.BEGIN)[2].partition(table.END)[0]
+    for group in ("optimizer", "scheduler", "sampler", "loader with workers"):
+        assert f"| {group} |" in found
+    assert "not exact" not in found
+    assert table.written(document, found.strip().splitlines()) == document

@@ -107,7 +107,8 @@ def of_torch(seed: int) -> torch.Generator:
     ],
 )
 def test_values_are_told_apart(one: Any, other: Any) -> None:
-    (first, _), (same, _), (second, _) = looked_at(one), looked_at(copy.deepcopy(one)), looked_at(other)
+    copied = one if isinstance(one, itertools.count) else copy.deepcopy(one)  # from Python 3.14 on it has no copy
+    (first, _), (same, _), (second, _) = looked_at(one), looked_at(copied), looked_at(other)
 
     assert first.keys() == {"value"}
     assert first == same
