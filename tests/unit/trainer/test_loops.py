@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import loops
 from tests.support.lives import Lives
 from tests.support.loops import BESIDE, INSIDE, STYLES, VALIDATED
 
@@ -20,6 +21,12 @@ pytestmark = [
 
 ALL = {**STYLES, **VALIDATED, **INSIDE, **BESIDE}
 REPEATING = {**VALIDATED, **INSIDE}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A style is begun anew for each of its events: what it takes grows with their square."""
+    monkeypatch.setattr(loops, "BATCHES", 4)
 
 
 @pytest.fixture
