@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,13 +18,10 @@ RANKS = {"ddp": 3, "fsdp": 4, "hsdp": 4, "tp": 4}
 FAST = ("--back-off-s", "0.05", "--every-s", "1000", "--every-steps", "4")
 
 
-def command(world: World, divide: str, *, forked: bool = True) -> list[str | Path]:
-    ranks = str(RANKS[divide])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "-m"]
-    launcher = [sys.executable, "-m", "tests.support.forking_torchrun", ranks] if forked else torchrun
+def command(world: World, divide: str) -> list[str | Path]:
     output = ["--curve", world.curve, "--final", world.final, "--hold-until", world.released]
     workers = ["--workers", "1"] if divide == "ddp" else []
-    return [*launcher, "tests.support.rank_trainer", *output, "--divide", divide, *workers]
+    return [*world.torchrun(RANKS[divide]), "tests.support.rank_trainer", *output, "--divide", divide, *workers]
 
 
 def of_ranks(path: Path, divide: str) -> list[Path]:
@@ -81,7 +77,7 @@ def test_what_ended_early_goes_on_bit_identical(
     expected = unbroken(divide)
     newest = 0
     for at, code in lives:
-        trained = command(world, divide, forked=lives is not SAMPLE[1])
+        trained = command(world, divide)
         process = world.run_rigged(*FAST, *(["--at", at] if at else []), command=trained)
         assert process.wait() == code, process.stderr
         restored = steps_said(process.stderr, "Restored")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,8 @@ pytestmark = pytest.mark.long("trainings on several ranks")
 
 
 def trained(world: World, divide: str, ranks: int) -> World:
-    launcher = [sys.executable, "-m", "tests.support.forking_torchrun", str(ranks)]
-    output = ["--curve", world.curve, "--final", world.final]
-    process = world.run_harness(
-        "--every-s", "1000", command=[*launcher, "tests.support.rank_trainer", *output, "--divide", divide]
-    )
+    trainer = [*world.torchrun(ranks), "tests.support.rank_trainer", "--curve", world.curve, "--final", world.final]
+    process = world.run_harness("--every-s", "1000", command=[*trainer, "--divide", divide])
     assert process.wait() == 0, process.stderr
     return world
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 import pytest
 
@@ -17,8 +16,7 @@ LAST = EPOCHS * BATCHES
 
 
 def test_a_rank_before_the_last_validation_is_saved_behind_it_as_the_other_is(world: World) -> None:
-    launcher = [sys.executable, "-m", "tests.support.forking_torchrun", "2"]
-    trainer = [*launcher, "tests.support.validating_ranks", "--curve", world.curve]
+    trainer = [*world.torchrun(2), "tests.support.validating_ranks", "--curve", world.curve]
     process = world.run_harness("--every-s", "1000", command=[*trainer, "--hold-until", world.released])
     process.wait_for(f"rank 0 has validated epoch {EPOCHS - 1}")
     process.wait_for("rank 1 stands before the last validation")

@@ -17,9 +17,8 @@ Lives = Sequence[tuple[str, int]]
 def command(trainer: str, world: World, mode: str, *options: str) -> list[str | Path]:
     """The command of a trainer of tests/support; a mode that divides the model has two ranks."""
     output = ["--curve", world.curve, "--final", world.final]
-    preload = ["--preload", {"hf_trainer": "transformers", "lightning_trainer": "lightning.pytorch"}[trainer]]
-    launcher = ["tests.support.forking_torchrun", "2", *preload] if mode == "fsdp2" else []
-    return [sys.executable, "-m", *launcher, f"tests.support.{trainer}", *output, "--mode", mode, *options]
+    launcher = world.torchrun(2) if mode == "fsdp2" else [sys.executable, "-m"]
+    return [*launcher, f"tests.support.{trainer}", *output, "--mode", mode, *options]
 
 
 def live(world: World, command: Sequence[str | Path], lives: Lives, env: Mapping[str, str] | None = None) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tests.support import fork_server
+
 STARTED: list[Process] = []
 """What this test has started, for the report of its failure; emptied before each test."""
 
@@ -36,7 +38,7 @@ class Process:
         self.command = " ".join(str(argument) for argument in arguments)
         self._changed = threading.Condition()
         self._text: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        self._process = subprocess.Popen(
+        self._process = fork_server.Popen(
             list(arguments),
             cwd=cwd,
             env=dict(env),

@@ -9,6 +9,7 @@ or a few that stand for it every day: `@pytest.mark.sample`. A case that waits f
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -69,6 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.tier is None:
         named = config.args_source is pytest.Config.ArgsSource.ARGS
         config.option.tier = "NIGHTLY" if named else "EVERYDAY"
+    elif config.option.tier == "NIGHTLY" and not hasattr(config, "workerinput"):
+        os.environ["HARNESS_TEST_EXEC"] = "1"  # see tests/support/fork_server.py
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

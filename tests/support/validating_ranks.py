@@ -1,6 +1,6 @@
 """Two ranks that validate after each epoch. Rank 0 waits for nothing in it, as a GPU's CPU.
 
-    python -m tests.support.forking_torchrun 2 tests.support.validating_ranks --curve FILE [--hold-until FILE]
+    torchrun --standalone --nproc-per-node 2 -m tests.support.validating_ranks --curve FILE [--hold-until FILE]
 
 Rank 1 does not begin the last validation before the file is there.
 """

@@ -144,6 +144,11 @@ class World:
         fixed = ["--steps", str(steps), "--step-s", str(step_s), "--curve", self.curve, "--final", self.final]
         return [sys.executable, "-m", "tests.support.tiny_trainer", *fixed, "--hold-until", self.released, *options]
 
+    @staticmethod
+    def torchrun(ranks: int) -> list[str | Path]:
+        """The launcher, before the module that several ranks run."""
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+
     # ---- looking ----------------------------------------------------------------------------------------------------
 
     def opened(self) -> ObjectStore:
