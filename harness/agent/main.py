@@ -207,9 +207,7 @@ class Agent:
                 self._watching.open(mark, lambda: self._drain.current is not None)
         except CalledOff:
             stopped, interrupted = ("stopped", ExitCode.CTRL_C), ("interrupted", ExitCode.INTERRUPTED_LOCAL)
-            return self._end(
-                Outcome(*stopped if self._interrupts else interrupted)
-            )  # the earlier start keeps what it has
+            return self._end(Outcome(*stopped if self._interrupts else interrupted))  # an earlier start goes on
         self._journal.emit(
             events.AgentStarted(
                 run=settings.run,

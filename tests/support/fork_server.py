@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -134,11 +135,11 @@ class _Server:
     """A server's other end."""
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
-        self._connection, self._process = connection, process
+        self._connection, self._process, self._one_at_a_time = connection, process, threading.Lock()
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Have a process forked, with these descriptors, and return its pid: it is a child of this one."""
-        with _adopting():
+        with self._one_at_a_time, _adopting():
             data = json.dumps(request).encode()
             socket.send_fds(self._connection, [len(data).to_bytes(8, "big")], descriptors)
             self._connection.sendall(data)
@@ -223,9 +224,10 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
                 return {**request, "descriptors": descriptors}
             os.write(told, pid.to_bytes(8, "big"))
             os._exit(0)
+        os.close(told)
         os.waitpid(between, 0)
         connection.sendall(os.read(found, 8))
-        for descriptor in (*descriptors, found, told, waits, go):
+        for descriptor in (*descriptors, found, waits, go):
             os.close(descriptor)
 
 
@@ -248,6 +250,8 @@ def become(request: Mapping[str, Any]) -> None:
     assert module is not None
     if module in _STARTS:
         _be_server(_STARTS[module])
+    elif "torch" in sys.modules:  # libraries with it tell of what is left at the end of a program
+        atexit.register(gc.unfreeze)
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{module}.__main__")
@@ -288,7 +292,7 @@ def _show(command: Sequence[str], environ: Mapping[str, str]) -> None:
     at, end, environ_at, environ_end = map(int, fields[45:49])
     words = [f"{name}={value}" for name, value in environ.items()]
     for first, last, shown in ((at, end, command), (environ_at, environ_end, words)):
-        data = b"".join(word.encode() + b"\0" for word in shown)
+        data = b"".join(os.fsencode(word) + b"\0" for word in shown)
         assert len(data) < last - first, "it has no room in /proc"
         ctypes.memset(first, 0, last - first)
         ctypes.memmove(first, data, len(data))
