@@ -6,8 +6,11 @@ the bytes go, and how many chunks are in flight at once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 from cloud.digest import combine, crc64nvme, format_crc
 from cloud.directory.direct import aligned_buffer
@@ -18,6 +21,8 @@ from harness.core.manifest import Manifest, ShardEntry
 from harness.core.snapshot import RunKeys
 from harness.errors import SnapshotCorrupt
 
+_T = TypeVar("_T")
+
 
 class Differs(SnapshotCorrupt):
     """The bytes that were read are not those that were committed. Another read, or another host, may succeed."""
@@ -25,6 +30,23 @@ class Differs(SnapshotCorrupt):
 
 class DamagedInStore(Differs):
     """The store itself reports that its bytes are not those that were committed, so every reader gets wrong bytes."""
+
+
+class NotRead(SnapshotCorrupt):
+    """The snapshot cannot be read here; another host may be able to read it."""
+
+
+class Retry(Protocol):
+    """Calls what reads, and returns its result; may call it again where it raises."""
+
+    def __call__(self, read: Callable[[], _T], /) -> _T:
+        """Read."""
+        ...
+
+
+def once(read: Callable[[], _T], /) -> _T:
+    """A `Retry` that does not try again."""
+    return read()
 
 
 @dataclass(frozen=True)
@@ -77,8 +99,28 @@ class StoredShard:
         if format_crc(crc) != self.entry.crc64nvme:
             raise Differs(f"{self.key}: not what was committed")
 
+    @contextlib.contextmanager
+    def unless_right(self, info: ObjectInfo) -> Iterator[None]:
+        """Context manager for reading it: what differs here, while the store's own sum is right, is no damage there.
+
+        Args:
+            info: what `stat` has returned.
+
+        Raises:
+            NotRead: in place of such a Differs.
+        """
+        try:
+            yield
+        except Differs as err:
+            if info.crc64nvme is not None and format_crc(info.crc64nvme) == self.entry.crc64nvme:
+                raise NotRead(f"{err}; but the store's own checksum is right: this host may be at fault") from err
+            raise
+
     def chunks(
-        self, deadline: Callable[[], Deadline], wanted: Callable[[int, int], bool] = lambda begin, size: True
+        self,
+        deadline: Callable[[], Deadline],
+        wanted: Callable[[int, int], bool] = lambda begin, size: True,
+        retry: Retry = once,
     ) -> Iterator[tuple[int, memoryview]]:
         """Yield one chunk after the other, each compared before it is yielded.
 
@@ -86,6 +128,7 @@ class StoredShard:
             deadline: makes the deadline for each chunk.
             wanted: whether to read a chunk, by its offset in the shard and its size. If all chunks are read, the sum of
                 the whole is compared at the end as well.
+            retry: reads each chunk.
 
         Yields:
             The offset of a chunk in the shard, and its bytes, which are valid until the next chunk.
@@ -100,7 +143,7 @@ class StoredShard:
         for number in range(len(self.entry.chunks)):
             begin, size = self.span(number)
             if wanted(begin, size):
-                crc = self.read_chunk(number, scratch[:size], deadline())
+                crc = retry(partial(self.read_chunk, number, scratch[:size], deadline()))
                 whole, read = combine(whole, crc, size), read + size
                 yield begin, scratch[:size]
         if read == self.entry.size:

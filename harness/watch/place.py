@@ -15,6 +15,7 @@ import datetime
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from cloud.notice import Deadline
@@ -23,7 +24,7 @@ from harness.core.manifest import FileEntry, Manifest
 from harness.core.snapshot import RunKeys
 from harness.errors import SnapshotCorrupt
 from harness.ipc.write import write_at
-from harness.snapshots.fetch import StoredShard
+from harness.snapshots.fetch import Retry, StoredShard, once
 from harness.watch.adapter import Pointer
 from harness.watch.ours import FETCHED, MOVED, POINTER, folder_of
 from harness.watch.patterns import NUMBERS, pattern
@@ -37,6 +38,7 @@ def fetch_files(
     manifest: Manifest,
     deadline: Callable[[], Deadline],
     given_up: Callable[[], bool] = lambda: False,
+    retry: Retry = once,
 ) -> None:
     """Fetch a snapshot's files into a folder of ours, each byte compared, and durable.
 
@@ -47,6 +49,7 @@ def fetch_files(
         manifest: of the snapshot.
         deadline: makes the deadline of each read.
         given_up: asked between reads.
+        retry: makes each request.
 
     Raises:
         SnapshotCorrupt: a file is not what was committed.
@@ -61,8 +64,8 @@ def fetch_files(
         target = folder / entry.path
         target.parent.mkdir(parents=True, exist_ok=True)
         shard = StoredShard(store, keys.payload(manifest.directory, entry.name), entry)
-        with target.open("xb") as file:
-            for offset, piece in shard.chunks(deadline):
+        with target.open("xb") as file, shard.unless_right(retry(partial(shard.stat, deadline()))):
+            for offset, piece in shard.chunks(deadline, retry=retry):
                 if given_up():
                     raise InterruptedError
                 write_at(file.fileno(), piece, offset)

@@ -39,7 +39,7 @@ from harness.ipc.slots import ShardSpan, Slot, SlotRecord, place_shards, slot_by
 from harness.ipc.window import put
 from harness.snapshots import commit, records
 from harness.snapshots.candidates import ForeignRun, StoredCopy, check_run, choose
-from harness.snapshots.fetch import Differs, StoredShard
+from harness.snapshots.fetch import Differs, NotRead, StoredShard
 
 FETCH_S = 3600.0
 LOOK_S = 60.0
@@ -53,11 +53,7 @@ Copy = MemoryCopy | StoredCopy
 Records = tuple[SlotRecord, ...]
 
 
-class _NotRead(SnapshotCorrupt):
-    """The snapshot cannot be read here; another host may be able to read it."""
-
-
-class _Missing(_NotRead):
+class _Missing(NotRead):
     """The snapshot's manifest is there, but a shard is missing."""
 
 
@@ -153,7 +149,7 @@ class Finder:
             except SnapshotCorrupt as err:
                 raise Differs(str(err)) from err
 
-        return _again(read)
+        return again(read)
 
     def _condemn(self, copy: StoredCopy, reason: str) -> None:
         """Quarantine a damaged snapshot for all hosts: at most one per start, after another was read from that tier.
@@ -213,11 +209,8 @@ class Finder:
         slot, making = begun
         ahead = Preallocation(making)
         try:
-            try:
+            with self._unless_retired(copy):
                 self._fill(slot, ahead, copy.store, manifest.directory, part, record)
-            except (NotFound, Truncated) as err:
-                self._read_manifest(copy)  # NotFound: it was retired meanwhile, which is no damage
-                raise (_Missing if isinstance(err, NotFound) else _NotRead)(str(err)) from err
             ahead.wait()
             if slot.on_disk:
                 # IMPORTANT: the kernel drops pages that the disk fails to write: verified now, and missing when read.
@@ -230,6 +223,20 @@ class Finder:
             raise
         return slot
 
+    @contextlib.contextmanager
+    def _unless_retired(self, copy: StoredCopy) -> Iterator[None]:
+        """Context manager for reading shards: one that is gone, or cut off, makes the copy one that cannot be read.
+
+        Raises:
+            NotRead: in place of NotFound and Truncated, if the manifest is there.
+            NotFound: the manifest is gone as well: it was retired meanwhile, which is no damage.
+        """
+        try:
+            yield
+        except (NotFound, Truncated) as err:
+            self._read_manifest(copy)
+            raise (_Missing if isinstance(err, NotFound) else NotRead)(str(err)) from err
+
     def _fill(
         self, slot: Slot, ahead: Preallocation, store: ObjectStore, directory: str, part: Part, record: SlotRecord
     ) -> None:
@@ -237,13 +244,8 @@ class Finder:
         slot.begin()
         for span, shard in zip(record.shards, part.shards, strict=True):
             stored = StoredShard(store, self._keys.payload(directory, shard.name), shard)
-            info = _again(partial(stored.stat, deadline))
-            try:
+            with stored.unless_right(again(partial(stored.stat, deadline))):
                 stored.check_whole(_fetch_shard(stored, slot, span, ahead, deadline))
-            except Differs as err:
-                if info.crc64nvme is not None and format_crc(info.crc64nvme) == shard.crc64nvme:
-                    raise _NotRead(f"{err}; but the store's own checksum is right: this host may be at fault") from err
-                raise
 
     def _emit_fetched(self, copy: Copy, size: int, began_at: float, *, verified: bool) -> float:
         """Emit `Fetched`; return the seconds since `began_at`."""
@@ -262,7 +264,7 @@ def _disk_failures() -> Iterator[None]:
         raise NoSpace(f"the disk that takes a snapshot instead of memory has failed: {err.strerror}") from err
 
 
-def _again(read: Callable[[], _T], pointless: threading.Event | None = None) -> _T:
+def again(read: Callable[[], _T], pointless: threading.Event | None = None) -> _T:
     """Repeat a failed read several times before its data counts as damaged or gone: the fault may be in the transfer.
 
     Args:
@@ -292,7 +294,7 @@ def _fetch_shard(shard: StoredShard, slot: Slot, span: ShardSpan, ahead: Preallo
         by_way = aligned_buffer(size) if slot.on_disk else piece
         ahead.wait_for(span.offset + at + size)
         try:
-            crc = _again(lambda: shard.read_chunk(number, by_way, deadline), failed)
+            crc = again(lambda: shard.read_chunk(number, by_way, deadline), failed)
         except BaseException:
             failed.set()
             raise

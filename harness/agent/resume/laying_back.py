@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cloud.notice import Deadline
 from harness.agent.context import Context
-from harness.agent.resume.finder import FETCH_S, Copy, Finder, Records
+from harness.agent.resume.finder import FETCH_S, Copy, Finder, Records, again
 from harness.agent.resume_point import ResumePoint
 from harness.core.manifest import Manifest
 from harness.core.policy.copying import patience_s
@@ -102,7 +102,9 @@ class CheckpointFinder(Finder):
     def _lay_back(self, copy: StoredCopy, manifest: Manifest, record: Record, there: Survey) -> None:
         deadline = Deadline.after(patience_s(manifest.payload_bytes, FETCH_S))
         try:
-            fetch_files(folder_of(self._root) / FETCHED, copy.store, self._keys, manifest, lambda: deadline)
+            with self._unless_retired(copy):
+                into = folder_of(self._root) / FETCHED
+                fetch_files(into, copy.store, self._keys, manifest, lambda: deadline, retry=again)
             self._move(there.not_whole_after(record.order))
             if self._goes_back:
                 newer = [one for one in there.judged if one.candidate.order > record.order]

@@ -187,12 +187,17 @@ def test_checkpoints_that_it_deletes_meanwhile_are_uploaded_all_the_same(world: 
     assert "SaveFailed" not in process.stderr
 
 
-def test_a_second_start_does_not_write_beside_a_program_that_outlived_its_agent(world: World) -> None:
+def outlived(world: World) -> int:
+    """The pid of a program that stands behind step 7, and whose agent was killed."""
     process = start(world, command=program(world, "--hold-at", "7"))
     wait_taken(process, 5)
-    child = int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1])
     process.signal(signal.SIGKILL)
     process.wait_exit()
+    return int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1])
+
+
+def test_a_second_start_does_not_write_beside_a_program_that_outlived_its_agent(world: World) -> None:
+    child = outlived(world)
     again = start(world, "--earlier-s", "0.1", command=program(world))
     assert again.wait() == 64, again.stderr
     assert "a program of an earlier start still writes there" in again.stderr
@@ -204,11 +209,7 @@ def test_a_second_start_does_not_write_beside_a_program_that_outlived_its_agent(
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 74)])
 def test_a_start_that_waits_for_such_a_program_ends_when_it_is_told_to(signum: int, code: int, world: World) -> None:
-    process = start(world, command=program(world, "--hold-at", "7"))
-    wait_taken(process, 5)
-    child = int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1])
-    process.signal(signal.SIGKILL)
-    process.wait_exit()
+    child = outlived(world)
     waits = start(world, "--earlier-s", "1000", command=program(world))
     waits.wait_for("waiting up to 1000 s")
     waits.signal(signum)
@@ -297,6 +298,27 @@ def test_a_program_that_saves_nothing_known_is_told_so(world: World) -> None:
 def test_it_is_the_same_over_s3(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with S3Server() as server, nobody_left(request, World(tmp_path, s3=server)) as world:
         check_moved("numbered", world)
+
+
+def test_a_store_that_goes_away_while_a_checkpoint_is_laid_back_is_waited_for(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with S3Server() as server, nobody_left(request, World(tmp_path, s3=server)) as world:
+        process = start(world, "--at", "Published:1:terminate", command=program(world, "--hold-at", "7"))
+        assert process.wait() == 75, process.stderr
+        payloads = re.escape(RunKeys(world.run).snapshots)
+        server.fault("error", "GetObject", key=payloads, nth=2, status=503, code="SlowDown", times=None)
+
+        host = world.elsewhere()
+        process = start(host, "--attempts", "2", command=program(host))
+        process.wait_for(r" StoreBlind ")
+        assert not host.curve.exists()
+        assert [path for path in out(host).rglob("*") if path.is_file()] == []
+        server.clear()
+        assert process.wait() == 0, process.stderr
+        assert steps_said(process.stderr, "Restored") == [5]
+        assert "Rejected" not in process.stderr
+        host.check_tiny(STEPS, world)
 
 
 def test_the_commands_that_look_at_a_run_know_files(world: World) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cloud.digest import parse_crc
+from cloud.errors import NotFound
+from cloud.store import ObjectInfo
 from cloud.testing.memory import MemoryStore
+from harness.agent.resume import finder
 from harness.agent.resume.finder import Finder
 from harness.agent.resume.laying_back import CheckpointFinder
 from harness.agent.resume_point import ResumePoint
@@ -219,6 +225,70 @@ def test_a_snapshot_with_a_damaged_file_is_not_laid_back_and_the_one_before_is(s
     assert point is not None
     assert point.id == scene.manifests[10].id
     assert scene.is_there(10)
+
+
+@pytest.mark.parametrize("fault", ["differs", "is missing"])
+def test_a_chunk_that_came_wrong_once_is_read_again(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, "transformers")
+    scene.snapshot(10, 20)
+    real, reads = scene.store.get, Counter[tuple[str, int]]()
+
+    def flaky(key: str, into: memoryview, *, offset: int = 0, **options: Any) -> None:
+        real(key, into, offset=offset, **options)
+        reads[key, offset] += 1
+        if reads[key, offset] <= len(finder.PAUSES_S):
+            if fault == "is missing":
+                raise NotFound(key)
+            into[0] ^= 1
+
+    monkeypatch.setattr(finder, "PAUSES_S", [0.0] * len(finder.PAUSES_S))
+    monkeypatch.setattr(scene.store, "get", flaky)
+    point = scene.find()
+    assert point is not None
+    assert point.id == scene.manifests[20].id
+    assert scene.is_there(20)
+    assert set(reads.values()) == {1 + len(finder.PAUSES_S)}
+
+
+def test_files_that_the_store_reports_as_missing_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, "transformers")
+    scene.snapshot(10)
+
+    def gone(key: str, into: memoryview, **_: Any) -> None:
+        raise NotFound(key)
+
+    monkeypatch.setattr(finder, "PAUSES_S", ())
+    monkeypatch.setattr(scene.store, "get", gone)
+    with pytest.raises(finder.SnapshotsMissing):
+        scene.find()
+    assert everything(scene.root) == {}
+
+
+def test_a_host_that_reads_wrong_bytes_condemns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, "transformers")
+    scene.snapshot(10, 20)
+    folder = scene.manifests[20].directory
+    sums = {KEYS.payload(folder, entry.name): entry.crc64nvme for entry in scene.manifests[20].parts[0].stored}
+    real, stat = scene.store.get, scene.store.stat
+
+    def bad_get(key: str, into: memoryview, **options: Any) -> None:
+        real(key, into, **options)
+        into[0] ^= key in sums
+
+    def with_sum(key: str, **options: Any) -> ObjectInfo:
+        return dataclasses.replace(stat(key, **options), crc64nvme=parse_crc(sums[key]) if key in sums else None)
+
+    monkeypatch.setattr(finder, "PAUSES_S", ())
+    monkeypatch.setattr(scene.store, "get", bad_get)
+    monkeypatch.setattr(scene.store, "stat", with_sum)
+    point = scene.find()
+    assert point is not None
+    assert point.id == scene.manifests[10].id
+    assert scene.store.keys(KEYS.quarantine) == []
+    (rejected,) = (event for event in scene.events if isinstance(event, events.Rejected))
+    assert "the store's own checksum is right: this host may be at fault" in rejected.reason
 
 
 def test_to_go_back_moves_what_is_newer_away(scene: Scene) -> None:
