@@ -23,6 +23,10 @@ from harness.errors import StateError
 
 SAME_PROGRAM: Final = "resume with the program that wrote this snapshot, or start over with --fresh or another --run"
 """The remedy if the live state does not match the stored one."""
+_WITH_KERAS: Final = (
+    "train a model that is not compiled with an optimizer of torch, or watch what BackupAndRestore writes "
+    "(harness run --watch)"
+)
 
 
 class Kind(enum.StrEnum):
@@ -51,6 +55,8 @@ def classify(name: str, state: object) -> Kind:
     if isinstance(state, type):
         _refuse_state(name, state, "this is a class: give an object of it")
     if isinstance(state, nn.Module):
+        if _is_of_keras(state, "Model") and getattr(state, "optimizer", None) is not None:
+            _refuse_state(name, state, f"it is compiled, and its optimizer is not in its state_dict: {_WITH_KERAS}")
         return Kind.MODULE
     if isinstance(state, Optimizer):
         return Kind.OPTIMIZER
@@ -213,6 +219,11 @@ def _is_checkpoint_wrapper(module: nn.Module) -> bool:
     return wrappers is not None and isinstance(module, wrappers.CheckpointWrapper)
 
 
+def _is_of_keras(state: object, name: str) -> bool:
+    keras = sys.modules.get("keras")  # without the import there is none
+    return keras is not None and isinstance(state, getattr(keras, name, ()))
+
+
 def is_tensor(value: object) -> bool:
     """Whether `value` is a tensor of torch."""
     return isinstance(value, Tensor)
@@ -241,6 +252,8 @@ def _state_remedy(state: object, *, can_save: bool, can_load: bool) -> str:
         return f"it lacks {'load_state_dict()' if can_save else 'state_dict()'}: add it"
     if is_tensor(state) or is_array(state):
         return "keep it in an object with state_dict() and load_state_dict(), for example as a buffer of a module"
+    if _is_of_keras(state, "Optimizer"):
+        return _WITH_KERAS
     if state is None or isinstance(state, (bool, int, float, str, bytes)):
         return "put plain values into ckpt.extra"
     if isinstance(state, torch.utils.data.DataLoader):

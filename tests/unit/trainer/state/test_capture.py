@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -631,6 +632,23 @@ def test_two_states_of_one_name_are_refused() -> None:
 def test_what_is_not_a_state_is_refused_with_the_remedy(state: Any, words: str) -> None:
     with pytest.raises(StateError, match=words):
         flatten({"thing": state})
+
+
+def test_what_keras_trains_by_itself_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(nn.Linear):
+        optimizer: object = None
+
+    class Optimizer:
+        pass
+
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(Model=Model, Optimizer=Optimizer))
+    model = Model(1, 1)
+    assert flatten({"model": model}) == {"model": model}
+    model.optimizer = Optimizer()
+    with pytest.raises(StateError, match=r"model: .*it is compiled.*optimizer of torch.*BackupAndRestore"):
+        flatten({"model": model})
+    with pytest.raises(StateError, match=r"adam: .*optimizer of torch.*BackupAndRestore"):
+        flatten({"adam": model.optimizer})
 
 
 def test_every_kind_of_state_is_told_apart() -> None:
