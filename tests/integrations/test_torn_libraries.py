@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.installed import LARGE, installed
+from tests.support.installed import environment_of
 from tests.support.needs import lacking
 from tests.support.torn_library import LIBRARIES
 from tests.support.world import World
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long("a real library's checkpoint, written some fifty t
 def test_what_a_library_had_not_ended_when_it_was_killed_is_not_whole(
     library: str, world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    environ = installed(library, *LARGE[library], factory=tmp_path_factory) if library in LARGE else None
+    environ = environment_of(library, tmp_path_factory)
     if shutil.which("strace") is None:
         lacking("strace")
     program = [sys.executable, "-m", "tests.support.torn_library", library, world.root / "torn"]

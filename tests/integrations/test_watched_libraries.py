@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.installed import LARGE, installed
+from tests.support.installed import LARGE, TIED, environment_of
 from tests.support.once import once
 from tests.support.process import Process
 from tests.support.world import World, steps_said
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long("several lives of a real training")
 
 FAST = ("--back-off-s", "0.05", "--watch-look-s", "0.1")
 LARGE_PATH = "TESTS_LARGE_PATH"
-BY_EPOCH = ("lightning", "keras")
+BY_EPOCH = ("lightning", "keras", "fastai")
 BY_PATH = ("transformers", "accelerate", "lightning")
 """Libraries that are told from which path to go on; the other programs look for the newest by themselves."""
 
@@ -72,7 +72,7 @@ def check_same(unbroken: World, *hosts: World) -> None:
         *("transformers", "torch"),
         *(
             pytest.param(library, marks=pytest.mark.nightly)
-            for library in ("transformers-ddp", "accelerate", "lightning", "dcp", "torch-one", *LARGE)
+            for library in ("transformers-ddp", "accelerate", "lightning", "dcp", "torch-one", *LARGE, *TIED)
         ),
     ],
 )
@@ -83,8 +83,8 @@ def test_a_library_s_own_checkpoints_survive_the_machine_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if library in LARGE:
-        monkeypatch.setenv(LARGE_PATH, installed(library, *LARGE[library], factory=tmp_path_factory)["PYTHONPATH"])
+    if needed := environment_of(library, tmp_path_factory):
+        monkeypatch.setenv(LARGE_PATH, needed["PYTHONPATH"])
     first, second = ("12", "22") if library in BY_EPOCH else ("10", "18")  # some save every 10 steps, the others 4
     process = start(world, library, "--hold-at", first, at="Published:1:terminate")
     assert process.wait() == 75, process.stderr

@@ -6,6 +6,7 @@ They are installed into a folder of the session, once for all workers, and come 
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import subprocess
 import sys
@@ -27,6 +28,21 @@ LARGE: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({
     "orbax": [["orbax-checkpoint==0.12.8", "jax==0.10.2"]],
 })  # fmt: skip
 """Libraries that only nightly tests use: what pip is told, one time after the other."""
+
+TIED = ("composer", "fastai")
+"""Libraries that only nightly tests use, and only where they are: they come with the torchvision of their own torch."""
+
+
+def environment_of(library: str, factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what a program that uses a library needs in its environment. Skips the test where it cannot be had.
+
+    Args:
+        library: its name.
+        factory: pytest's, of this session.
+    """
+    if library in TIED and importlib.util.find_spec(library) is None:
+        lacking(library)
+    return installed(library, *LARGE[library], factory=factory) if library in LARGE else {}
 
 
 def installed(name: str, *commands: Sequence[str], factory: pytest.TempPathFactory) -> dict[str, str]:

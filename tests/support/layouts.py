@@ -267,6 +267,11 @@ def timm(root: Path, step: int) -> Moments:
     yield
 
 
+def fastai(root: Path, step: int) -> Moments:
+    """`SaveModelCallback(every_epoch=True)`."""
+    yield from put(root / "models" / f"model_{step}.pth", by_torch(step))
+
+
 LAYOUTS: dict[str, tuple[str, Layout]] = {
     "transformers": ("transformers", transformers),
     "transformers-jit": ("transformers", transformers_jit),
@@ -277,6 +282,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "dcp": ("dcp", dcp),
     "deepspeed": ("deepspeed", deepspeed),
     "fairscale": ("fairscale", fairscale),
+    "fastai": ("fastai", fastai),
     "horovod": ("horovod", horovod),
     "keras": ("keras", keras),
     "lightning": ("lightning", lightning),

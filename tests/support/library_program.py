@@ -12,6 +12,8 @@ precision. FINAL gets the digest of the parameters.
     deepspeed       engine.save_checkpoint, ZeRO 1: global_stepN, and `latest`
     keras           BackupAndRestore, at the end of each epoch: latest.weights.h5 and training_metadata.json
     orbax           CheckpointManager: a directory for each step
+    composer        CheckpointSaver: epE-baN-rank0.pt; goes on by autoresume
+    fastai          SaveModelCallback, at the end of each epoch: models/model_E.pth; looks for the greatest one
     torch           torch.save: model_N.pt and optimizer_N.pt; looks for the greatest number
     torch-one       torch.save to last.pt, in place
 
@@ -257,6 +259,75 @@ def by_orbax(options: argparse.Namespace, told: Told) -> nn.Module:
     return model
 
 
+def by_composer(options: argparse.Namespace, told: Told) -> nn.Module:
+    """A Trainer that resumes by itself."""
+    from composer import Callback, ComposerModel, Trainer
+    from composer.utils.dist import get_sampler
+
+    class Model(ComposerModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return self.net(**batch)["loss"]  # type: ignore[no-any-return]
+
+        def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+            return outputs
+
+    class Tells(Callback):  # type: ignore[misc]
+        def batch_end(self, state: Any, logger: Any) -> None:
+            told.step(int(state.timestamp.batch), state.loss.item())
+
+    rows, model = Rows(), Model()
+    trainer = Trainer(
+        model=model,
+        optimizers=torch.optim.AdamW(model.parameters(), 1e-3),
+        train_dataloader=DataLoader(rows, BATCH, sampler=get_sampler(rows, shuffle=True)),
+        max_duration=f"{STEPS}ba",
+        save_folder=options.out,
+        save_interval=f"{SAVE_EVERY}ba",
+        autoresume=True,
+        run_name="a",
+        seed=0,
+        device="cpu",
+        progress_bar=False,
+        callbacks=[Tells()],
+    )
+    trainer.fit()
+    return model
+
+
+def by_fastai(options: argparse.Namespace, told: Told) -> nn.Module:
+    """A Learner with its SaveModelCallback, without dropout: its checkpoints have no random states."""
+    from fastai.basics import Callback, DataLoaders, Learner
+    from fastai.callback.tracker import SaveModelCallback
+    from fastai.data.load import DataLoader as Loader
+
+    class Tells(Callback):  # type: ignore[misc]
+        def after_batch(self) -> None:
+            if self.training:
+                told.step(self.epoch * (ITEMS // BATCH) + self.iter + 1, self.loss.item())
+
+    rows = [(row["x"], row["labels"].unsqueeze(0)) for row in map(Rows().__getitem__, range(ITEMS))]
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    learner = Learner(
+        DataLoaders(Loader(rows, bs=BATCH), Loader(rows, bs=BATCH)),
+        model,
+        loss_func=nn.MSELoss(),
+        path=Path(options.out),
+        cbs=[Tells()],
+    )
+    newest = _greatest(Path(options.out).glob("models/model_*.pth"))
+    if newest is not None:
+        learner.load(newest.stem, with_opt=True)
+    begun = 0 if newest is None else int(newest.stem.removeprefix("model_")) + 1
+    keeps = SaveModelCallback(every_epoch=True, with_opt=True)
+    with learner.no_bar(), learner.no_logging():
+        learner.fit_one_cycle(EPOCHS, 1e-3, cbs=[keeps], start_epoch=begun)
+    return model
+
+
 def by_hand(options: argparse.Namespace, told: Told) -> nn.Module:
     """A loop that saves with torch's own means."""
     model = Net()
@@ -344,6 +415,8 @@ PROGRAMS: dict[str, Callable[[argparse.Namespace, Told], nn.Module]] = {
     "deepspeed": by_deepspeed,
     "keras": by_keras,
     "orbax": by_orbax,
+    "composer": by_composer,
+    "fastai": by_fastai,
     "dcp": by_hand,
     "torch": by_hand,
     "torch-one": by_hand,

@@ -18,8 +18,10 @@ from tests.support.environment import CALLERS
 NEEDS: Mapping[str, str] = MappingProxyType({
     "aws-cli": "the AWS CLI",
     "cgroup": "a cgroup of its own, to limit memory",
+    "composer": "Composer (mosaicml 0.32, with torch 2.7.0 and torchvision 0.22.0)",
     "cuda": "a CUDA device",
     "disk": "a temporary directory on a disk",
+    "fastai": "fastai (with the torchvision of its torch)",
     "init": "systemd as the first process of a namespace",
     "huge-pages": "huge pages",
     "loop-devices": "root and loop devices",

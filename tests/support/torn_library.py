@@ -172,6 +172,43 @@ def by_orbax(out: Path) -> Callable[[int], None]:
     return save
 
 
+def by_composer(out: Path) -> Callable[[int], None]:
+    """What its CheckpointSaver does at the end of a batch."""
+    from composer import ComposerModel, Trainer
+    from composer.callbacks import CheckpointSaver
+
+    class Model(ComposerModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(256, 256)
+
+        def forward(self, batch: Any) -> Any:
+            return self.layer(batch)
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return outputs.mean()
+
+    trainer = Trainer(model=Model(), save_folder=str(out), run_name="a", device="cpu", progress_bar=False)
+    saver = next(each for each in trainer.state.callbacks if isinstance(each, CheckpointSaver))
+
+    def save(step: int) -> None:
+        for left in Path(saver.tmp_dir_for_symlink.name).iterdir():
+            left.unlink()  # by the child before: its parent has not counted it
+        trainer.state.timestamp = trainer.state.timestamp.copy(batch=step)
+        saver._save_checkpoint(trainer.state, trainer.logger)
+
+    return save
+
+
+def by_fastai(out: Path) -> Callable[[int], None]:
+    """What its SaveModelCallback does at the end of an epoch."""
+    from fastai.basics import DataLoaders, Learner
+
+    learner = Learner(DataLoaders([], []), nn.Linear(256, 256), loss_func=nn.MSELoss(), path=out)
+    learner.create_opt()
+    return lambda step: learner.save(f"model_{step}", with_opt=True)
+
+
 Save = Callable[[int], None]
 
 
@@ -200,6 +237,8 @@ LIBRARIES: Mapping[str, Library] = {
     "keras": Library("keras", by_keras),
     "deepspeed": Library("deepspeed", by_deepspeed, module="deepspeed"),
     "orbax": Library("orbax", by_orbax, module="orbax.checkpoint"),
+    "composer": Library("composer", by_composer),
+    "fastai": Library("fastai", by_fastai),
 }
 
 
