@@ -9,6 +9,8 @@ step to CURVE.RANK, and the final digests to FINAL.RANK.
     --together FILE                    begin no step before all ranks have ended the one before, deaf to signals, as in
                                        a collective call
     --hold-at STEP --hold-until FILE   stay at the boundary after STEP, listening, until FILE exists
+    --up-to STEP   go on to this step, though, if it is agreed on, and stay there: one that had not seen an ask when the
+                   others had makes one more step
     --grows-at STEP                    the last rank has one more value of its own from then on, which it tells only as
                                        it takes the next snapshot, as of gradients that turn out to be pending
     --careless                         go on while a snapshot is on its way, as a Checkpointer does
@@ -333,8 +335,9 @@ class TinyRank:
         step, options = self.boundary.step, self.options
         agreed = self.link.page.agreed(self.link.page.news)
         # All go on to the agreed step: careless ones may be at theirs before they were ever asked.
-        goes_on = self.link.page.command.leaves or (options.careless and agreed is not None and agreed.step > step)
-        held = step == options.hold_at and not goes_on and not options.hold_until.exists()
+        later = agreed is not None and agreed.step > step and (options.careless or agreed.step == options.up_to)
+        goes_on = self.link.page.command.leaves or later
+        held = step in (options.hold_at, options.up_to) and not goes_on and not options.hold_until.exists()
         is_behind = self._together is not None and self._together.is_behind(step - self._begun)
         asks = step < options.steps and not is_behind  # else there is no ask to wait for
         awaited = asks and is_awaited(self.link, step)
@@ -371,6 +374,7 @@ def main() -> int:
     parser.add_argument("--final", required=True)
     parser.add_argument("--together", type=Path)
     parser.add_argument("--hold-at", type=int)
+    parser.add_argument("--up-to", type=int)
     parser.add_argument("--hold-until", type=Path)
     parser.add_argument("--pauses")
     parser.add_argument("--late")
