@@ -95,6 +95,23 @@ def test_each_layout_is_known_by_its_names(name: str, tmp_path: Path) -> None:
     assert candidates(Look.at(tmp_path / "out"), first)
 
 
+@pytest.mark.parametrize(
+    ("adapter", "path"),
+    [
+        ("composer", "checkpoints/ep0-ba10-rank0.pt"),
+        ("fastai", "run/models/model_3.pth"),
+        ("lightning", "lightning_logs/version_0/checkpoints/epoch=1-step=20.ckpt"),
+        ("lightning", "checkpoints/epoch=1-step=20.ckpt"),
+        ("timm", "run/last.pth.tar"),
+    ],
+)
+def test_the_directory_that_a_framework_puts_in_between_may_be_watched_from_above(
+    adapter: str, path: str, tmp_path: Path
+) -> None:
+    touch(tmp_path, path)
+    assert [one.name for one in candidates(Look.at(tmp_path), named(adapter))] == [path]
+
+
 def test_names_alone_are_no_checkpoint(tmp_path: Path) -> None:
     touch(tmp_path, "checkpoint-1/readme.txt", "step_5/notes", "global_step3/a", "iter_7/a", "10/a", "0-5/a")
     assert recognized(Look.at(tmp_path), built_in()) == []
