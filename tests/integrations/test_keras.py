@@ -83,5 +83,5 @@ def test_an_optimizer_that_keras_keeps_is_refused_with_the_remedy(
 ) -> None:
     process = world.run_rigged(command=[*python, kind, world.curve, world.final])
     assert process.wait() != 0
-    assert "with an optimizer of torch, or watch what BackupAndRestore writes" in process.stderr
+    assert "use an optimizer of torch, or watch what BackupAndRestore writes" in process.stderr
     assert not world.curve.exists()

@@ -24,7 +24,7 @@ from harness.errors import StateError
 SAME_PROGRAM: Final = "resume with the program that wrote this snapshot, or start over with --fresh or another --run"
 """The remedy if the live state does not match the stored one."""
 _WITH_KERAS: Final = (
-    "train a model that is not compiled with an optimizer of torch, or watch what BackupAndRestore writes "
+    "do not compile the model, and use an optimizer of torch, or watch what BackupAndRestore writes "
     "(harness run --watch)"
 )
 
@@ -55,7 +55,7 @@ def classify(name: str, state: object) -> Kind:
     if isinstance(state, type):
         _refuse_state(name, state, "this is a class: give an object of it")
     if isinstance(state, nn.Module):
-        if _is_of_keras(state, "Model") and getattr(state, "optimizer", None) is not None:
+        if _is_of_keras(state, "Model") and _is_of_keras(getattr(state, "optimizer", None), "Optimizer"):
             _refuse_state(name, state, f"it is compiled, and its optimizer is not in its state_dict: {_WITH_KERAS}")
         return Kind.MODULE
     if isinstance(state, Optimizer):
