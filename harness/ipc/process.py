@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.ipc.channel import Channel, connect
+from harness.ipc.channel import Channel, connect, peer_pid
 from harness.ipc.runtime_dir import RuntimeDir
 
 
@@ -100,6 +100,7 @@ def start_agent(
     """Start a detached agent for `place` and connect to it.
 
     Another process may start one at the same moment. The lock decides which agent stays; both callers connect to it.
+    One that listens there still, and is ending, is not taken for it.
 
     Args:
         place: the directory in which it has to listen.
@@ -124,8 +125,10 @@ def start_agent(
     while time.monotonic() < give_up_at:
         channel = connect(place.socket)
         if channel is not None:
-            threading.Thread(target=process.wait, name="harness-agent-reaper", daemon=True).start()
-            return channel
+            if peer_pid(channel) == process.pid or process.poll() is not None:
+                threading.Thread(target=process.wait, name="harness-agent-reaper", daemon=True).start()
+                return channel
+            channel.close()
         try:
             process.wait(0.02)
         except subprocess.TimeoutExpired:

@@ -131,9 +131,16 @@ class Link:
         self.gone = False
         self.superseded = False
         self._waits: list[Span] = []
-        channel = self._connect(settings)
-        self._join(*self._greet(channel))
-        self._channel = channel
+        self._channel = channel = self._connect(settings)
+        try:
+            greeted = self._greet(channel)
+        except AgentGone:
+            if SOCKET_VARIABLE in environ:
+                raise
+            channel.close()  # it was ending, and did not know that yet: its trainer had just died
+            self._channel = channel = self._connect(settings)
+            greeted = self._greet(channel)
+        self._join(*greeted)
         self._thread = threading.Thread(target=self._listen, name="harness-link", daemon=True)
         self._thread.start()
 

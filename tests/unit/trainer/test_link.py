@@ -20,6 +20,7 @@ from harness.core.messages import GenerationInfo, Hello
 from harness.errors import AgentGone, ConfigError, SnapshotCorrupt
 from harness.ipc.channel import Channel, connect, listen
 from harness.ipc.control_page import AgentSide
+from harness.ipc.runtime_dir import RuntimeDir
 from harness.ipc.slots import Slot, SlotRecord
 from harness.trainer.link import Link
 from tests.support.patience import HANG_S
@@ -132,6 +133,58 @@ def test_an_agent_that_replaces_another_shows_no_secret_in_its_own_command_line(
 
     assert "***" in told[0][1]
     assert "abc" not in told[0][1]
+
+
+LIVE = messages.Status(
+    run="run",
+    store="/store",
+    local=None,
+    state=messages.RunState.RUNNING,
+    generation=1,
+    run_id="a" * 32,
+    claimed=True,
+    step=3,
+    local_step=None,
+    durable_step=None,
+    durable_age_s=None,
+    bytes_copied=0,
+    bytes_pending=0,
+    estimate_s=None,
+    deadline_s=None,
+    finished_step=None,
+    everything_durable=False,
+    restarts=0,
+    restart=None,
+    unreachable=(),
+    agent_pid=1,
+    trainer_pid=2,
+)
+
+
+def test_an_agent_that_ends_while_it_is_greeted_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, agents: Agents, tmp_path: Path
+) -> None:
+    """Its trainer was killed and is started again at once: when it was asked, it did not know of that death yet."""
+    settings = Settings(store="/store", run="run", runtime_dir=str(tmp_path / "run"))
+    place = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run)
+    place.prepare()
+    listener = listen(place.socket)
+
+    def ends() -> None:
+        with contextlib.closing(Channel(listener.accept()[0])) as channel:
+            channel.receive()
+            channel.send(LIVE)
+            listener.close()
+            place.socket.unlink()
+            assert isinstance(channel.receive().message, Hello)
+
+    dying = threading.Thread(target=ends)
+    dying.start()
+    monkeypatch.setattr("harness.trainer.link.start_agent", agents.start)
+    link = Link(settings, ["train.py"], {})
+    dying.join()
+    agents._links.append(link)
+    assert link.generation == agents.generation
 
 
 def test_what_a_store_says_in_an_error_moves_no_cursor(agents: Agents) -> None:
