@@ -167,6 +167,12 @@ class _Quiet(MotoRequestHandler):
     # what it had asked was done: to delete a rule, which is not there the second time.
     wbufsize = -1
 
+    def handle_expect_100(self) -> bool:
+        """Let the client go on at once. It would wait for a second before it sends its body."""
+        goes_on = super().handle_expect_100()
+        self.wfile.flush()
+        return goes_on
+
     def log_request(self, *_: object) -> None:
         """What goes wrong is said all the same."""
 
