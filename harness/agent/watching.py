@@ -39,6 +39,7 @@ VARIABLE = "HARNESS_CHECKPOINT"
 EARLIER_S = 10.0  # data workers of torch look each 5 s whether their program lives
 _TELL_S = 1.0
 _LOOK_S = 0.1
+_COARSE_NS = 20_000_000  # so much may a file's time be behind the clock
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -80,6 +81,7 @@ class Watching:
         self._mark: tuple[str, str] | None = None
         self._pid: int | None = None
         self._asked: Save | None = None
+        self._asked_ns = 0
         self.awaits_start = False
         """Whether a program is to be started once it is known what it goes on from."""
 
@@ -149,7 +151,8 @@ class Watching:
     def begin_at_zero(self) -> None:
         """Move every checkpoint away, for a run that begins at step 0 although there are some. Blocks on the disk."""
         there = Survey.of(self.root, self._name)
-        folder = move_aside(self.root, [path for one in there.judged for path in one.paths], "fresh")
+        gone = [path for one in there.judged for path in one.paths]
+        folder = move_aside(self.root, [*gone, *there.pointers_without(there.judged)], "fresh")
         if folder is not None:
             self._context.say(f"--fresh: {len(there.judged)} checkpoints are moved to {folder}")
         self._finder = None
@@ -166,14 +169,14 @@ class Watching:
         """Return a program's command, with the path of its checkpoint in it.
 
         Without a checkpoint, a word with `{checkpoint}` in it is left out; so is the option before a word that is
-        nothing else.
+        nothing else. A word of several words, such as a script for `bash -c`, stays, with nothing in its place.
         """
         path, words = self._found.checkpoint, list[str]()
         for word in command:
             if PLACEHOLDER not in word:
                 words.append(word)
-            elif path is not None:
-                words.append(word.replace(PLACEHOLDER, str(path)))
+            elif path is not None or len(word.split()) > 1:
+                words.append(word.replace(PLACEHOLDER, "" if path is None else str(path)))
             elif word == PLACEHOLDER and words and words[-1].startswith("-"):
                 words.pop()
         return words
@@ -226,7 +229,7 @@ class Watching:
         save = self._save
         how = ask(save, self.root, self._pid)
         if how is not None:
-            self._asked = save
+            self._asked, self._asked_ns = save, time.time_ns() - _COARSE_NS
             self._context.say(f"the program is asked to save: {how}")
         elif by_signal:
             self._tell.signal(signal.SIGTERM)
@@ -258,5 +261,6 @@ class Watching:
 
     def _take(self, checkpoint: Checkpoint) -> None:
         self._tell.found(checkpoint)
-        if self._asked is not None and not self._asked.leaves:
+        is_answer = checkpoint.record.modified_ns >= self._asked_ns  # and none that was being set aside already
+        if self._asked is not None and not self._asked.leaves and is_answer:
             self._tell.signal(signal.SIGTERM)

@@ -17,17 +17,22 @@ import msgspec
 from harness.errors import ConfigError
 from harness.watch.patterns import BadPattern, pattern
 
+WITHIN_EPOCH = "epoch/step"
+"""In `Layout.step`: the step in a name begins anew in each epoch."""
+
 
 class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON file that names all files of a part of the checkpoint.
+    """A file that names all files of a part of the checkpoint.
 
     Attributes:
         file: pattern of its path in the checkpoint.
-        names: the field whose values (of an object), or items (of an array), are the names, beside the index.
+        names: of a JSON file: the field whose values (of an object), or items (of an array), are the names, beside it.
+        form: "json", or "dcp": a `.metadata` of torch.distributed.checkpoint, which also tells how long each file is.
     """
 
     file: str
-    names: str
+    names: str = ""
+    form: Literal["json", "dcp"] = "json"
 
 
 class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +63,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         leave_out: patterns of files in a checkpoint that are not part of it.
         rewritten: whether a file of it may be written again in place; if not, a hard link sets it aside.
         step: how a checkpoint without a {step} in its name is counted: "epoch", or a JSON file and its field, as in
-            "trainer_state.json:global_step". With neither, the one that was written last is the newest.
+            "trainer_state.json:global_step"; "epoch/step" if the step begins anew in each epoch. With none of these,
+            the one that was written last is the newest.
     """
 
     directory: str = ""
@@ -81,8 +87,11 @@ class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         each_rank: patterns with {rank} of files that each rank writes.
         newest: pattern of a file that is written last each time, where the same names are written again: none of the
             others may be newer.
+        each_rank_or_none: whether there may be checkpoints without any such file, which are whole without.
         early: whether the mark, or the pointer, may come before the files of other ranks. Then a checkpoint also has to
-            have every file that the one before it had.
+            have every file that the one before it had; the first one has to have a file of each rank, by `each_rank`,
+            or the program has to live on for 30 s behind it, to begin another, or to end well.
+        late: patterns of files that some programs write behind all marks. As with `early`, of any number of ranks.
         quiet_s: with this, files that did not change for so long are taken for complete. For layouts without any mark:
             only where the user names the adapter.
     """
@@ -92,8 +101,10 @@ class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beside_not: tuple[str, ...] = ()
     index: tuple[Index, ...] = ()
     each_rank: tuple[str, ...] = ()
+    each_rank_or_none: bool = False
     newest: str = ""
     early: bool = False
+    late: tuple[str, ...] = ()
     quiet_s: float = 0.0
 
 
@@ -186,7 +197,7 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise ConfigError if a pattern has a field that there is not, or the table contradicts itself."""
         layout, complete = self.checkpoint, self.complete
         patterns = [layout.directory, *layout.files, *layout.shared, *layout.leave_out]
-        patterns += [*complete.has, *complete.has_not, *complete.beside_not, *complete.each_rank]
+        patterns += [*complete.has, *complete.has_not, *complete.beside_not, *complete.each_rank, *complete.late]
         patterns += [*(index.file for index in complete.index), *(pointer.says for pointer in self.pointers)]
         try:
             for text in patterns:
@@ -195,6 +206,11 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"adapter {self.name}: {err}") from err
         if bool(layout.directory) == bool(layout.files):
             raise ConfigError(f"adapter {self.name}: a checkpoint is either a directory or files")
+        ways = [way for text in (layout.directory, *layout.files) for way in text.split("|") if text]
+        if layout.step == WITHIN_EPOCH and not all("{epoch}" in way and "{step}" in way for way in ways):
+            raise ConfigError(
+                f"adapter {self.name}: step = {WITHIN_EPOCH!r} needs an {{epoch}} and a {{step}} in the name"
+            )
         if self.save.signal and self.save.signal not in signal.Signals.__members__:
             raise ConfigError(f"adapter {self.name}: there is no signal {self.save.signal!r}")
         if complete.quiet_s and not self.by_name:

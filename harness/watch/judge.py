@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from harness.watch import shards
 from harness.watch.adapter import Adapter, Index, Pointer
 from harness.watch.look import Candidate, Look
 from harness.watch.patterns import pattern
 from harness.watch.sound import Sound, has_end
 
-_QUIET_S = 30.0  # for the first checkpoint of a table that the user has named
+_QUIET_S = 30.0  # that a program lives on behind the first checkpoint, where nothing else shows that it has all files
 _DIGITS = re.compile(r"[0-9]+")
 _UNFINISHED = re.compile(r"(?:^|[._-])(?:tmp|temp|partial|incomplete|unfinished)(?:$|[._-])|\.orbax-checkpoint-tmp")
 
@@ -170,31 +171,54 @@ def _of_two_moments(candidate: Candidate, adapter: Adapter) -> str | None:
 
 
 def _missing_of(candidate: Candidate, look: Look, index: Index, inside: set[str]) -> str | None:
-    """Return the first file that an index names and that is not there."""
-    wanted = pattern(index.file)
+    """Return the first file that an index names, and that is not there or too short."""
+    wanted, above = pattern(index.file), f"{candidate.name}/" if candidate.is_directory else ""
     for path in sorted(path for path in inside if wanted.match(path)):
-        data = look.text(f"{candidate.name}/{path}" if candidate.is_directory else path)
-        try:
-            found = msgspec.json.decode(data or b"").get(index.names)
-        except (msgspec.MsgspecError, AttributeError):
+        named = _named_in(look.text(above + path) or b"", index)
+        if named is None:
             return f"has an index that cannot be read: {path}"
-        named = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
         folder = path.rpartition("/")[0]
-        for name in sorted({name for name in named if isinstance(name, str)}):
+        for name, least_bytes in sorted(named.items()):
             full = f"{folder}/{name}" if folder else name
             if full not in inside:
                 return f"lacks {full}, which {path} names"
+            if candidate.files[above + full].size < least_bytes:
+                return f"has a file that is cut off: {full}, which has {least_bytes} bytes by {path}"
     return None
+
+
+def _named_in(data: bytes, index: Index) -> dict[str, int] | None:
+    """Return the files that an index names, with the bytes that each has at least; `None` if it cannot be read."""
+    if index.form == "dcp":
+        return shards.named_in(data)
+    try:
+        found = msgspec.json.decode(data).get(index.names)
+    except (msgspec.MsgspecError, AttributeError):
+        return None
+    named = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    return {name: 0 for name in named if isinstance(name, str)}
 
 
 def _without_ranks(adapter: Adapter, inside: set[str], ranks: int | None) -> str | None:
-    for text in adapter.complete.each_rank:
-        wanted = pattern(text)
-        found = {match.numbers.get("rank", 0) for path in inside if (match := wanted.match(path)) is not None}
-        expected = max(ranks or 0, max(found, default=-1) + 1)
-        if missing := sorted(set(range(expected)) - found):
-            return f"lacks the file of rank {missing[0]} ({text})"
+    """Return the rank of which a file is missing. A rank of a group, as with DeepSpeed's, may have several files."""
+    marks = adapter.complete
+    for text in marks.each_rank:
+        found = _by_rank(text, inside)
+        if not found and marks.each_rank_or_none:
+            continue
+        each = max(found.values(), default=1)
+        expected = max(ranks or 0 if each == 1 else 0, max(found, default=-1) + 1)
+        if missing := [rank for rank in range(expected) if found[rank] < each]:
+            return f"lacks {'the' if each == 1 else 'a'} file of rank {missing[0]} ({text})"
+        if found.total() < (ranks or 0):
+            return f"has {found.total()} files of {ranks} ranks ({text})"
     return None
+
+
+def _by_rank(text: str, inside: set[str]) -> Counter[int]:
+    """Return how many files there are of each rank; one without a number is of rank 0."""
+    wanted = pattern(text)
+    return Counter(match.numbers.get("rank", 0) for path in inside if (match := wanted.match(path)) is not None)
 
 
 def _not_pointed_at(candidate: Candidate, look: Look, adapter: Adapter, others: Sequence[Candidate]) -> str | None:
@@ -253,7 +277,8 @@ def _one_of_several(candidate: Candidate, adapter: Adapter) -> str | None:
 def _is_marked_last(adapter: Adapter) -> bool:
     """Whether something comes last, so that a checkpoint that has it is whole."""
     marks = adapter.complete
-    return not marks.early and bool(marks.has or any(pointer.is_last for pointer in adapter.pointers))
+    comes_last = not marks.early and not marks.late
+    return comes_last and bool(marks.has or any(pointer.is_last for pointer in adapter.pointers))
 
 
 def _of_another_shape(
@@ -275,15 +300,31 @@ def _first_of_its_shape(
 ) -> str | None:
     """Return that files may be missing of which nothing is known yet: the next checkpoint begins after all of them."""
     marks = adapter.complete
-    told = marks.has or marks.each_rank or marks.index or adapter.pointers
-    is_told = told and not (marks.early and known.ranks is None)  # an early mark says nothing of unknown ranks
+    told = bool(marks.has or marks.each_rank or marks.index or adapter.pointers)
+    is_told = told and not marks.late and (not marks.early or _has_all_ranks(candidate, adapter, known.ranks))
     if is_told or known.shape or known.ended_well or (not told and adapter.checkpoint.files_are != "parts"):
         return None
     if any(other.order > candidate.order for other in others):
         return None
-    if known.is_named and all(known.changed_s.get(path, 0.0) >= _QUIET_S for path in candidate.files):
+    outlived = all(known.changed_s.get(path, 0.0) >= _QUIET_S for path in candidate.files)
+    if (told or known.is_named) and outlived:
         return None
     return "is the first one: whether it has all of its files shows with the next one"
+
+
+def _has_all_ranks(candidate: Candidate, adapter: Adapter, ranks: int | None) -> bool:
+    """Whether the files of all ranks are counted, so that a mark that may come before them does not matter."""
+    inside = {candidate.inside(path) for path in candidate.files}
+    if any("{rank}" in text and _fits_unnumbered(text, inside) for text in adapter.complete.each_rank):
+        return True  # it is named as that of the only rank
+    if ranks is None:
+        return False
+    return ranks == 1 or any(_by_rank(text, inside).total() >= ranks for text in adapter.complete.each_rank)
+
+
+def _fits_unnumbered(text: str, inside: set[str]) -> bool:
+    matches = (pattern(text).match(path) for path in inside)
+    return any(match is not None and "rank" not in match.numbers for match in matches)
 
 
 def _in_flux(candidate: Candidate, look: Look, known: Circumstances) -> str | None:

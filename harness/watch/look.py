@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from harness.core.manifest import is_inside
-from harness.watch.adapter import Adapter
+from harness.watch.adapter import WITHIN_EPOCH, Adapter
 from harness.watch.ours import is_ours
 from harness.watch.patterns import Match, pattern
 
 _MOST_JSON = 64 << 20
+_MOST_STEPS = 1 << 40  # of an epoch
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Candidate:
         name: path of its directory, or of its first file.
         is_directory: whether it is a directory.
         match: what its name says.
-        order: candidates are in this order: by step, or by when they were written.
+        order: candidates are in this order: by step, by epoch and step, or by when they were written.
         step: its number; `None` if nothing says it.
         files: its files, by their paths in the watched directory.
         shared: files beside it that belong to it as well.
@@ -144,7 +145,7 @@ def candidates(look: Look, adapter: Adapter) -> list[Candidate]:
         files = {path: seen for path, seen in files.items() if path not in shared}
         if files or layout.directory:
             step = _step_of(look, adapter, name, match)
-            order = modified_ns(files) if step is None else step
+            order = _order_of(match, adapter, files, step)
             kept.append(Candidate(name, bool(layout.directory), match, order, step, files, shared))
     return sorted(kept, key=lambda candidate: (candidate.order, candidate.name))
 
@@ -175,7 +176,8 @@ def _is_marked(candidate: Candidate, look: Look, adapter: Adapter) -> bool:
     if adapter.checkpoint.files_are == "one" and len(candidate.files) > 1:
         return False
     there = [candidate.inside(path) for path in candidate.files] if candidate.is_directory else [*look.files]
-    if not all(any(_fits(text, path) for path in there) for text in (*marks.has, *marks.each_rank)):
+    demanded = marks.has if marks.each_rank_or_none else (*marks.has, *marks.each_rank)
+    if not all(any(_fits(text, path) for path in there) for text in demanded):
         return False
     last = [pointer.path for pointer in adapter.pointers if pointer.is_last]
     return all(path in look.files or path in look.links for path in last)
@@ -211,10 +213,18 @@ def _file_groups(look: Look, adapter: Adapter) -> Iterator[tuple[str, Match, dic
 
 def _step_of(look: Look, adapter: Adapter, name: str, match: Match) -> int | None:
     how = adapter.checkpoint.step
+    if how == WITHIN_EPOCH:
+        return None
     if ":" in how:
         file, _, field = how.partition(":")
         return _field_of(look.text(f"{name}/{file}" if adapter.checkpoint.directory else file), field)
     return match.numbers.get(how or "step")
+
+
+def _order_of(match: Match, adapter: Adapter, files: Mapping[str, Seen], step: int | None) -> int:
+    if adapter.checkpoint.step == WITHIN_EPOCH:
+        return match.numbers["epoch"] * _MOST_STEPS + match.numbers["step"]
+    return modified_ns(files) if step is None else step
 
 
 def _field_of(data: bytes | None, field: str) -> int | None:

@@ -6,12 +6,14 @@ Owns the choice of the adapter, and the judgement of all candidates at a start. 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.watch.adapter import Adapter, Pointer, built_in, named
-from harness.watch.judge import Circumstances, Lack, is_named_by, lack_of, shape_of
+from harness.watch.judge import Circumstances, Lack, is_named_by, lack_of, pointed, shape_of
 from harness.watch.look import Candidate, Look, candidates, modified_ns, recognized
+from harness.watch.patterns import pattern
 from harness.watch.record import Record
 from harness.watch.sound import Sound
 
@@ -60,6 +62,8 @@ class Survey:
         look = Look.at(root)
         wanted = name or ("" if record is None else record.adapter)
         found = [named(wanted)] if wanted else recognized(look, built_in())
+        if not name and wanted and found[0].general:  # it was a guess
+            found = [one for one in recognized(look, built_in()) if not one.general] or found
         if not found:
             return cls(look, None)
         adapter, sound, known = found[0], Sound(), Circumstances(is_named=bool(name))
@@ -81,6 +85,24 @@ class Survey:
     def not_whole_after(self, order: int) -> list[Judged]:
         """Return what is newer than this, and torn or not known to be whole."""
         return [one for one in self.judged if one.lack is not None and one.candidate.order > order]
+
+    def pointers_without(self, gone: Collection[Judged]) -> list[str]:
+        """Return the paths of the pointers that lead nowhere once these are gone.
+
+        One that names none of the checkpoints, such as `release` in Megatron's tracker, is not among them.
+        """
+        left = [one.candidate for one in self.judged if one not in gone]
+        paths = {path for one in gone for path in one.paths}
+        pointers = () if self.adapter is None else self.adapter.pointers
+        return [one.path for one in pointers if self._leads_nowhere(one, left, paths)]
+
+    def _leads_nowhere(self, pointer: Pointer, left: Collection[Candidate], gone: Collection[str]) -> bool:
+        says = pointed(self.look, pointer)
+        if says is None or pattern(pointer.says).match(says) is None:
+            return False
+        if any(is_named_by(self.look, pointer, one) for one in left):
+            return False
+        return says in gone or not (self.look.root / pointer.path).parent.joinpath(says).exists()
 
     @property
     def pointers_astray(self) -> list[Pointer]:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloud.priority import Background
@@ -244,13 +244,17 @@ class Watcher:
     def _look(self, ended: bool | None) -> None:
         """Look once. `ended`: whether the program has ended, and well; `None` while it lives."""
         look = Look.at(self._root)
-        if self._adapter is None:
-            self._adapter = next(iter(recognized(look, built_in())), None)
+        self._recognize(look)
         if self._adapter is None:
             return
         found = candidates(look, self._adapter)
         newer = [one for one in found if self._is_newer(one)]
         known = self._circumstances(look, ended) if newer else Circumstances()
+        if not known.shape:
+            whole = (
+                one for one in reversed(newer[:-1]) if not lack_of(one, look, self._adapter, found, self._sound, known)
+            )
+            known = replace(known, shape=next(map(shape_of, whole), frozenset()))
         self._why, passing = "", False
         for candidate in reversed(newer):
             lack = lack_of(candidate, look, self._adapter, found, self._sound, known)
@@ -263,6 +267,23 @@ class Watcher:
         self._before = look
         self._sound.forget_others({(path, seen) for path, seen in look.files.items()})
 
+    def _recognize(self, look: Look) -> None:
+        """Find the adapter out, also anew where the one so far was a guess.
+
+        It was one if nothing was taken by it yet, or if many programs have such names: the first file that looks like a
+        checkpoint may be none.
+        """
+        before = self._adapter
+        if self._is_named or (before is not None and self._taken.order >= 0 and not before.general):
+            return
+        found = next(iter(recognized(look, built_in())), None)
+        if found is None or found == before or (before is not None and found.general):
+            return
+        self._adapter = found
+        if before is not None:
+            self._say(f"{self._root}: {found.title} (adapter {found.name}); it was taken for {before.name} so far")
+            self._taken = Taken(step=self._taken.step)  # they are in another order
+
     def _is_newer(self, candidate: Candidate) -> bool:
         return candidate.order > self._taken.order and not _files_of(candidate) <= self._taken.files
 
@@ -272,7 +293,7 @@ class Watcher:
         if ended is None:
             outlived = set(processes.alive(self._family))  # their parent has ended: they are no descendants any more
             self._family = sorted({*processes.family(self._pid), *outlived})
-            self._ranks = processes.world_size(self._family) or self._ranks or 1
+            self._ranks = processes.world_size(self._family) or self._ranks
         changed = {path: (seen, now) for path, seen in look.files.items()}
         for path, (seen, at) in self._changed_at.items():
             if path in changed and changed[path][0] == seen:

@@ -466,16 +466,37 @@ DEFECTS = (
     one(
         "a checkpoint counts before its other ranks have written",
         "harness/watch/judge.py",
-        "        expected = max(ranks or 0, max(found, default=-1) + 1)\n",
-        "        expected = max(found, default=-1) + 1\n",
+        "        expected = max(ranks or 0 if each == 1 else 0, max(found, default=-1) + 1)\n",
+        "        expected, ranks = max(found, default=-1) + 1, None\n",
         WATCH,
     ),
     one(
         "a mark that comes early is believed",
         "harness/watch/judge.py",
-        "    return not marks.early and bool(marks.has or any(pointer.is_last for pointer in adapter.pointers))\n",
+        "    return comes_last and bool(marks.has or any(pointer.is_last for pointer in adapter.pointers))\n",
         "    return bool(marks.has or any(pointer.is_last for pointer in adapter.pointers))\n",
         WATCH,
+    ),
+    one(
+        "the first checkpoint counts though other files may follow its mark",
+        "harness/watch/judge.py",
+        "    is_told = told and not marks.late and (",
+        "    is_told = told and (",
+        WATCH,
+    ),
+    one(
+        "a shard that is shorter than its metadata say counts as whole",
+        "harness/watch/judge.py",
+        "            if candidate.files[above + full].size < least_bytes:\n",
+        "            if candidate.files[above + full].size < 0:\n",
+        WATCH,
+    ),
+    one(
+        "a pointer to a torn checkpoint stays",
+        "harness/agent/resume/laying_back.py",
+        '            folder = move_aside(self._root, there.pointers_without(torn), "torn")\n',
+        "            folder = None\n",
+        "tests/unit/agent/resume",
     ),
     one(
         "a zip that is cut off counts as whole",
@@ -515,7 +536,7 @@ DEFECTS = (
     one(
         "a torn checkpoint stays where the program looks for the greatest number",
         "harness/agent/resume/laying_back.py",
-        "            self._move(there.not_whole_after(record.order))\n",
+        "            self._move(there.not_whole_after(order))\n",
         "",
         "tests/unit/agent/resume",
     ),
@@ -529,8 +550,8 @@ DEFECTS = (
     one(
         "an older snapshot is laid back over a newer checkpoint",
         "harness/agent/resume/laying_back.py",
-        "        stays = not self._goes_back and whole is not None and whole.order >= record.order\n",
-        "        stays = not self._goes_back and whole is not None and whole.order == record.order\n",
+        "        return whole.order < record.order\n",
+        "        return whole.order != record.order\n",
         "tests/unit/agent/resume",
     ),
     one(

@@ -14,9 +14,12 @@ import pickle
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 
 RANKS = 2
 Moments = Iterator[None]
@@ -105,11 +108,12 @@ def accelerate(root: Path, step: int) -> Moments:
     yield from put(at / "scheduler.bin", by_torch(step, 2))
     for rank in range(RANKS):
         yield from put(at / f"random_states_{rank}.pkl", by_torch(step, 3 + rank))
+    yield from put(at / "custom_checkpoint_0.pkl", by_torch(step, 5))
 
 
 def colossalai(root: Path, step: int) -> Moments:
-    """Colossal-LLaMA's `save_checkpoint`."""
-    at = root / f"epoch-0_step-{step}"
+    """Colossal-LLaMA's `save_checkpoint`. Its step begins anew in each epoch: of 20 steps here."""
+    at = root / f"epoch-{step // 20}_step-{step % 20}"
     for folder in ("modeling", "optimizer"):
         name = f"{folder}-00001.bin"
         yield from put(at / folder / name, by_torch(step))
@@ -132,9 +136,15 @@ def composer(root: Path, step: int) -> Moments:
 def dcp(root: Path, step: int) -> Moments:
     """`dcp.save`: the metadata get their name once all shards are there."""
     at = root / f"step-{step}"
-    for rank in range(RANKS):
-        yield from put(at / f"__{rank}_0.distcp", by_torch(step, rank))
-    yield from put(at / ".metadata.tmp", by_pickle(step))
+    shards = {f"__{rank}_0.distcp": by_torch(step, rank) for rank in range(RANKS)}
+    for name, data in shards.items():
+        yield from put(at / name, data)
+    stored: dict[MetadataIndex, Any] = {
+        MetadataIndex(name): _StorageInfo(name, 0, len(data)) for name, data in shards.items()
+    }
+    tensor = TensorStorageMetadata(TensorProperties(), torch.Size([16]), [])
+    metadata = Metadata(dict.fromkeys(shards, tensor), storage_data=stored)
+    yield from put(at / ".metadata.tmp", pickle.dumps(metadata))
     yield from rename(at / ".metadata.tmp", at / ".metadata")
 
 
@@ -145,6 +155,23 @@ def deepspeed(root: Path, step: int) -> Moments:
     yield from put(at / "zero_pp_rank_0_mp_rank_00_optim_states.pt", by_torch(step, 1))
     yield from put(root / "latest", f"global_step{step}".encode(), every=True)
     yield from put(at / "zero_pp_rank_1_mp_rank_00_optim_states.pt", by_torch(step, 2))
+
+
+def deepspeed_tensor(root: Path, step: int) -> Moments:
+    """The same with two ranks of tensor parallelism: each has its files of the one data-parallel rank."""
+    at = root / f"global_step{step}"
+    yield from put(at / "mp_rank_00_model_states.pt", by_torch(step))
+    yield from put(at / "zero_pp_rank_0_mp_rank_00_optim_states.pt", by_torch(step, 1))
+    yield from put(root / "latest", f"global_step{step}".encode(), every=True)
+    yield from put(at / "mp_rank_01_model_states.pt", by_torch(step, 2))
+    yield from put(at / "zero_pp_rank_0_mp_rank_01_optim_states.pt", by_torch(step, 3))
+
+
+def deepspeed_plain(root: Path, step: int) -> Moments:
+    """The same without ZeRO: only the first data-parallel rank writes."""
+    at = root / f"global_step{step}"
+    yield from put(at / "mp_rank_00_model_states.pt", by_torch(step))
+    yield from put(root / "latest", f"global_step{step}".encode(), every=True)
 
 
 def fairscale(root: Path, step: int) -> Moments:
@@ -281,6 +308,8 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "composer": ("composer", composer),
     "dcp": ("dcp", dcp),
     "deepspeed": ("deepspeed", deepspeed),
+    "deepspeed-tensor": ("deepspeed", deepspeed_tensor),
+    "deepspeed-plain": ("deepspeed", deepspeed_plain),
     "fairscale": ("fairscale", fairscale),
     "fastai": ("fastai", fastai),
     "horovod": ("horovod", horovod),

@@ -88,12 +88,13 @@ def by_lightning(out: Path) -> Callable[[int], None]:
 
 
 def by_accelerate(out: Path) -> Callable[[int], None]:
-    """`save_state`."""
+    """`save_state`, with a registered object, which it writes behind all else."""
     from accelerate import Accelerator
 
     accelerator, model = Accelerator(cpu=True), nn.Linear(256, 256)
     optimizer = torch.optim.AdamW(model.parameters())
     model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.register_for_checkpointing(nn.Linear(8, 8))
     return lambda step: accelerator.save_state(str(out / f"step_{step}"))
 
 

@@ -23,7 +23,7 @@ from harness.core.policy.copying import patience_s
 from harness.errors import ConfigError, NoSpace
 from harness.snapshots.candidates import StoredCopy
 from harness.watch.adapter import Adapter, built_in
-from harness.watch.look import Candidate
+from harness.watch.look import Candidate, modified_ns
 from harness.watch.ours import FETCHED, folder_of
 from harness.watch.place import fetch_files, files_of, move_aside, point_to, put_in_place
 from harness.watch.record import Record, decode
@@ -83,7 +83,7 @@ class CheckpointFinder(Finder):
             raise ConfigError(f"snapshot {copy.id} was taken by an adapter of your own: name its file with --watch-as")
         there = Survey.of(self._root, self._name, record)
         whole = there.newest_whole
-        stays = not self._goes_back and whole is not None and whole.order >= record.order
+        stays = not self._goes_back and whole is not None and not _is_older(whole, there, record)
         if stays and whole is not None:
             self._leave(there, whole)
             self._note_kept(copy, record, whole)
@@ -93,10 +93,12 @@ class CheckpointFinder(Finder):
         return ResumePoint(copy.id, copy.tier, (), (), (), True, seconds, manifest)
 
     def _note_kept(self, copy: StoredCopy, record: Record, whole: Candidate) -> None:
-        taken, adapter = taken_of(whole, record), Survey.of(self._root, self._name, record).adapter
-        if whole.order > record.order:
+        taken, there = taken_of(whole, record), Survey.of(self._root, self._name, record)
+        adapter, order = there.adapter, _order_in(there, record)
+        if whole.order > order:
             self._say(f"{whole.name} is newer than snapshot {copy.id}: the program goes on from what it has")
-            taken = replace(taken, order=record.order, files=frozenset())
+            is_same = _is_of(there, record)
+            taken = replace(taken, order=order, files=frozenset()) if is_same else Taken(step=record.step)
         self.laid = Laid(adapter, taken, self._path_of(whole))
 
     def _lay_back(self, copy: StoredCopy, manifest: Manifest, record: Record, there: Survey) -> None:
@@ -105,12 +107,13 @@ class CheckpointFinder(Finder):
             with self._unless_retired(copy):
                 into = folder_of(self._root) / FETCHED
                 fetch_files(into, copy.store, self._keys, manifest, lambda: deadline, retry=again)
-            self._move(there.not_whole_after(record.order))
+            order = _order_in(there, record)
+            self._move(there.not_whole_after(order))
             if self._goes_back:
-                newer = [one for one in there.judged if one.candidate.order > record.order]
+                newer = [one for one in there.judged if one.candidate.order > order]
                 folder = move_aside(self._root, [path for one in newer for path in one.paths], "newer")
                 self._told(folder, f"{len(newer)} newer checkpoints")
-            pointers = () if there.adapter is None else there.adapter.pointers
+            pointers = there.adapter.pointers if _is_of(there, record) and there.adapter is not None else ()
             put_in_place(self._root, record, pointers, [file.path for file in files_of(manifest)])
         except OSError as err:
             raise NoSpace(f"snapshot {copy.id} cannot be laid back into {self._root}: {err.strerror}") from err
@@ -124,8 +127,12 @@ class CheckpointFinder(Finder):
     def _leave(self, there: Survey, whole: Candidate | None) -> None:
         """Let the program go on from what is there: it takes the greatest number, or what a pointer names."""
         newer = there.not_whole_after(-1 if whole is None else whole.order)
-        self._move([one for one in newer if one.lack is not None and one.lack.is_torn])
-        if whole is not None:
+        torn = [one for one in newer if one.lack is not None and one.lack.is_torn]
+        self._move(torn)
+        if whole is None:
+            folder = move_aside(self._root, there.pointers_without(torn), "torn")
+            self._told(folder, "what named the newest checkpoint, and leads nowhere")
+        else:
             for pointer in there.pointers_astray:
                 point_to(self._root, pointer, whole.match.texts, whole.name)
 
@@ -141,3 +148,19 @@ class CheckpointFinder(Finder):
 
     def _path_of(self, candidate: Candidate | None) -> Path | None:
         return None if candidate is None else self._root / candidate.name
+
+
+def _is_of(there: Survey, record: Record) -> bool:
+    """Whether what lies in the directory is judged by the adapter of a snapshot: else their orders say nothing."""
+    return there.adapter is not None and there.adapter.name == record.adapter
+
+
+def _order_in(there: Survey, record: Record) -> int:
+    """Return the order of a snapshot among what lies there: before all of it, if it is of another adapter."""
+    return record.order if _is_of(there, record) else -1
+
+
+def _is_older(whole: Candidate, there: Survey, record: Record) -> bool:
+    if _is_of(there, record):
+        return whole.order < record.order
+    return modified_ns(whole.files) < record.modified_ns

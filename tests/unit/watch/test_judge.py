@@ -209,6 +209,63 @@ def test_an_early_mark_of_unknown_ranks_is_not_believed(tmp_path: Path) -> None:
     assert why(tmp_path, adapter, Circumstances(ranks=1)) == ""
 
 
+def test_a_mark_that_other_files_may_follow_is_believed_once_the_program_has_gone_on(tmp_path: Path) -> None:
+    adapter = table(has=("DONE",), late=("more*",))
+    put(tmp_path, **{"step-1/DONE": ""})
+    assert "is the first one" in why(tmp_path, adapter, Circumstances(ranks=1))
+    for lived_s, whole in ((29.9, False), (30.0, True)):
+        known = Circumstances(ranks=1, changed_s={"step-1/DONE": lived_s})
+        assert (why(tmp_path, adapter, known) == "") is whole
+    put(tmp_path, **{"step-1/more0": "1", "step-2/DONE": ""})
+    known = Circumstances(ranks=1, before=Look.at(tmp_path))
+    assert judged(tmp_path, adapter, known)["step-1"] is None, "the next one has begun"
+    known = Circumstances(ranks=1, shape=frozenset({"DONE", "more#"}))
+    assert why(tmp_path, adapter, known) == "lacks more#, which the one before has"
+
+
+def test_a_file_that_is_named_as_that_of_the_only_rank_shows_that_there_is_one(tmp_path: Path) -> None:
+    adapter = table(has=("DONE",), each_rank=("rng_{rank}|rng",), early=True)
+    put(tmp_path, **{"step-1/DONE": "", "step-1/rng": "1"})
+    assert why(tmp_path, adapter) == ""
+
+
+GROUPS = table(each_rank=("dp_{rank}_mp_*",), each_rank_or_none=True, has=("latest",), early=True)
+
+
+@pytest.mark.parametrize(
+    ("files", "ranks", "lack"),
+    [
+        (["dp_0_mp_0", "dp_0_mp_1", "dp_1_mp_0", "dp_1_mp_1"], 4, ""),
+        (["dp_0_mp_0", "dp_0_mp_1", "dp_1_mp_0"], 4, "a file of rank 1"),
+        (["dp_0_mp_0", "dp_0_mp_1"], 4, "has 2 files of 4 ranks"),
+        (["dp_0_mp_0", "dp_0_mp_1"], 2, ""),
+        (["dp_0_mp_0"], 2, "the file of rank 1"),
+        (["dp_0_mp_0", "dp_0_mp_1", "dp_1_mp_0"], None, "a file of rank 1"),
+        (["model"], 1, ""),
+        (["model"], 2, "is the first one"),
+    ],
+)
+def test_ranks_of_groups_have_a_file_for_each_rank_of_the_other_group(
+    files: list[str], ranks: int | None, lack: str, tmp_path: Path
+) -> None:
+    put(tmp_path, **{f"step-1/{name}": "1" for name in [*files, "latest"]})
+    found = why(tmp_path, GROUPS, Circumstances(ranks=ranks))
+    assert lack in found if lack else not found
+
+
+def test_every_shard_that_a_metadata_file_names_and_all_of_its_bytes(tmp_path: Path) -> None:
+    write(tmp_path, "dcp", 10)
+    shard = tmp_path / "step-10" / "__1_0.distcp"
+    assert why(tmp_path, named("dcp")) == ""
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    assert why(tmp_path, named("dcp")) == (
+        f"has a file that is cut off: __1_0.distcp, which has {len(whole)} bytes by .metadata"
+    )
+    shard.unlink()
+    assert why(tmp_path, named("dcp")) == "lacks __1_0.distcp, which .metadata names"
+
+
 def test_a_file_that_may_be_cut_off_without_a_sign(tmp_path: Path) -> None:
     put(tmp_path, **{"model_1.bin": b"\x00\x01\x02\x03\x04"})
     lack = judged(tmp_path, of_files("model_{step}.bin"), Circumstances(ended_well=True))["model_1.bin"]

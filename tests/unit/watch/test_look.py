@@ -35,6 +35,12 @@ def test_the_newest_is_the_one_of_the_greatest_step(tmp_path: Path) -> None:
     assert found(tmp_path, table(directory="step-{step}")) == [("step-9", 9), ("step-10", 10), ("step-100", 100)]
 
 
+def test_a_step_that_begins_anew_in_each_epoch_comes_behind_the_epoch(tmp_path: Path) -> None:
+    touch(tmp_path, "epoch-1_step-5/a", "epoch-0_step-900/a", "epoch-1_step-40/a", "epoch-0_step-0/a")
+    names = [name for name, step in found(tmp_path, table(directory="epoch-{epoch}_step-{step}", step="epoch/step"))]
+    assert names == ["epoch-0_step-0", "epoch-0_step-900", "epoch-1_step-5", "epoch-1_step-40"]
+
+
 def test_without_a_step_it_is_the_one_that_was_written_last(tmp_path: Path) -> None:
     touch(tmp_path, "b.pt", "a.pt")
     assert found(tmp_path, table(files=["{name}.pt"], files_are="each")) == [("b.pt", None), ("a.pt", None)]

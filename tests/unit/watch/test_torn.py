@@ -29,6 +29,8 @@ EACH_RANK = (
     "mindnlp",
     "accelerate",
     "deepspeed",
+    "deepspeed-tensor",
+    "deepspeed-plain",
     "nnscaler",
     "dcp",
     "megatron",

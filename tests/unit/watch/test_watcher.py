@@ -18,7 +18,7 @@ from harness.watch.adapter import named
 from harness.watch.ours import ASIDE, folder_of
 from harness.watch.survey import Survey
 from harness.watch.watcher import Checkpoint, Taken, Watcher, taken_of
-from tests.support.layouts import LAYOUTS, by_torch
+from tests.support.layouts import LAYOUTS, RANKS, by_torch
 from tests.support.patience import HANG_S
 from tests.support.process import Process
 from tests.support.watched import write
@@ -47,6 +47,13 @@ class Scene:
     def next(self) -> Checkpoint:
         return self.found.get(timeout=HANG_S)
 
+    def look_again(self) -> None:
+        """Return once what lies there now was looked at, and has not changed since."""
+        for _ in range(2):
+            before = self.watcher._before
+            while self.watcher._before is before:
+                threading.Event().wait(0.005)
+
     def ended(self, *, well: bool = True, is_last: bool = False) -> None:
         """The program has ended; returns after the last look."""
         self.watcher.program_ended(well=well, is_last=is_last)
@@ -58,6 +65,7 @@ class Scene:
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(watcher, "LOOK_S", 0.01)
     monkeypatch.setattr(watcher, "_SURVIVORS_S", 0.02)
+    monkeypatch.setattr(processes, "world_size", lambda pids: RANKS)
     (tmp_path / "out").mkdir()
     made = Scene(tmp_path / "out")
     yield made
@@ -83,6 +91,36 @@ def test_it_finds_out_by_itself_what_is_written_there(scene: Scene) -> None:
     write(scene.root, "dcp", 10)
     assert scene.next().record.adapter == "dcp"
     assert scene.watcher.adapter is named("dcp")
+
+
+def test_a_first_file_that_is_no_checkpoint_does_not_hide_those_that_come(scene: Scene) -> None:
+    scene.watcher.begin(None, Taken(), os.getpid(), is_named=False)
+    (scene.root / "tokens.pt").write_bytes(by_torch(1))
+    assert scene.next().record.adapter == "torch-save-one"
+    write(scene.root, "transformers", 500)
+    found = scene.next().record
+    assert (found.adapter, found.step) == ("transformers", 500)
+    assert "it was taken for torch-save-one so far" in scene.said.get()
+
+
+def test_the_adapter_that_the_user_has_named_stays(scene: Scene) -> None:
+    scene.begin("torch-save-one")
+    (scene.root / "last.pt").write_bytes(by_torch(1))
+    assert scene.next().record.step == 1
+    write(scene.root, "transformers", 500)
+    scene.ended()
+    assert scene.found.empty()
+
+
+def test_of_unknown_ranks_the_first_one_counts_with_the_next(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may start its ranks itself, which nothing in their environment shows."""
+    monkeypatch.setattr(processes, "world_size", lambda pids: None)
+    scene.begin("deepspeed")
+    write(scene.root, "deepspeed", 10)
+    scene.look_again()
+    assert scene.found.empty()
+    write(scene.root, "deepspeed", 20)
+    assert scene.next().record.step in (10, 20)
 
 
 def test_one_that_is_written_while_the_program_ends_counts(scene: Scene) -> None:

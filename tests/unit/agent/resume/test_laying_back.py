@@ -314,6 +314,29 @@ def test_without_a_snapshot_only_what_is_torn_is_moved(tmp_path: Path) -> None:
     assert scene.finder.laid.checkpoint == scene.root / "checkpoint-10"
 
 
+@pytest.mark.parametrize("layout", ["deepspeed", "megatron", "composer"])
+def test_a_pointer_to_the_only_checkpoint_goes_with_it_if_that_is_torn(layout: str, tmp_path: Path) -> None:
+    """The program would look for what is not there, and fail each time."""
+    scene = Scene(tmp_path, layout)
+    write(scene.root, layout, 10)
+    victim = next(path for path in sorted(scene.root.rglob("*.pt")) if not path.is_symlink())
+    victim.write_bytes(victim.read_bytes()[:-9])
+    assert scene.find() is None
+    assert list(scene.root.iterdir()) == []
+    assert scene.finder.laid.checkpoint is None
+
+
+def test_a_snapshot_of_another_adapter_is_older_than_what_was_written_since(tmp_path: Path) -> None:
+    """A file that many programs have was taken before anything else was there: its order is no step."""
+    scene = Scene(tmp_path, "torch-save-one")
+    scene.snapshot(1)
+    write(scene.root, "dcp", 10)
+    assert scene.find(name=None) is not None
+    assert sorted(path.name for path in scene.root.iterdir()) == ["step-10"]
+    assert scene.finder.laid.checkpoint == scene.root / "step-10"
+    assert (scene.finder.laid.taken.order, scene.finder.laid.taken.step) == (-1, 1)
+
+
 def test_a_checkpointer_s_snapshot_and_one_of_files_are_told_apart(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "transformers")
     scene.snapshot(10)

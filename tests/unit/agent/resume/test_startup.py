@@ -1,5 +1,5 @@
 """Where a generation comes from, while stores, other agents and the end come in between. Whole agents at it are
-tests/process/test_handover.py."""
+tests/process/handover."""
 
 from __future__ import annotations
 
