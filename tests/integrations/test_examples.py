@@ -19,11 +19,11 @@ PATIENTLY = ["-m", "tests.support.patiently"]
     ("script", "launcher", "epochs"),
     [
         pytest.param("with_accelerate.py", [], 5, marks=pytest.mark.sample),
-        ("with_lightning.py", TORCHRUN, 3),
+        pytest.param("with_lightning.py", TORCHRUN, 3, marks=pytest.mark.nightly),
         pytest.param("with_accelerate.py", TORCHRUN, 10, marks=pytest.mark.nightly),
-        pytest.param("huggingface.py", [], 3, marks=pytest.mark.nightly),
+        ("huggingface.py", [], 3),
         pytest.param("huggingface.py", TORCHRUN, 3, marks=pytest.mark.nightly),
-        pytest.param("with_lightning.py", [], 3, marks=pytest.mark.nightly),
+        ("with_lightning.py", [], 3),
     ],
 )
 def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(

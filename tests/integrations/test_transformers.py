@@ -69,6 +69,7 @@ def test_of_a_model_with_adapters_only_these_are_stored(world: World) -> None:
     assert not any("base_layer" in name or "wte" in name for name in names), names
 
 
+@pytest.mark.nightly
 def test_rehearse_agrees(world: World) -> None:
     example = ROOT / "examples" / "huggingface.py"
     process = world.start(*world.harness("rehearse", "--run", "a"), "--", sys.executable, example)

@@ -12,7 +12,10 @@ from tests.support.world import ROOT, World
 pytestmark = pytest.mark.long("two trainings on several ranks")
 
 
-@pytest.mark.parametrize(("script", "options"), [("ddp.py", ["2"]), ("fsdp2.py", ["--steps", "30"])])
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [pytest.param("ddp.py", ["2"], marks=pytest.mark.nightly), ("fsdp2.py", ["--steps", "30"])],
+)
 def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve(
     script: str, options: Sequence[str], world: World
 ) -> None:

@@ -33,17 +33,26 @@ FOLDERS: Mapping[str, Tier] = MappingProxyType({
     "contract": Tier.EVERYDAY,  # every store, against what a store owes
     "model": Tier.EVERYDAY,  # the protocol, at any interleaving
     "node": Tier.EVERYDAY,  # the scripts of an instance
+    "unit/trainer/loaders": Tier.EVERYDAY,  # with worker processes
     "process": Tier.EVERYDAY,  # real processes; nearly all trainers are without torch
     "gpu": Tier.ALL,
     "integrations": Tier.ALL,  # real frameworks, noticed and killed
+    "node/boot": Tier.ALL,  # a system that boots
     "node/install": Tier.ALL,  # pip and environments
     "power": Tier.ALL,  # a power cut between any two system calls
+    "process/faults": Tier.ALL,  # damaged snapshots, and stores that are silent
+    "process/handover": Tier.ALL,  # two starts of a run at once
     "process/kills": Tier.ALL,  # a kill at every event
     "ranks": Tier.ALL,  # several ranks under torchrun
+    "process/rehearse": Tier.ALL,  # trainings that are interrupted at several places
+    "process/s3": Tier.ALL,  # everything that a store over the network does
     "process/shown": Tier.ALL,  # what is shown to others: demo and benchmarks
     "process/torch": Tier.ALL,  # real trainings
+    "process/watch": Tier.ALL,  # programs that save by themselves
     "soak": Tier.ALL,  # a minute of it
     "terraform": Tier.ALL,
+    "unit/support/runs": Tier.ALL,  # pytest in pytest
+    "unit/trainer/styles": Tier.ALL,  # every style of loop, interrupted at each of its events
 })  # fmt: skip
 """The tier of each folder, by its path in tests/; a folder in it has that tier too, or one of its own."""
 

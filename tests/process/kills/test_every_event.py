@@ -144,7 +144,7 @@ CASES = [
 ELSEWHERE = {"AgentReplaced": "test_the_agent_that_replaced_a_dead_one_may_die_as_well"}
 _DRILL = "takes somebody who asks for it: tests/process/test_drill.py kills there"
 _WATCHED = "takes a program that saves by itself: tests/process/watch kills there"
-_TWO_HOSTS = "takes two hosts: tests/process/test_handover.py kills there"
+_TWO_HOSTS = "takes two hosts: tests/process/handover/test_handover.py kills there"
 CANNOT_HAPPEN = {
     "NodeBooted": "takes a node of a fleet, where it follows AgentStarted at once",
     "SetAside": _WATCHED,
@@ -154,7 +154,7 @@ CANNOT_HAPPEN = {
     "HandoverOver": _TWO_HOSTS,
     "SupersededBy": _TWO_HOSTS,
     "Behind": "takes a store that is slower than the interval: tests/unit/agent/save/test_tier.py",
-    "StoreSilent": "takes a store that hangs: tests/process/test_silence.py",
+    "StoreSilent": "takes a store that hangs: tests/process/faults/test_silence.py",
     "Agreed": "takes several ranks: tests/ranks/test_kills.py kills there",
     "RankLate": "takes several ranks: tests/ranks/test_faults.py",
     "RanksDiffer": "takes several ranks: tests/ranks/test_kills.py kills there",

@@ -1,4 +1,4 @@
-"""Who is awaited, and for how long. Whole agents at it are tests/process/test_handover.py, every order of events is
+"""Who is awaited, and for how long. Whole agents at it are tests/process/handover, every order of events is
 tests/model/test_two_agents.py."""
 
 from __future__ import annotations

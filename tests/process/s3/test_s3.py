@@ -78,6 +78,7 @@ def check_finished(world: World, process: Process, *before: World) -> None:
 # ---- a run, and an instance that is gone ----------------------------------------------------------------------------
 
 
+@pytest.mark.sample
 def test_a_run_goes_from_nothing_to_finished_and_leaves_what_the_format_says(world: World, server: S3Server) -> None:
     check_finished(world, train(world))
 
@@ -90,6 +91,7 @@ def test_a_run_goes_from_nothing_to_finished_and_leaves_what_the_format_says(wor
     assert "/probe-" in refused[0]
 
 
+@pytest.mark.sample
 def test_an_instance_that_is_gone_is_resumed_elsewhere_with_nothing_but_the_same_line(
     world: World, server: S3Server
 ) -> None:
@@ -472,6 +474,7 @@ def ask(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return run
 
 
+@pytest.mark.sample
 def test_every_command_knows_s3(world: World, server: S3Server, ask: Callable[..., Said]) -> None:
     check_finished(world, train(world))
     newest = world.survey().commits[-1]

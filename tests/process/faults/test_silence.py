@@ -87,6 +87,7 @@ def test_a_start_whose_directory_hangs_hears_and_says_so(world: World, monkeypat
     assert not world.store.exists()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("which", ["--store", "--local"])
 def test_a_directory_that_cannot_be_used_starts_nothing(world: World, which: str) -> None:
     (world.root / "file").touch()
@@ -209,6 +210,7 @@ def test_a_start_that_waits_for_a_stopped_agent_leaves_when_it_is_told_to(world:
 # ---- signals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample
 def test_a_second_sigterm_takes_nothing_away(world: World) -> None:
     """Two of them come at a shutdown, one from the unit and one from its process group: the second one left at once."""
     process = held(world, trainer=STUCK)

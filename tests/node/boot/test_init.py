@@ -247,6 +247,7 @@ def test_an_end_of_success_that_nobody_has_decided_stops_the_fleet(node: Node) -
     assert_stopped_and_off(node, WITHOUT_A_DECISION)
 
 
+@pytest.mark.sample
 def test_an_instance_that_cannot_be_prepared_stops_the_fleet(node: Node) -> None:
     node.settings["HARNESS_SOURCE"] = "ftp://host/code"
 

@@ -108,6 +108,7 @@ def last_commit_of(world: World, generation: int) -> SnapshotId:
 # ---- nobody dies without a word -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample
 def test_the_newcomer_resumes_the_last_step_of_one_that_trains_until_then_whatever_their_clocks_say(
     world: World,
 ) -> None:

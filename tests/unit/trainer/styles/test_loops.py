@@ -21,6 +21,7 @@ pytestmark = [
 
 ALL = {**STYLES, **VALIDATED, **INSIDE, **BESIDE}
 REPEATING = {**VALIDATED, **INSIDE}
+EVERY = [pytest.param(style, marks=pytest.mark.sample) if style == "epochs" else style for style in ALL]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def lives_of(style: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Lives
     return Lives(ALL[style], folder, monkeypatch)
 
 
-@pytest.mark.parametrize("style", ALL)
+@pytest.mark.parametrize("style", EVERY)
 def test_a_notice_at_any_moment_costs_nothing_and_repeats_nothing(
     style: str, unbroken: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +58,7 @@ def test_a_notice_at_any_moment_costs_nothing_and_repeats_nothing(
         assert lives.outcome == unbroken.outcome, f"event {event}, {unbroken.events[event - 1]}"
 
 
-@pytest.mark.parametrize("style", ALL)
+@pytest.mark.parametrize("style", EVERY)
 def test_a_kill_at_any_moment_costs_what_was_not_saved(
     style: str, unbroken: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,8 @@ WITHOUT_SAMPLE = {"gpu"}  # every day, on a machine without one, it would be ski
 def test_a_file_has_the_tier_of_its_innermost_folder() -> None:
     assert tier_of(TESTS / "process/kills/test_every_event.py") is Tier.ALL
     assert tier_of(TESTS / "process/test_run.py") is Tier.EVERYDAY
-    assert tier_of(TESTS / "unit/trainer/loaders/test_dataloader.py") is Tier.QUICK
+    assert tier_of(TESTS / "unit/trainer/state/test_capture.py") is Tier.QUICK
+    assert tier_of(TESTS / "unit/trainer/loaders/test_dataloader.py") is Tier.EVERYDAY
     assert tier_of(TESTS / "another/test_run.py") is None
     assert tier_of(TESTS / "test_run.py") is None
     assert tier_of(ROOT / "examples/test_run.py") is None

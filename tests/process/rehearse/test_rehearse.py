@@ -51,6 +51,7 @@ def rehearse(world: World, *command: str | Path) -> tuple[int, dict[str, object]
     return code, json.loads(process.stdout or "{}"), process.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.long("seven starts of a program that imports torch")
 def test_a_script_that_resumes_exactly_is_said_to(world: World, script: Path) -> None:
     code, verdict, said = rehearse(world, "python", script, "{out}")
@@ -89,6 +90,7 @@ def test_a_local_variable_is_found(world: World, script: Path) -> None:
     assert "a value in a local variable" in said
 
 
+@pytest.mark.sample
 def test_a_program_without_a_checkpointer_is_told_so(world: World) -> None:
     code, _, said = rehearse(world, "python", "-c", "print('hello')")
 
@@ -97,6 +99,7 @@ def test_a_program_without_a_checkpointer_is_told_so(world: World) -> None:
     assert "hello" in said
 
 
+@pytest.mark.sample
 def test_a_run_goes_back_and_never_prefers_what_it_has_left(world: World) -> None:
     command = world.tiny("--every-steps", "4", steps=12)
     assert world.run_harness("--keep-last", "9", command=command).wait() == 0
@@ -114,6 +117,7 @@ def test_a_run_goes_back_and_never_prefers_what_it_has_left(world: World) -> Non
     assert all(world.manifest(snapshot).exists() for snapshot in before)
 
 
+@pytest.mark.sample
 def test_a_snapshot_that_does_not_exist_changes_nothing(world: World) -> None:
     command = world.tiny("--every-steps", "4", steps=12)
     assert world.run_harness("--keep-last", "9", command=command).wait() == 0
@@ -126,6 +130,7 @@ def test_a_snapshot_that_does_not_exist_changes_nothing(world: World) -> None:
     assert world.survey().finished_at == 12, "and it is still over"
 
 
+@pytest.mark.sample
 def test_a_run_that_died_while_it_went_back_does_so_at_its_next_start(world: World) -> None:
     """Elsewhere the same command runs without --from, and would have preferred the newest of the bad stretch."""
     command = world.tiny("--every-steps", "4", steps=12)

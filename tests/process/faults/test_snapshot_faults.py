@@ -121,6 +121,7 @@ def test_a_snapshot_of_a_newer_version_ends_the_start_and_stays(begun: World) ->
     assert path.exists()
 
 
+@pytest.mark.sample
 def test_a_snapshot_with_a_missing_shard_is_passed_over(begun: World) -> None:
     older, newest = begun.survey().commits
     for shard in begun.shards(newest):
@@ -148,6 +149,7 @@ def test_a_directory_in_the_place_of_a_record_ends_no_start(begun: World, what: 
     begun.check_tiny(STEPS)
 
 
+@pytest.mark.sample
 def test_a_local_copy_that_is_damaged_is_replaced_by_the_remote_one_of_the_same_snapshot(world: World) -> None:
     world.has_local = True
     only_one = world.tiny("--every-steps", "6", "--hold-at", "6")

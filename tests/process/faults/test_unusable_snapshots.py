@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.process import Process
 from tests.support.world import World
 
@@ -41,6 +43,7 @@ def test_a_run_whose_snapshots_are_all_damaged_exits_70_and_is_not_restarted(wor
     assert "Restarting" not in refused.stderr
 
 
+@pytest.mark.sample
 def test_a_run_whose_snapshots_are_all_quarantined_never_starts_at_step_0(world: World) -> None:
     interrupted_run(world)
     damage(world)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.second_run import MOST, Run, why_no_second_run, why_red
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 # ---- the decisions
 
@@ -77,6 +77,7 @@ def run(suite: Path, text: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.sample
 def test_a_test_that_fails_once_is_named_in_the_last_lines_and_the_run_succeeds(tmp_path: Path) -> None:
     code, out = run(tmp_path, ONCE)
 
