@@ -152,7 +152,8 @@ class Watching:
         """Move every checkpoint away, for a run that begins at step 0 although there are some. Blocks on the disk."""
         there = Survey.of(self.root, self._name)
         gone = [path for one in there.judged for path in one.paths]
-        folder = move_aside(self.root, [*gone, *there.pointers_without(there.judged)], "fresh")
+        pointers = there.pointers_without(there.judged)  # first: alone they would lead nowhere
+        folder = move_aside(self.root, [*pointers, *gone], "fresh")
         if folder is not None:
             self._context.say(f"--fresh: {len(there.judged)} checkpoints are moved to {folder}")
         self._finder = None

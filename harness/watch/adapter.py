@@ -18,7 +18,7 @@ from harness.errors import ConfigError
 from harness.watch.patterns import BadPattern, pattern
 
 WITHIN_EPOCH = "epoch/step"
-"""In `Layout.step`: the step in a name begins anew in each epoch."""
+"""In `Layout.step`: each epoch counts its steps from 0."""
 
 
 class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +63,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         leave_out: patterns of files in a checkpoint that are not part of it.
         rewritten: whether a file of it may be written again in place; if not, a hard link sets it aside.
         step: how a checkpoint without a {step} in its name is counted: "epoch", or a JSON file and its field, as in
-            "trainer_state.json:global_step"; "epoch/step" if the step begins anew in each epoch. With none of these,
+            "trainer_state.json:global_step"; "epoch/step" if each epoch counts its steps from 0. With none of these,
             the one that was written last is the newest.
     """
 

@@ -95,14 +95,14 @@ def put_in_place(root: Path, record: Record, pointers: Sequence[Pointer], files:
 
 
 def move_aside(root: Path, paths: Collection[str], why: str) -> Path | None:
-    """Move files and directories into a folder of ours; return it. `None` if none of them is there.
+    """Move files and directories, in this order, into a folder of ours; return it. `None` if none of them is there.
 
     Args:
         root: the watched directory.
         paths: of what is in the way, or torn.
         why: a word for the folder's name.
     """
-    there = [path for path in sorted(paths) if os.path.lexists(root / path)]
+    there = [path for path in paths if os.path.lexists(root / path)]
     if not there:
         return None
     folder = _new_folder(root, why)

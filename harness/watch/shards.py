@@ -11,6 +11,19 @@ from typing import Any
 
 from harness.core.manifest import is_inside
 
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What the bytes of any other file may come to."""
+
 
 def named_in(data: bytes) -> dict[str, int]:
     """Return the paths beside a `.metadata`, each with the bytes that it has at least.
@@ -19,7 +32,7 @@ def named_in(data: bytes) -> dict[str, int]:
     """
     try:
         stored = vars(_Reader(io.BytesIO(data)).load()).get("storage_data")
-    except Exception:  # noqa: BLE001  a pickle of another form fails in any way
+    except _UNREADABLE:
         return {}
     if not isinstance(stored, dict):
         return {}

@@ -268,9 +268,9 @@ class Watcher:
         self._sound.forget_others({(path, seen) for path, seen in look.files.items()})
 
     def _recognize(self, look: Look) -> None:
-        """Find the adapter out, also anew where the one so far was a guess.
+        """Choose the adapter by what lies there. Choose again as long as the choice may be wrong.
 
-        It was one if nothing was taken by it yet, or if many programs have such names: the first file that looks like a
+        It may be if nothing was taken by it yet, or if many programs have such names: the first file that looks like a
         checkpoint may be none.
         """
         before = self._adapter

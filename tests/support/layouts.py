@@ -12,7 +12,7 @@ import json
 import os
 import pickle
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,28 +150,30 @@ def dcp(root: Path, step: int) -> Moments:
 
 def deepspeed(root: Path, step: int) -> Moments:
     """`save_checkpoint`: rank 0 writes `latest` with no barrier after the other ranks' files."""
-    at = root / f"global_step{step}"
-    yield from put(at / "mp_rank_00_model_states.pt", by_torch(step))
-    yield from put(at / "zero_pp_rank_0_mp_rank_00_optim_states.pt", by_torch(step, 1))
-    yield from put(root / "latest", f"global_step{step}".encode(), every=True)
-    yield from put(at / "zero_pp_rank_1_mp_rank_00_optim_states.pt", by_torch(step, 2))
+    return _deepspeed(root, step, [_OPTIMIZER.format(0, 0)], [_OPTIMIZER.format(1, 0)])
 
 
 def deepspeed_tensor(root: Path, step: int) -> Moments:
     """The same with two ranks of tensor parallelism: each has its files of the one data-parallel rank."""
-    at = root / f"global_step{step}"
-    yield from put(at / "mp_rank_00_model_states.pt", by_torch(step))
-    yield from put(at / "zero_pp_rank_0_mp_rank_00_optim_states.pt", by_torch(step, 1))
-    yield from put(root / "latest", f"global_step{step}".encode(), every=True)
-    yield from put(at / "mp_rank_01_model_states.pt", by_torch(step, 2))
-    yield from put(at / "zero_pp_rank_0_mp_rank_01_optim_states.pt", by_torch(step, 3))
+    return _deepspeed(root, step, [_OPTIMIZER.format(0, 0)], [_MODEL.format(1), _OPTIMIZER.format(0, 1)])
 
 
 def deepspeed_plain(root: Path, step: int) -> Moments:
     """The same without ZeRO: only the first data-parallel rank writes."""
+    return _deepspeed(root, step, [], [])
+
+
+_MODEL, _OPTIMIZER = "mp_rank_{:02d}_model_states.pt", "zero_pp_rank_{}_mp_rank_{:02d}_optim_states.pt"
+
+
+def _deepspeed(root: Path, step: int, first: Sequence[str], others: Sequence[str]) -> Moments:
+    """The files of rank 0, `latest`, and those of the other ranks."""
     at = root / f"global_step{step}"
-    yield from put(at / "mp_rank_00_model_states.pt", by_torch(step))
+    for seed, name in enumerate([_MODEL.format(0), *first]):
+        yield from put(at / name, by_torch(step, seed))
     yield from put(root / "latest", f"global_step{step}".encode(), every=True)
+    for seed, name in enumerate(others, start=2):
+        yield from put(at / name, by_torch(step, seed))
 
 
 def fairscale(root: Path, step: int) -> Moments:

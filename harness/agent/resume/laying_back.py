@@ -108,12 +108,14 @@ class CheckpointFinder(Finder):
                 into = folder_of(self._root) / FETCHED
                 fetch_files(into, copy.store, self._keys, manifest, lambda: deadline, retry=again)
             order = _order_in(there, record)
-            self._move(there.not_whole_after(order))
+            newer = there.not_whole_after(order)
+            is_same = _is_of(there, record)  # else only what is torn is known to be worse than the snapshot
+            self._move([one for one in newer if is_same or (one.lack is not None and one.lack.is_torn)])
             if self._goes_back:
-                newer = [one for one in there.judged if one.candidate.order > order]
-                folder = move_aside(self._root, [path for one in newer for path in one.paths], "newer")
-                self._told(folder, f"{len(newer)} newer checkpoints")
-            pointers = there.adapter.pointers if _is_of(there, record) and there.adapter is not None else ()
+                left = [one for one in there.judged if one.candidate.order > order]
+                folder = move_aside(self._root, [path for one in left for path in one.paths], "newer")
+                self._told(folder, f"{len(left)} newer checkpoints")
+            pointers = there.adapter.pointers if is_same and there.adapter is not None else ()
             put_in_place(self._root, record, pointers, [file.path for file in files_of(manifest)])
         except OSError as err:
             raise NoSpace(f"snapshot {copy.id} cannot be laid back into {self._root}: {err.strerror}") from err
@@ -128,11 +130,11 @@ class CheckpointFinder(Finder):
         """Let the program go on from what is there: it takes the greatest number, or what a pointer names."""
         newer = there.not_whole_after(-1 if whole is None else whole.order)
         torn = [one for one in newer if one.lack is not None and one.lack.is_torn]
-        self._move(torn)
-        if whole is None:
+        if whole is None:  # pointers first: a torn checkpoint that nothing names is not looked for
             folder = move_aside(self._root, there.pointers_without(torn), "torn")
             self._told(folder, "what named the newest checkpoint, and leads nowhere")
-        else:
+        self._move(torn)
+        if whole is not None:
             for pointer in there.pointers_astray:
                 point_to(self._root, pointer, whole.match.texts, whole.name)
 

@@ -326,6 +326,30 @@ def test_a_pointer_to_the_only_checkpoint_goes_with_it_if_that_is_torn(layout: s
     assert scene.finder.laid.checkpoint is None
 
 
+@pytest.mark.parametrize("layout", ["deepspeed", "megatron", "composer"])
+def test_wherever_the_agent_dies_no_pointer_to_a_torn_checkpoint_outlives_it(layout: str, tmp_path: Path) -> None:
+    """Once that is moved, nothing shows the next start which adapter's pointer it is."""
+    at, over = 0, False
+    while not over:
+        at += 1
+        scene = Scene(tmp_path / str(at), layout)
+        scene.root.mkdir(parents=True)
+        write(scene.root, layout, 10)
+        kept = {path for path in scene.root.iterdir() if path.is_symlink() or path.is_file()}
+        victim = next(path for path in sorted(scene.root.rglob("*.pt")) if not path.is_symlink())
+        victim.write_bytes(victim.read_bytes()[:-9])
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            dies_at(monkeypatch, at)
+            try:
+                scene.find(name=None)
+                over = True
+            except Crash:
+                scene.find(name=None)
+        pointers_left = [path for path in kept - {victim} if os.path.lexists(path)]
+        assert not pointers_left or victim.exists(), at
+    assert at > 2
+
+
 def test_a_snapshot_of_another_adapter_is_older_than_what_was_written_since(tmp_path: Path) -> None:
     """A file that many programs have was taken before anything else was there: its order is no step."""
     scene = Scene(tmp_path, "torch-save-one")
