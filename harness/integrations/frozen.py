@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.errors import StateError
 from harness.trainer.staging.shares import byte_sums
 
 
@@ -41,13 +42,16 @@ class Trainable(nn.Module):
 
     def base_sum(self) -> int:
         """Return a sum over the bytes of the base: equal for equal ones. Reads all of it, once."""
-        params = dict(self.whole.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            sums = byte_sums({name: params[name] for name in sorted(self._frozen)})
+            sums = byte_sums(dict(sorted(self._base())))
         total = 0
         for name in sorted(sums):  # in turn, so that two exchanged tensors show
             total = (total * 31 + sums[name]) % 2**63
         return total
+
+    def _base(self) -> Iterator[tuple[str, nn.Parameter]]:
+        every = self.whole.named_parameters(remove_duplicate=False)
+        return ((name, param) for name, param in every if name in self._frozen)
 
     def _is_frozen(self, key: str) -> bool:
         if key in self._frozen:
@@ -58,7 +62,13 @@ class Trainable(nn.Module):
     # ---- as a module ------------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's state_dict without the base."""
+        """Return the module's state_dict without the base. Raises StateError if a part of that is trained by now."""
+        thawed = next((name for name, param in self._base() if param.requires_grad), None)
+        if thawed is not None:
+            raise StateError(
+                f"{thawed} is trained now, and was not when the training began: only what was trained then is stored. "
+                "Unfreeze it before the training begins"
+            )
         found = self.whole.state_dict(*args, **kwargs)
         kept = OrderedDict((key, value) for key, value in found.items() if not self._is_frozen(key))
         if hasattr(found, "_metadata"):

@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.config.settings import is_off
-from harness.errors import ConfigError, StateError
+from harness.errors import ConfigError
+from harness.integrations.counts import Counts, Looks, pack, put_times_back, take_times, unpack
 from harness.trainer.driven import Driven, Options, Resumed, check_options
 from harness.trainer.state.rng import capture_moment, restore_rng
-from harness.trainer.voice import say
+from harness.trainer.voice import say, warn
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "fit_loop": (
@@ -60,6 +61,12 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 _REFUSED = {
     "DeepSpeedStrategy": "DeepSpeed keeps the state of this training",
     "FSDPStrategy": "the sharded state of FSDP's first version cannot be taken apart",
+}
+_REFUSED_CALLBACKS = {
+    "StochasticWeightAveraging": "changes the schedule where an epoch begins, which a resume in the middle of it does "
+    "not come to: use WeightAveraging",
+    "LearningRateFinder": "trains before the training: find the rate in a program of its own, and leave it out here",
+    "BatchSizeFinder": "trains before the training: find the size in a program of its own, and leave it out here",
 }
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _LOGGED = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
@@ -135,6 +142,8 @@ class _Fit:
         self._step = 0 if self._resumed is None else self._resumed.step
         self._trains = self._finished = self._at_validation = False
         self._sampled = 0  # the epoch of which a sampler of several ranks has drawn the order
+        self._counts: list[Counts] = []
+        self._looks = Looks(warn, "give the callback state_dict() and load_state_dict()")
         self._early: Any = None
         """The random states before loaders were iterated over that are not followed yet; `None` if there are none."""
         self._call: Any = sys.modules[f"{type(trainer).__module__.rpartition('.')[0]}.call"]
@@ -189,6 +198,9 @@ class _Fit:
     def begins(self) -> None:
         """Everything is made: restore it, or begin."""
         trainer, driven, loop = self._trainer, self._driven, self._trainer.fit_loop
+        self._counts = list(self._counted())
+        for counts in self._counts:
+            counts.begin()
         driven.begin(self._states())
         driven.restore()
         self._trains = True
@@ -202,6 +214,21 @@ class _Fit:
             self._load_combined_loader_states(lambda: None)
             iter(loop._data_fetcher)
             restore_rng(now)
+
+    def _counted(self) -> Iterator[Counts]:
+        """Yield the program's own counts: those of its module, and of its datamodule."""
+        module, datamodule = self._trainer.lightning_module, self._trainer.datamodule
+        yield Counts(module, _base_of(module, "LightningModule"), warn, vars(nn.Module()))
+        if datamodule is not None:
+            yield Counts(datamodule, _base_of(datamodule, "LightningDataModule"), warn)
+
+    def _silent(self) -> Iterator[Any]:
+        """Yield the program's own callbacks that have no state to show."""
+        for callback in self._trainer.callbacks:
+            base: Any = _base_of(callback, "Callback")
+            own = type(callback).__module__.partition(".")[0] not in (_package_of(self._trainer), "harness")
+            if own and type(callback).state_dict is base.state_dict:
+                yield callback
 
     def _states(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -226,12 +253,12 @@ class _Fit:
         self._early = None
         loop = self._trainer.fit_loop
         loaders = loop._combined_loader.flattened
+        if len(loaders) > 1 and loop._combined_loader._mode == "max_size":
+            raise ConfigError(
+                "CombinedLoader(mode='max_size') goes on without a loader that has ended, and a resume would begin it "
+                "anew: use 'max_size_cycle' or 'min_size'"
+            )
         for number, loader in enumerate(loaders):
-            if not hasattr(loader, "__len__"):
-                raise StateError(
-                    "a training loader has no length, so the trainer fetches one batch ahead of the training: give the "
-                    "loader a length, or the Trainer a limit_train_batches"
-                )
             self._driven.follow(loader, f"train.{number}" if len(loaders) > 1 else "train")
             if self._own is not None:  # the trainer does it later, and a sampler of several ranks draws by its epoch
                 epoch = self._own.get("sampled", loop.epoch_progress.current.processed)  # older snapshots have none
@@ -260,14 +287,15 @@ class _Fit:
         restarting, epoch_loop._restarting = epoch_loop._restarting, own is not None  # else 2.5 makes another iterator
         theirs(fetcher)
         epoch_loop._restarting = restarting
+        if fetcher.length is None and getattr(fetcher, "prefetch_batches", False):
+            raise ConfigError(
+                "a training loader has no length, so the trainer fetches one batch ahead of the training: give the "
+                "dataset a length, or the Trainer a limit_train_batches"
+            )
         if own is None:
             return
         trainer.fit_loop._last_train_dl_reload_epoch = own["reloaded"]
-        connector = trainer._logger_connector
-        for name in _METRICS:
-            getattr(connector, name).update(own["metrics"][name])
-        connector._first_loop_iter, connector._current_fx = own["first"], own["fx"]
-        _restore_results(trainer, epoch_loop._results, own["results"])
+        self._continue_logs(own)
         if (iterator := getattr(fetcher.combined_loader, "_iterator", None)) is not None:
             iterator._idx = epoch_loop.batch_progress.current.ready
         resumed, self._resumed = self._resumed, None
@@ -277,6 +305,21 @@ class _Fit:
             self._at_validation = True
             epoch_loop.on_advance_end(fetcher)
             epoch_loop.on_iteration_done()
+
+    def _continue_logs(self, own: Any) -> None:
+        """Give the trainer the values that were logged, and those that are being summed over the epoch.
+
+        And the program's own counts: its module's hooks at the begin of a training and of an epoch were called.
+        """
+        if "counts" in own:  # older snapshots have none
+            put_times_back(own["counts"], own["places"]["times"])
+            for counts, values in zip(self._counts, unpack(own["counts"]), strict=False):
+                counts.restore(values)
+        trainer, connector = self._trainer, self._trainer._logger_connector
+        for name in _METRICS:
+            getattr(connector, name).update(own["metrics"][name])
+        connector._first_loop_iter, connector._current_fx = own["first"], own["fx"]
+        _restore_results(trainer, trainer.fit_loop.epoch_loop._results, own["results"])
 
     def _on_advance_end(self, theirs: Callable[..., Any], fetcher: Any) -> None:
         """The end of a batch: what the trainer does there, and behind a step a boundary."""
@@ -290,6 +333,7 @@ class _Fit:
         else:
             theirs(fetcher)
         if stepped:
+            self._looks.look(self._silent())
             driven.boundary(self._step)
 
     def _epoch_ends(self, theirs: Callable[..., Any]) -> None:
@@ -299,9 +343,34 @@ class _Fit:
         theirs()
 
     def _run(self, theirs: Callable[..., Any]) -> None:
-        """The loop over epochs, and its end, which it does not come to if there is nothing left to do."""
-        theirs()
+        """The loop over epochs, and its end."""
+        loop, resumed = self._trainer.fit_loop, self._resumed
+        if resumed is None:
+            theirs()
+        else:
+            loop.setup_data()
+            if loop.max_batches and loop.done:
+                self._run_out(resumed)  # the trainer's own would return at once
+            else:
+                theirs()
         self._finish()
+
+    def _run_out(self, resumed: Resumed) -> None:
+        """What was still to come when there was no further batch: the end of that epoch, and of the training."""
+        loop = self._trainer.fit_loop
+        loop.reset()
+        loop.on_run_start()
+        if resumed.at == "end":
+            self._continue_logs(resumed.own)
+            self._resumed = None
+            self._driven.settle_random()
+        else:
+            loop.on_advance_start()
+            loop.advance()
+            loop.on_advance_end()
+            loop.on_iteration_done()
+        loop._restarting = False
+        loop.on_run_end()
 
     def _on_run_end(self, theirs: Callable[..., Any]) -> None:
         """The loop is over: its last snapshot, before anything else is done."""
@@ -325,11 +394,13 @@ class _Fit:
         trainer, connector = self._trainer, self._trainer._logger_connector
         datamodule = trainer.datamodule
         paths: list[str] = []
+        counts = pack([each.changed() for each in self._counts], trainer.strategy.root_device)
         return {
             "loops": _progress_of(trainer.fit_loop),
             "checkpoint": _without_paths(self._checkpoint(), paths),
             "places": {
                 "paths": paths,
+                "times": list(take_times(counts)),
                 "loggers": [[type(logger).__name__, _version_of(logger)] for logger in trainer.loggers],
             },
             "datamodule": {} if datamodule is None else self._datamodule(),
@@ -342,6 +413,7 @@ class _Fit:
             "accumulate": trainer.accumulate_grad_batches,
             "reloaded": trainer.fit_loop._last_train_dl_reload_epoch,
             "sampled": self._sampled,
+            "counts": counts,
         }
 
     def _checkpoint(self) -> dict[str, Any]:
@@ -374,6 +446,10 @@ def _check(trainer: Any) -> None:
                 f"{_package_of(trainer)} {_release_of(trainer)} has no {path}.{missing[0]}: it is older than 2.5, or "
                 "too new for this version of the harness"
             )
+    for callback in trainer.callbacks:
+        for base in type(callback).__mro__:
+            if base.__name__ in _REFUSED_CALLBACKS and base.__module__.startswith(_package_of(trainer)):
+                raise ConfigError(f"{type(callback).__name__} {_REFUSED_CALLBACKS[base.__name__]}")
     strategy = trainer.strategy
     kind = type(strategy).__name__
     if kind in _REFUSED:
@@ -397,6 +473,11 @@ def _package_of(trainer: Any) -> str:
 def _release_of(trainer: Any) -> str:
     """Return the version of that package."""
     return str(sys.modules[_package_of(trainer)].__version__)
+
+
+def _base_of(value: Any, name: str) -> type:
+    """Return the class of that name of which it is; its own if there is none."""
+    return next((kind for kind in type(value).__mro__ if kind.__name__ == name), type(value))
 
 
 def _module_of(value: Any) -> Any:

@@ -12,11 +12,11 @@ The events of a callback are not enough for that, so some methods of the one tra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import json
-import operator
 import os
 import re
 import signal
@@ -31,6 +31,7 @@ import torch
 from harness import requirements
 from harness.config.settings import is_off
 from harness.errors import ConfigError, StateError
+from harness.integrations.counts import Counts, Looks, pack, put_times_back, take_times, unpack
 from harness.integrations.frozen import Trainable, has_frozen_base
 from harness.trainer.driven import Driven, Options, Resumed, check_options
 from harness.trainer.state.prepared import unwrapped
@@ -41,7 +42,7 @@ with requirements.needed("transformers"):
     import transformers.trainer
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import ExportableState
-    from transformers.trainer_utils import IntervalStrategy, TrainOutput
+    from transformers.trainer_utils import IntervalStrategy, TrainOutput, sort_checkpoints
 
 _WRAPPED = (
     "_inner_training_loop",
@@ -53,9 +54,8 @@ _WRAPPED = (
 )
 _NUMBERS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 """What a trainer counts besides its state, as far as this version has it."""
-_MEASURED = re.compile("_(runtime|(samples|steps|tokens)_per_second|preparation_time|compilation_time)$")
-"""What a trainer logs of the time that it took."""
 _trainer: Any = transformers.trainer  # for what it imports, and does not export
+_STOPS = ("should_training_stop", "should_epoch_stop")
 _SNAPSHOT = "harness snapshot"
 """Stands where a trainer expects the path of the checkpoint that it resumes."""
 
@@ -181,6 +181,7 @@ class _Attached:
         self._base: int | None = None
         self._place = _Place()
         self._watched = _Callbacks(trainer)
+        self._counts = Counts(trainer, Trainer, warn)
         for name in _WRAPPED:
             theirs, ours = getattr(trainer, name), getattr(self, name.removeprefix("_"))
             setattr(trainer, name, _wrapped(theirs, ours))
@@ -208,7 +209,7 @@ class _Attached:
             self._driven = Driven(self._options, self._progress)
             if self._driven.resumed is not None:
                 own = self._driven.resumed.own
-                _put_times_back(own)
+                put_times_back(own, (own.get("places") or {}).get("times", []))  # older snapshots have none
                 self._earlier, self._before = list(own["earlier"]), own["before"]
         driven = self._driven
         if driven.begin_call():
@@ -226,6 +227,7 @@ class _Attached:
             raise
         finally:
             self._trains = False
+            self._evaluates_on_start()
         self._earlier.append({"step": output.global_step, "loss": output.training_loss, "metrics": output.metrics})
         self._before += output.global_step
         driven.end()
@@ -236,6 +238,7 @@ class _Attached:
         earlier = self._earlier[call - 1]
         say(f"train() number {call} of this program is over; what follows it sees the model as it was interrupted")
         self.driven.lend({"model": self._model(self._trainer.model)})
+        self._leave_train()
         return TrainOutput(earlier["step"], earlier["loss"], dict(earlier["metrics"]))
 
     def init_training_state(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -257,10 +260,13 @@ class _Attached:
     def train_begins(self) -> None:
         """Everything is made: restore it, or begin."""
         trainer, driven, resumed = self._trainer, self.driven, self._resumed
+        if type(unwrapped(trainer.optimizer)).__name__ == "LayerWiseDummyOptimizer":
+            raise ConfigError(f"optim={trainer.args.optim!r} has an optimizer for each layer: leave out `_layerwise`")
         states = self._states()
         self._base = states["model"].base_sum() if isinstance(states["model"], Trainable) else None
         if resumed is not None and resumed.own["base"] != self._base:
             raise StateError("the model under the adapters is not the one that this run was begun with: load that one")
+        self._counts.begin()
         driven.begin(states)
         driven.follow(trainer.callback_handler.train_dataloader)
         driven.restore()
@@ -272,6 +278,8 @@ class _Attached:
             setattr(trainer, name, value)
         trainer._tr_loss = own["loss"].to(trainer._tr_loss.device)
         self._watched.restore(own["callbacks"])
+        if own.get("counts") is not None:  # older snapshots have none
+            self._counts.restore(unpack(own["counts"]))
         if trainer.args.eval_on_start:
             trainer.args.eval_on_start = False  # it was done by the first start
             self._skips_evaluation = True
@@ -280,8 +288,7 @@ class _Attached:
         """One pass over the data, or the rest of it."""
         call = _bound(theirs, args, kwargs)
         place, trainer = self._place, self._trainer
-        if self._skips_evaluation:
-            trainer.args.eval_on_start, self._skips_evaluation = True, False
+        self._evaluates_on_start()
         self._updates_of_epoch = call["num_update_steps_per_epoch"]
         if not place.is_resumed:
             self._place = _Place(epoch=call["epoch"])
@@ -289,18 +296,30 @@ class _Attached:
             self.driven.epoch_ended(call["epoch"])
             return found
         place.is_resumed = False
+        control = trainer.control
         if place.at_evaluation:
             self._evaluate_again(call)
-        skip = _trainer.skip_first_batches
-        loader = call["train_dataloader"]
-        # It is where it was by itself: its next iteration continues behind the last batch that was used.
-        _trainer.skip_first_batches = lambda given, count=0: given if given is loader else skip(given, count)
-        try:
-            found = theirs(**{**call, "resume_from_checkpoint": _SNAPSHOT})
-        finally:
-            _trainer.skip_first_batches = skip
+        else:
+            for name in _STOPS:
+                setattr(control, name, place.control.get(name, False))
+        call["resume_from_checkpoint"] = _SNAPSHOT
+        if any(getattr(control, name) for name in _STOPS):
+            call["num_update_steps_per_epoch"] = place.updates  # no further step: the end of the pass comes next
+        with self._where_it_was(call["train_dataloader"]):
+            found = theirs(**call)
         self.driven.epoch_ended(call["epoch"])
         return found
+
+    @contextlib.contextmanager
+    def _where_it_was(self, loader: Any) -> Iterator[None]:
+        """Context manager in which the trainer skips no batch of a loader, which continues by itself where it was."""
+        args, skip = self._trainer.args, _trainer.skip_first_batches
+        ignores, args.ignore_data_skip = args.ignore_data_skip, False  # else it would count from the pass's begin
+        _trainer.skip_first_batches = lambda given, count=0: given if given is loader else skip(given, count)
+        try:
+            yield
+        finally:
+            _trainer.skip_first_batches, args.ignore_data_skip = skip, ignores
 
     def _evaluate_again(self, call: Mapping[str, Any]) -> None:
         """Log, evaluate and save as at the end of the step at whose evaluation the snapshot was taken."""
@@ -320,6 +339,11 @@ class _Attached:
                 learning_rate=place.learning_rate,
             )
 
+    def _evaluates_on_start(self) -> None:
+        """Set the trainer's option back that the resumed call did without."""
+        if self._skips_evaluation:
+            self._trainer.args.eval_on_start, self._skips_evaluation = True, False
+
     def load_rng_state(self, theirs: Callable[..., Any], checkpoint: Any) -> Any:
         """The random states: those of a snapshot are in place."""
         return None if checkpoint == _SNAPSHOT else theirs(checkpoint)
@@ -334,6 +358,9 @@ class _Attached:
             place.last_step = trainer.state.global_step
             place.updates += 1
             place.grad_norm, place.learning_rate = _number(call["grad_norm"]), _number(call["learning_rate"])
+        elif call["grad_norm"] is None and call["learning_rate"] is None:  # the end of a pass without a step here
+            call |= {"grad_norm": place.grad_norm, "learning_rate": place.learning_rate}
+            args, kwargs = (), call
         place.control = trainer.control.state()["args"]
         if trainer.control.should_evaluate:
             place.at_evaluation = ends_step
@@ -343,6 +370,7 @@ class _Attached:
         else:
             found = theirs(*args, **kwargs)
         if ends_step:
+            place.control = trainer.control.state()["args"]  # what callbacks have decided meanwhile
             is_last = place.updates == self._updates_of_epoch
             evaluates = is_last and trainer.args.eval_strategy == IntervalStrategy.EPOCH
             self._watched.look()
@@ -385,10 +413,11 @@ class _Attached:
             "loss": trainer._tr_loss,
             "base": self._base,
             "callbacks": self._watched.states(),
+            "counts": pack(self._counts.changed(), trainer.args.device) if self._counts.are_there else None,
             "earlier": _plain(self._earlier),
             "before": self._before,
         }
-        return own | {"places": {"logging_dir": self._watched.logging_dir, "times": list(_take_times(own))}}
+        return own | {"places": {"logging_dir": self._watched.logging_dir, "times": list(take_times(own))}}
 
     # ---- what is refused --------------------------------------------------------------------------------------------
 
@@ -417,7 +446,12 @@ class _Attached:
             )
 
     def _check_best(self, best: str | None) -> None:
-        if best is not None and self._trainer.args.load_best_model_at_end and not Path(best).is_dir():
+        trainer = self._trainer
+        if best is None or not trainer.args.load_best_model_at_end or Path(best).is_dir():
+            return
+        # One that is gone because a later one was better is not needed: that one is found again.
+        later = sort_checkpoints(output_dir=trainer.args.output_dir)
+        if not any(_step_of(path) > trainer.state.global_step for path in later):
             raise StateError(
                 f"the best checkpoint of this training, {best}, is not here: start it where its output_dir is, or "
                 "without load_best_model_at_end"
@@ -425,14 +459,17 @@ class _Attached:
 
     def _tear_down(self) -> None:
         """Leave the trainer as its own end does; but for `on_train_end`, at which trackers upload the model."""
+        self._leave_train()
+        for callback in self._trainer.callback_handler.callbacks:
+            writer = getattr(callback, "tb_writer", None)
+            if writer is not None:
+                writer.flush()
+
+    def _leave_train(self) -> None:
         trainer = self._trainer
         trainer.is_in_train = False
         if trainer.neftune_noise_alpha is not None:
             _trainer.deactivate_neftune(trainer.model, trainer.neftune_hook_handle, trainer.accelerator)
-        for callback in trainer.callback_handler.callbacks:
-            writer = getattr(callback, "tb_writer", None)
-            if writer is not None:
-                writer.flush()
 
 
 @dataclasses.dataclass
@@ -443,7 +480,7 @@ class _Place:
         epoch: number of the pass over the data.
         updates: steps that it has made in this pass.
         at_evaluation: whether it is before what it logs, evaluates and saves at the end of that step.
-        control: what it is about to do there.
+        control: what it is about to do there; behind the step, whether it stops.
         grad_norm: of that step, for its log.
         learning_rate: likewise.
         is_resumed: whether the pass begins behind the batches of these steps.
@@ -468,14 +505,11 @@ class _Place:
 
 
 class _Callbacks:
-    """The states of a trainer's callbacks, as far as they show them; and a warning of one that hides its own."""
-
-    _LOOKS = 3
+    """The states of a trainer's callbacks, as far as they show them."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._before: dict[int, dict[str, Any]] = {}
-        self._looks = 0
+        self._looks = Looks(warn, "make the callback an ExportableState, as transformers' EarlyStoppingCallback is")
 
     @property
     def _all(self) -> list[Any]:
@@ -521,22 +555,11 @@ class _Callbacks:
 
     def look(self) -> None:
         """Warn, once, of a callback of the program's that changes attributes and shows no state."""
-        if self._looks >= self._LOOKS:
-            return
-        self._looks += 1
-        for callback in self._all:
-            kind = type(callback)
-            if isinstance(callback, ExportableState) or kind.__module__.split(".")[0] == "transformers":
-                continue
-            now = {name: value for name, value in vars(callback).items() if isinstance(value, (int, float, str))}
-            before = self._before.setdefault(id(callback), now)
-            changed = sorted(name for name, value in now.items() if before.get(name, value) != value)
-            if changed:
-                self._looks = self._LOOKS
-                warn(
-                    f"{kind.__name__}.{changed[0]} changes, and a resume resets it: make the callback an "
-                    "ExportableState, as transformers' EarlyStoppingCallback is"
-                )
+        self._looks.look(
+            callback
+            for callback in self._all
+            if not isinstance(callback, ExportableState) and type(callback).__module__.split(".")[0] != "transformers"
+        )
 
 
 def _wrapped(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -554,24 +577,14 @@ def _bound(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
     return dict(bound.arguments)
 
 
+def _step_of(checkpoint: str) -> int:
+    """Return the step in the name of a trainer's own checkpoint; -1 if there is none."""
+    found = re.match("checkpoint-([0-9]+)", Path(checkpoint).name)
+    return -1 if found is None else int(found[1])
+
+
 def _number(value: Any) -> float | None:
     return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def _take_times(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[list[Any]]:
-    """Take the times that were measured out of the logs: no two runs have the same. Yield where each was, and it."""
-    for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-        if isinstance(value, (dict, list)):
-            yield from _take_times(value, (*path, key))
-        elif isinstance(key, str) and _MEASURED.search(key) and isinstance(value, float):
-            yield [[*path, key], value]
-            tree[key] = None
-
-
-def _put_times_back(own: dict[str, Any]) -> None:
-    """Put the times back that `_take_times` has taken."""
-    for (*path, last), value in own.get("places", {}).get("times", ()):  # older snapshots have none
-        functools.reduce(operator.getitem, path, own)[last] = value
 
 
 def _plain(value: Any) -> Any:

@@ -27,7 +27,9 @@ def oldest(framework: str) -> str:
     [
         ("transformers", "hf_trainer", "evaluate"),
         pytest.param("transformers", "hf_trainer", "epochs", marks=pytest.mark.nightly),
+        pytest.param("transformers", "hf_trainer", "stops", marks=pytest.mark.nightly),
         ("lightning", "lightning_trainer", "validate"),
+        pytest.param("lightning", "lightning_trainer", "stops", marks=pytest.mark.nightly),
     ],
 )
 def test_the_oldest_one_is_resumed_bit_for_bit(

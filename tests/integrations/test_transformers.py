@@ -28,8 +28,9 @@ LIVES: list[tuple[str, Lives]] = [
     ("fsdp2", [("Published:2:terminate", 75), ("Published:1:kill-rank", 0)]),
     ("early", [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]),
     ("twice", [("Published:4:terminate", 75), ("Published:3:kill-trainer,Published:5:terminate", 75), ("", 0)]),
+    ("stops", [("Published:1:terminate", 75), ("TrainerFinished:1:kill-trainer", 0)]),
 ]
-TIERS = {"plain": [pytest.mark.sample], "evaluate": [], "fsdp2": []}
+TIERS = {"plain": [pytest.mark.sample], "evaluate": [], "fsdp2": [], "stops": []}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,23 @@ def test_with_the_callback_a_training_computes_what_it_computes_without(world: W
     assert process.wait() == 0, process.stderr
     assert world.curve.read_text() == unbroken(TRAINER, "evaluate").curve.read_text()
     check_same(world, unbroken(TRAINER, "evaluate"))
+
+
+def test_a_training_of_which_only_the_end_of_a_call_was_still_to_come_is_the_same(
+    world: World, unbroken: Unbroken
+) -> None:
+    """It ends between two calls of train(), and again behind the second."""
+    live(
+        world, command(TRAINER, world, "twice"), [("TrainerFinished:1:kill-trainer,TrainerFinished:3:kill-trainer", 0)]
+    )
+    check_same(world, unbroken(TRAINER, "twice"))
+
+
+def test_the_trainer_s_own_checkpoint_on_sigterm_is_switched_off_and_that_is_said(world: World) -> None:
+    process = world.run_rigged(*FAST, "--at", "Published:1:terminate", command=command(TRAINER, world, "jit"))
+    assert process.wait() == 75, process.stderr
+    assert "enable_jit_checkpoint is off" in process.stderr
+    assert not list(world.root.glob("output/checkpoint-*"))
 
 
 def test_an_evaluation_is_begun_again_where_it_was_interrupted(world: World, unbroken: Unbroken) -> None:

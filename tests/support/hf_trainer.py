@@ -10,7 +10,10 @@ for each loss, each evaluated batch and each log, in full precision, to CURVE, a
     --mode workers       2 workers, which stay; ends after 25 steps, in the middle of an epoch
     --mode lora          trains adapters of PEFT on a frozen base
     --mode early         stops early by its evaluations, and loads its best checkpoint
-    --mode twice         calls train() twice
+    --mode twice         calls train() twice, each with an evaluation before it, and noise in its embeddings
+    --mode stops         a callback ends the first epoch after 4 steps, and the training ends after 24: both at a
+                         snapshot, in the middle of an epoch; it logs and evaluates at the end of each
+    --mode jit           with the Trainer's own just-in-time checkpoint
     --mode fsdp2         shards the model over the ranks, by the Trainer's own switch
     --mode tensorboard   logs to TensorBoard, in a directory that the Trainer names by the clock
     --device cuda        on a GPU, in half precision with a scaler, by deterministic operations
@@ -36,10 +39,11 @@ from transformers import (
 )
 
 from tests.support.framework_trainer import options_of, prepare, write_final
+from tests.support.shard_on_cpu import shard_on_cpu
 
 ITEMS, BATCH, EPOCHS = 44, 4, 3
 STEPS = EPOCHS * ITEMS // BATCH
-TIMES = ("runtime", "per_second")
+TIMES = ("runtime", "per_second", "step_time")
 
 
 class Noisy(Dataset[dict[str, Tensor]]):
@@ -86,6 +90,14 @@ class Logged(TrainerCallback):  # type: ignore[misc]
         print("log", state.global_step, shown, file=self.out, flush=True)
 
 
+class EndsEpoch(TrainerCallback):  # type: ignore[misc]
+    """Ends the pass over the data after the fourth step."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Decide."""
+        control.should_epoch_stop = state.global_step == 4
+
+
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "evaluate": {"eval_strategy": "steps", "eval_steps": 3},
@@ -99,7 +111,12 @@ MODES: dict[str, dict[str, Any]] = {
         "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4, "num_train_epochs": 6,
         "load_best_model_at_end": True, "metric_for_best_model": "loss",
     },
-    "twice": {},
+    "twice": {"eval_on_start": True, "neftune_noise_alpha": 5.0},
+    "stops": {
+        "max_steps": 24, "logging_strategy": "epoch", "eval_strategy": "epoch", "ignore_data_skip": True,
+        "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2,
+    },
+    "jit": {"enable_jit_checkpoint": True},
     "fsdp2": {
         "fsdp": "full_shard",
         "fsdp_config": {
@@ -125,12 +142,15 @@ def main() -> None:
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1))
     with options.curve.open("a") as out:
         train(model, options, out)
-    write_final(model, options.final)
+    write_final(model, options.final, is_sharded=options.mode == "fsdp2")
 
 
 def train(model: Any, options: argparse.Namespace, out: Any) -> None:
     """Train a model as the mode says."""
-    callbacks: list[Any] = [EarlyStoppingCallback(2)] if options.mode == "early" else []
+    if options.mode == "fsdp2":
+        shard_on_cpu()
+    more: dict[str, list[Any]] = {"early": [EarlyStoppingCallback(2)], "stops": [EndsEpoch()]}
+    callbacks = more.get(options.mode, [])
     ours = None
     if not options.plain:
         from harness.integrations.transformers import HarnessCallback, attach

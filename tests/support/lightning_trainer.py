@@ -16,6 +16,7 @@ what it holds at the end to FINAL.
     --mode steps        ends after 25 steps, in the middle of an epoch; a scheduler asks how many steps there will be,
                         before the loop begins
     --mode averaged     validates with averaged weights
+    --mode stops        the same, and ends after 24 steps, at a snapshot in the middle of an epoch
     --mode fsdp2        shards the model over the 2 ranks, by Lightning's strategy for it
     --package NAME      pytorch_lightning instead of lightning.pytorch
     --device cuda       on a GPU, in half precision with a scaler, by deterministic operations
@@ -39,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tests.support.framework_trainer import options_of, prepare, write_final
 
 ITEMS, BATCH, EPOCHS = 44, 4, 3
-MODES = ("plain", "validate", "manual", "plateau", "workers", "steps", "averaged", "fsdp2")
+MODES = ("plain", "validate", "manual", "plateau", "workers", "steps", "averaged", "stops", "fsdp2")
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
@@ -74,6 +75,7 @@ def module_of(pl: Any, mode: str, out: Any) -> Any:
             super().__init__()
             self.net = network(nn.LayerNorm if mode == "fsdp2" else nn.BatchNorm1d)
             self.automatic_optimization = mode != "manual"
+            self.losses: list[Tensor] = []
             if mode == "validate":
                 self.mean = torchmetrics.MeanMetric()
                 self.both = torchmetrics.MetricCollection([torchmetrics.MeanMetric(), torchmetrics.MaxMetric()])
@@ -96,6 +98,7 @@ def module_of(pl: Any, mode: str, out: Any) -> Any:
                     optimizer.zero_grad()
                     self.manual_backward(self.loss(batches[0]) + loss.detach())
                     optimizer.step()
+            self.losses.append(loss.detach())
             self.log("loss", loss, on_step=True, on_epoch=True, batch_size=BATCH)
             if mode == "validate":
                 self.mean(loss.detach())
@@ -113,7 +116,8 @@ def module_of(pl: Any, mode: str, out: Any) -> Any:
 
         def on_train_epoch_end(self) -> None:
             shown = {key: value.item().hex() for key, value in sorted(self.trainer.callback_metrics.items())}
-            print("epoch", self.current_epoch, shown, file=out, flush=True)
+            print("epoch", self.current_epoch, shown, torch.stack(self.losses).sum().item(), file=out, flush=True)
+            self.losses.clear()
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -188,8 +192,9 @@ def callbacks_of(pl: Any, mode: str, out: Any, folder: Path) -> list[Any]:
         return [pl.callbacks.EarlyStopping("val_loss", patience=3)]
     if mode == "workers":
         return [pl.callbacks.ModelCheckpoint(folder, monitor="val_loss", save_top_k=2, save_last=True)]
-    if mode == "averaged":
-        return [pl.callbacks.EMAWeightAveraging(decay=0.9)]
+    if mode in ("averaged", "stops"):
+        average = getattr(pl.callbacks, "EMAWeightAveraging", None)  # not in 2.5
+        return [] if average is None else [average(decay=0.9)]
     return [Counting()] if mode == "validate" else []
 
 
@@ -197,6 +202,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "validate": {"val_check_interval": 4},
     "plateau": {"max_epochs": 8, "accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     "steps": {"max_steps": 25, "max_epochs": -1},
+    "stops": {"max_steps": 24, "max_epochs": -1},
     "workers": {"enable_checkpointing": True},
     "fsdp2": {"devices": 2},
 }
@@ -233,7 +239,7 @@ def main() -> None:
         if options.mode == "workers":
             trainer.validate(dataloaders=loader(12, shuffle=False), ckpt_path="best", verbose=False)
             print("best", trainer.checkpoint_callback.best_model_path, file=out)
-    write_final(module, options.final)
+    write_final(module, options.final, is_sharded=options.mode == "fsdp2")
 
 
 if __name__ == "__main__":
