@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -73,8 +73,9 @@ def main() -> None:
                 right += int((predicted == labels).sum())
         accelerator.print(f"epoch {epoch}: {right / 2:.1f} % right")
 
-    if options.final:
-        save_model(accelerator.unwrap_model(model), options.final)
+    whole = accelerator.get_state_dict(model)
+    if options.final and accelerator.is_main_process:
+        save_file(whole, options.final)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,11 @@ from tests.support.world import ROOT, World
 pytestmark = pytest.mark.long("several trainings by a framework")
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+FSDP2 = [
+    "-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0", "--mixed_precision", "no",
+    "--dynamo_backend", "no", "--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "SIZE_BASED_WRAP",
+    "--fsdp_min_num_params", "1000",
+]  # fmt: skip
 PATIENTLY = ["-m", "tests.support.patiently"]
 
 
@@ -21,13 +26,14 @@ PATIENTLY = ["-m", "tests.support.patiently"]
         pytest.param("with_accelerate.py", [], 5, marks=pytest.mark.sample),
         pytest.param("with_lightning.py", TORCHRUN, 3, marks=pytest.mark.nightly),
         pytest.param("with_accelerate.py", TORCHRUN, 10, marks=pytest.mark.nightly),
+        pytest.param("with_accelerate.py", FSDP2, 10, marks=pytest.mark.nightly),
         ("huggingface.py", [], 3),
         pytest.param("huggingface.py", TORCHRUN, 3, marks=pytest.mark.nightly),
         ("with_lightning.py", [], 3),
     ],
 )
 def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
-    script: str, launcher: list[str], epochs: int, world: World
+    script: str, launcher: list[str], epochs: int, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(name: str, *rigged: str) -> int:
         world.run = name
@@ -40,6 +46,8 @@ def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
         assert code == 0 or "nothing is lost" in process.stderr, process.stderr
         return code
 
+    if launcher is FSDP2:
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert start("unbroken") == 0
     assert start("broken", "--at", "Published:2:terminate") == 75
     killed = "kill-rank" if launcher else "kill-trainer"

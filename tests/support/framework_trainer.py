@@ -41,8 +41,9 @@ def prepare(options: argparse.Namespace) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def write_final(model: nn.Module, path: Path) -> None:
+def write_final(model: nn.Module, path: Path, *, is_sharded: bool = False) -> None:
     """Write a sum of each tensor of a model; of the whole of one that ranks hold together, and so all call this."""
+    assert any(isinstance(param, DTensor) for param in model.parameters()) == is_sharded
     whole = {
         name: value.full_tensor() if isinstance(value, DTensor) else value
         for name, value in sorted(model.state_dict().items())

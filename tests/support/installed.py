@@ -25,6 +25,10 @@ LARGE: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({
         ["hjson", "py-cpuinfo", "ninja", "pydantic", "psutil", "einops", "msgpack", "tqdm", "packaging"],
         ["--no-deps", "--no-build-isolation", "deepspeed==0.19.8"],  # not its torch: it would be a second one
     ],
+    "trl": [[
+        "--no-deps", "trl==1.16.0", "datasets==5.2.0",  # not what is here already, in another version
+        "pyarrow==22.0.0", "pandas", "dill", "xxhash", "multiprocess", "psutil", "python-dateutil", "six",
+    ]],
     "orbax": [["orbax-checkpoint==0.12.8", "jax==0.10.2"]],
 })  # fmt: skip
 """Libraries that only nightly tests use: what pip is told, one time after the other."""
@@ -53,7 +57,9 @@ def installed(name: str, *commands: Sequence[str], factory: pytest.TempPathFacto
         commands: what pip is told, one time after the other.
         factory: pytest's, of this session.
     """
-    folder = factory.getbasetemp().parent / name
+    # By its name it is no place of the program's own: dill stores the modules of such a place whole.
+    folder = factory.getbasetemp().parent / name / "site-packages"
+    folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, folder.with_suffix(".lock").open("w") as lock:
         show_package_index(patch)
         fcntl.flock(lock, fcntl.LOCK_EX)
