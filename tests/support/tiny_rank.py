@@ -139,7 +139,7 @@ class TinyRank:
     @property
     def planned(self) -> bool:
         """Whether slots were asked for, for what it stores now."""
-        return self._used is not None and self.link.stores is self._used
+        return self._used is not None and self.link.stores is self._used and not self.link.holds_wanted
 
     @property
     def _has_grown(self) -> bool:
@@ -154,7 +154,7 @@ class TinyRank:
             held = HeldTensor("own", "U8", (OWN_BYTES,), "own"), HeldTensor("common", "U8", (ROWS, ROW), "shared")
             grown = (HeldTensor("grown", "U8", (GROWN_BYTES,), "own"),) if self._grown else ()
             self.link.send(Holds((*held, *grown), self._told), repeat=True)
-        if (stores := self.link.stores) is None or stores.number != self._told:
+        if (stores := self.link.stores) is None or stores.number != self._told or self.link.holds_wanted:
             return
         self._used, self._assignment = stores, stores.assignment
         self._entries: dict[str, tuple[str, int, int]] = {"own": ("own", 0, OWN_BYTES)}

@@ -82,6 +82,7 @@ class Holdings:
             self._wanted = True
             return {}
         self._rounds = 0
+        self._told.update(range(count))  # those that were asked again, and have not answered, have told it before
         news = {rank: stores for rank, stores in enumerate(found) if self._known.get(rank) != stores}
         self._known |= news
         self.assignment = found[0].assignment

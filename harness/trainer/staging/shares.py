@@ -58,8 +58,8 @@ class Shares:
 
     @property
     def stale(self) -> bool:
-        """Whether the agent has said something that no entries were made of yet."""
-        return self._link.stores is not self._used
+        """Whether the agent has said something that no entries were made of yet, or wants to be told again."""
+        return self._link.holds_wanted or self._link.stores is not self._used
 
     @property
     def assignment(self) -> str:
@@ -80,9 +80,9 @@ class Shares:
         self._link.send(Holds(table, self._number, captured.groups), repeat=True)
 
     def entries(self, captured: Captured) -> tuple[Entry, ...] | None:
-        """Return what this rank stores; `None` while the agent has not answered."""
+        """Return what this rank stores; `None` while the agent has not answered, or wants to be told again."""
         stores = self._link.stores
-        if stores is None or stores.number != self._number:
+        if stores is None or stores.number != self._number or self._link.holds_wanted:
             return None
         self._used = stores
         own = [Entry(name, name, None, StoredPiece(own=True)) for name in stores.own]

@@ -119,10 +119,10 @@ def capture(
         StateError: something in a state cannot be stored; names its path, its type and the remedy.
     """
     flat = flatten(states)
-    names = parameter_names(flat)
+    live = {name: _live(name, state) for name, state in flat.items()}
+    names = parameter_names(flat)  # behind `state_dict`, which FSDP2 gives the parameters back that the optimizer has
     walk = _Walk(_optimized(flat), None if alone else Claims(flat))
     tree, given = {}, 0
-    live = {name: _live(name, state) for name, state in flat.items()}
     for name, state in flat.items():
         tree[name] = _capture_state(name, state, live[name], names, walk)
         if unlisted is not None and isinstance(state, nn.Module):

@@ -78,6 +78,19 @@ def test_tables_of_different_steps_are_told_again_and_fit_then() -> None:
     assert len(holdings.news(2)) == 2, "it fits as soon as it does"
 
 
+def test_a_rank_whose_old_table_fitted_again_is_asked_when_it_does_not_any_more() -> None:
+    """It has no reason of its own to tell it again."""
+    holdings = told([shard("w", 0, 2), shard("grad", 0, 2)], [shard("w", 2, 2)])
+    holdings.news(2)
+    holdings.take_wanted()
+    holdings.tell(1, Holds((shard("w", 2, 2), shard("grad", 2, 2)), 2))
+    assert len(holdings.news(2)) == 2
+
+    holdings.tell(1, Holds((shard("w", 2, 2),), 3))
+    assert holdings.news(2) == {}
+    assert holdings.take_wanted()
+
+
 def test_tables_that_never_fit_are_an_error_that_names_the_tensor() -> None:
     tables = [[shard("w", 0, 2)], [shard("w", 1, 2)]]
     holdings = told(*tables)

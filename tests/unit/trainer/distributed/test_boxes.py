@@ -11,12 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor as dtensor
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.errors import StateError
 from harness.trainer.distributed.boxes import Box, box_of, is_dtensor, like, local_of
+from harness.trainer.state.capture import capture
 
 
 @contextlib.contextmanager
@@ -83,6 +86,24 @@ def test_a_strided_part_with_holes_is_refused_and_one_without_is_a_box() -> None
     assert sorted(box.offset[0] for box in found) == [0, 2, 4, 6]
     with pytest.raises(StateError, match="not one block"):
         boxes((2,), [strided(0, split_factor=2)], (8, 3))
+
+
+def test_an_optimizer_s_state_has_the_parameters_names_also_behind_an_evaluation() -> None:
+    """Which leaves the outermost module with parameters that the optimizer does not have, until the next backward."""
+    with as_rank(0, 2):
+        net = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
+        fully_shard(net[0], mesh=(mesh := init_device_mesh("cpu", (2,))))
+        fully_shard(net, mesh=mesh)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            net.eval()(torch.ones(1, 4))
+        given = {id(param) for param in optimizer.param_groups[0]["params"]}
+        assert any(id(param) not in given for param in net.parameters())
+        found = capture({"model": net, "optimizer": optimizer}, alone=False).tensors
+    names = [f"optimizer/state/model/{name}/momentum_buffer" for name in ("0.weight", "0.bias", "1.weight", "1.bias")]
+    assert [name for name in found if name.startswith("optimizer")] == names
 
 
 def test_what_two_boxes_have_in_common_is_told_for_both() -> None:
