@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 _MOST: Final = 10_000
+_MOST_CHARACTERS: Final = 1 << 20
 _MOST_BYTES: Final = 64 << 20
-"""The most values, and bytes of tensors, of one attribute: what has more is the program's data, and not a count."""
+"""The most values, characters of texts, and bytes of tensors of one attribute: what has more is the program's data."""
 _LEAST_BYTES: Final = 4096
 _TENSOR: Final = "\0tensor"
 """Stands with its place in the packed bytes where a tensor was."""
-_PLAIN: Final = (int, float, str, bool, type(None))
+_PLAIN: Final = (int, float, bool, type(None))
 _MEASURED: Final = re.compile("(^|_)(runtime|(samples|steps|tokens)_per_second|time)$")
 """Names of what depends on the clock, as transformers and TRL have them."""
 
@@ -93,8 +94,8 @@ class Counts:
             self._told = True
             self._warn(
                 f"{type(self._owner).__name__}.{name} changes, and a resume resets it: what is stored are numbers, and "
-                f"lists and dicts of fewer than {_MOST} numbers, texts and tensors without a gradient, with fewer than "
-                f"{_MOST_BYTES >> 20} MiB"
+                f"lists and dicts of fewer than {_MOST} numbers, texts and tensors without a gradient, with less than "
+                f"{_MOST_CHARACTERS >> 20} MiB of texts and {_MOST_BYTES >> 20} MiB of tensors"
             )
 
     def _all(self) -> Iterator[tuple[str, Any, bool]]:
@@ -157,7 +158,7 @@ def _assigned_by(code: types.CodeType) -> set[str]:
 
 def _is_plain(value: Any) -> bool:
     """Whether a value can be stored: of what it consists, and how much of that it has."""
-    left, left_bytes, waiting = _MOST, _MOST_BYTES, [value]
+    left, left_characters, left_bytes, waiting = _MOST, _MOST_CHARACTERS, _MOST_BYTES, [value]
     while waiting:
         item = waiting.pop()
         left -= 1
@@ -165,11 +166,13 @@ def _is_plain(value: Any) -> bool:
             waiting.extend(itertools.islice(item.values(), left))
         elif type(item) in (list, tuple, deque):
             waiting.extend(itertools.islice(item, left))
+        elif type(item) is str:
+            left_characters -= len(item)
         elif type(item) is Tensor and not item.requires_grad and item.layout is torch.strided:
             left_bytes -= item.nbytes
         elif type(item) not in _PLAIN:
             return False
-        if left <= 0 or left_bytes <= 0:
+        if min(left, left_characters, left_bytes) <= 0:
             return False
     return True
 

@@ -223,11 +223,13 @@ class _Fit:
             yield Counts(datamodule, _base_of(datamodule, "LightningDataModule"), warn)
 
     def _silent(self) -> Iterator[Any]:
-        """Yield the program's own callbacks that have no state to show."""
+        """Yield the program's own callbacks that add nothing to a checkpoint."""
         for callback in self._trainer.callbacks:
             base: Any = _base_of(callback, "Callback")
             own = type(callback).__module__.partition(".")[0] not in (_package_of(self._trainer), "harness")
-            if own and type(callback).state_dict is base.state_dict:
+            if own and all(
+                getattr(type(callback), name) is getattr(base, name) for name in ("state_dict", "on_save_checkpoint")
+            ):
                 yield callback
 
     def _states(self) -> dict[str, Any]:

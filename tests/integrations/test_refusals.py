@@ -21,6 +21,7 @@ from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
 
 from harness.errors import ConfigError, StateError
 from harness.integrations import lightning as for_lightning
+from harness.integrations import lightning_fit
 from harness.integrations import transformers as for_transformers
 from harness.integrations.frozen import Trainable
 from harness.trainer import opening
@@ -171,6 +172,25 @@ def test_callbacks_that_change_the_training_where_a_resume_does_not_come_by(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         pl_trainer(tmp_path, callback).fit(Module(), loader())
+
+
+@pytest.mark.parametrize("shows", [None, "state_dict", "on_save_checkpoint"])
+def test_a_callback_that_counts_and_does_not_show_it(
+    shows: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting(pl.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.batches += 1
+
+    if shows is not None:
+        setattr(Counting, shows, lambda self, *args: {"batches": self.batches})
+    told: list[str] = []
+    monkeypatch.setattr(lightning_fit, "warn", told.append)
+    pl_trainer(tmp_path, Counting(), max_epochs=4).fit(Module(), loader())
+    words = "Counting.batches changes, and a resume resets it: give the callback state_dict() and load_state_dict()"
+    assert told == ([words] if shows is None else [])
 
 
 def test_a_fit_s_own_resume(tmp_path: Path) -> None:
