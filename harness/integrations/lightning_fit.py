@@ -12,23 +12,32 @@ are here since Lightning 2.5.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from harness.config.settings import is_off
 from harness.errors import ConfigError
 from harness.integrations.counts import Counts, Looks, pack, put_times_back, take_times, unpack
+from harness.integrations.lightning_progress import (
+    continue_loggers,
+    module_of,
+    progress_of,
+    restore_results,
+    results_of,
+    set_progress,
+    version_of,
+    with_paths,
+    without_paths,
+)
 from harness.trainer.driven import Driven, Options, Resumed, check_options
 from harness.trainer.state.rng import capture_moment, restore_rng
-from harness.trainer.voice import say, warn
+from harness.trainer.voice import warn
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "fit_loop": (
@@ -69,8 +78,6 @@ _REFUSED_CALLBACKS = {
     "BatchSizeFinder": "trains before the training: find the size in a program of its own, and leave it out here",
 }
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
-_LOGGED = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
-_LOGGED_FROM = (*_LOGGED, "dataloader_idx", "metric_attribute")
 
 
 class Fit:
@@ -164,7 +171,7 @@ class _Fit:
         _wrap(epoch_loop, "reset", self._reset_epoch)
         _wrap(loop, "on_advance_end", self._epoch_ends)
         if self._resumed is not None:
-            _continue_loggers(trainer.loggers, self._resumed.own)
+            continue_loggers(trainer.loggers, self._resumed.own)
 
     @property
     def _own(self) -> Any:
@@ -186,7 +193,7 @@ class _Fit:
         if (own := self._own) is None:
             return None
         trainer, call = self._trainer, self._call
-        checkpoint = _with_paths(own["checkpoint"], own["places"]["paths"])
+        checkpoint = with_paths(own["checkpoint"], own["places"]["paths"])
         checkpoint.setdefault("state_dict", trainer.strategy.lightning_module_state_dict())
         call._call_lightning_module_hook(trainer, "on_load_checkpoint", checkpoint)
         if trainer.datamodule is not None and own["datamodule"]:
@@ -205,7 +212,7 @@ class _Fit:
         driven.restore()
         self._trains = True
         if (own := self._own) is not None:
-            _set_progress(loop, own["loops"])
+            set_progress(loop, own["loops"])
             trainer.should_stop, trainer.accumulate_grad_batches = own["should_stop"], own["accumulate"]
             self._sampled = own.get("sampled", 0)
         if self._early is not None:  # configure_optimizers has asked how many steps there will be
@@ -264,7 +271,7 @@ class _Fit:
             self._driven.follow(loader, f"train.{number}" if len(loaders) > 1 else "train")
             if self._own is not None:  # the trainer does it later, and a sampler of several ranks draws by its epoch
                 epoch = self._own.get("sampled", loop.epoch_progress.current.processed)  # older snapshots have none
-                _module_of(loop)._set_sampler_epoch(loader, epoch)
+                module_of(loop)._set_sampler_epoch(loader, epoch)
 
     def _reset(self, theirs: Callable[..., Any]) -> None:
         """The loop over epochs begins: in the middle of one, after a resume."""
@@ -273,7 +280,7 @@ class _Fit:
             return
         loop = self._trainer.fit_loop
         torch.set_grad_enabled(True)
-        loop._restart_stage = _module_of(loop).RestartStage.RESTARTED_MID_EPOCH
+        loop._restart_stage = module_of(loop).RestartStage.RESTARTED_MID_EPOCH
         loop._resuming_from_checkpoint = True  # its iterator is the one that continues
 
     def _reset_epoch(self, theirs: Callable[..., Any]) -> None:
@@ -321,7 +328,7 @@ class _Fit:
         for name in _METRICS:
             getattr(connector, name).update(own["metrics"][name])
         connector._first_loop_iter, connector._current_fx = own["first"], own["fx"]
-        _restore_results(trainer, trainer.fit_loop.epoch_loop._results, own["results"])
+        restore_results(trainer, trainer.fit_loop.epoch_loop._results, own["results"])
 
     def _on_advance_end(self, theirs: Callable[..., Any], fetcher: Any) -> None:
         """The end of a batch: what the trainer does there, and behind a step a boundary."""
@@ -398,17 +405,17 @@ class _Fit:
         paths: list[str] = []
         counts = pack([each.changed() for each in self._counts], trainer.strategy.root_device)
         return {
-            "loops": _progress_of(trainer.fit_loop),
-            "checkpoint": _without_paths(self._checkpoint(), paths),
+            "loops": progress_of(trainer.fit_loop),
+            "checkpoint": without_paths(self._checkpoint(), paths),
             "places": {
                 "paths": paths,
                 "times": list(take_times(counts)),
-                "loggers": [[type(logger).__name__, _version_of(logger)] for logger in trainer.loggers],
+                "loggers": [[type(logger).__name__, version_of(logger)] for logger in trainer.loggers],
             },
             "datamodule": {} if datamodule is None else self._datamodule(),
             "logged": trainer.fit_loop.epoch_loop._batches_that_stepped,
             "metrics": {name: dict(getattr(connector, name)) for name in _METRICS},
-            "results": _results_of(trainer.fit_loop.epoch_loop._results),
+            "results": results_of(trainer.fit_loop.epoch_loop._results),
             "first": connector._first_loop_iter,
             "fx": connector._current_fx,
             "should_stop": trainer.should_stop,
@@ -482,11 +489,6 @@ def _base_of(value: Any, name: str) -> type:
     return next((kind for kind in type(value).__mro__ if kind.__name__ == name), type(value))
 
 
-def _module_of(value: Any) -> Any:
-    """Return the module of its class."""
-    return sys.modules[type(value).__module__]
-
-
 def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
     theirs = getattr(owner, name)
 
@@ -495,120 +497,3 @@ def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:
         return ours(theirs, *args, **kwargs)
 
     setattr(owner, name, method)
-
-
-# ---- loops ----------------------------------------------------------------------------------------------------------
-
-
-def _progress_of(loop: Any) -> dict[str, Any]:
-    """Return what a loop has counted, and the loops in it."""
-    found: dict[str, Any] = {
-        name: value.state_dict() if is_count else _progress_of(value) for name, value, is_count in _parts(loop)
-    }
-    if hasattr(loop, "_batches_that_stepped"):
-        found["_batches_that_stepped"] = loop._batches_that_stepped
-    return found
-
-
-def _set_progress(loop: Any, progress: Mapping[str, Any]) -> None:
-    for name, value, is_count in _parts(loop):
-        if not is_count:
-            _set_progress(value, progress[name])
-        else:
-            value.load_state_dict(progress[name])
-    if "_batches_that_stepped" in progress:
-        loop._batches_that_stepped = progress["_batches_that_stepped"]
-
-
-def _parts(loop: Any) -> Iterator[tuple[str, Any, bool]]:
-    """Yield name and value of each count and each loop in a loop, and whether it is a count."""
-    for name, value in vars(loop).items():
-        if dataclasses.is_dataclass(value) and hasattr(value, "state_dict"):
-            yield name, value, True
-        elif hasattr(value, "on_save_checkpoint") and hasattr(value, "restarting"):
-            yield name, value, False
-
-
-# ---- names of files -------------------------------------------------------------------------------------------------
-
-_PATH = "\0path "
-
-
-def _without_paths(value: Any, paths: list[str]) -> Any:
-    """Return what a checkpoint has, with a reference instead of each absolute path; append the paths to a list."""
-    if isinstance(value, str) and value.startswith(os.sep):
-        if value not in paths:
-            paths.append(value)
-        return f"{_PATH}{paths.index(value)}"
-    if type(value) in (dict, OrderedDict):
-        return type(value)((_without_paths(key, paths), _without_paths(item, paths)) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_without_paths(item, paths) for item in value)
-    return value
-
-
-def _with_paths(value: Any, paths: Sequence[str]) -> Any:
-    """Return what `_without_paths` was given."""
-    if isinstance(value, str) and value.startswith(_PATH):
-        return paths[int(value.removeprefix(_PATH))]
-    if type(value) in (dict, OrderedDict):
-        return type(value)((_with_paths(key, paths), _with_paths(item, paths)) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_with_paths(item, paths) for item in value)
-    return value
-
-
-# ---- loggers and logged values --------------------------------------------------------------------------------------
-
-
-def _version_of(logger: Any) -> Any:
-    version = getattr(logger, "_version", None)
-    return version if isinstance(version, (int, str)) else None
-
-
-def _continue_loggers(loggers: list[Any], own: Mapping[str, Any]) -> None:
-    """Have a TensorBoard logger write on where it was, without the steps that are made again."""
-    for logger, (kind, version) in zip(loggers, own["places"]["loggers"], strict=False):
-        if kind == type(logger).__name__ == "TensorBoardLogger" and version is not None:
-            logger._version = version
-            logger._kwargs.setdefault("purge_step", own["logged"])
-        elif kind == type(logger).__name__ == "CSVLogger":
-            say("CSVLogger begins a file of its own in each start: the curve is in all of them together")
-
-
-def _results_of(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `self.log` that are being summed over the epoch."""
-    return {key: _result_of(metric) for key, metric in results.items()}
-
-
-def _result_of(metric: Any) -> dict[str, Any]:
-    meta = metric.meta
-    found = {
-        "meta": {name: getattr(meta, name) for name in _LOGGED_FROM},
-        "reduce": meta.reduce_fx.__name__,
-        "sync": [meta.sync.should, meta.sync.rank_zero_only],
-        "is_tensor": metric.is_tensor,
-        "has_reset": metric.has_reset,
-        "count": metric._update_count,
-        "last": metric._forward_cache if isinstance(metric._forward_cache, Tensor) else None,
-    }
-    if metric.is_tensor:
-        found["states"] = {key: getattr(metric, key) for key in metric._defaults}
-    return found
-
-
-def _restore_results(trainer: Any, results: Any, stored: Mapping[str, Any]) -> None:
-    module = _module_of(results)
-    for key, node in stored.items():
-        meta = module._Metadata(**node["meta"], reduce_fx=getattr(torch, node["reduce"]))
-        should, rank_zero_only = node["sync"]
-        meta.sync = module._Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=rank_zero_only)
-        metric = module._ResultMetric(meta, node["is_tensor"])
-        metric.has_reset, metric._update_count, metric._forward_cache = node["has_reset"], node["count"], node["last"]
-        for name, value in node.get("states", {}).items():
-            setattr(metric, name, value)
-        if not node["is_tensor"]:
-            if meta.metric_attribute is None:
-                continue  # it is logged again under the same key, and its own state is the module's
-            metric.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
-        results[key] = metric

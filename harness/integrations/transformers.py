@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import json
 import os
 import re
 import signal
@@ -31,8 +30,9 @@ import torch
 from harness import requirements
 from harness.config.settings import is_off
 from harness.errors import ConfigError, StateError
-from harness.integrations.counts import Counts, Looks, pack, put_times_back, take_times, unpack
+from harness.integrations.counts import Counts, pack, put_times_back, take_times, unpack
 from harness.integrations.frozen import Trainable, has_frozen_base
+from harness.integrations.transformers_callbacks import Callbacks, plain
 from harness.trainer.driven import Driven, Options, Resumed, check_options
 from harness.trainer.state.prepared import unwrapped
 from harness.trainer.voice import say, warn
@@ -41,7 +41,6 @@ with requirements.needed("transformers"):
     import transformers
     import transformers.trainer
     from transformers import Trainer, TrainerCallback
-    from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import IntervalStrategy, TrainOutput, sort_checkpoints
 
 _WRAPPED = (
@@ -180,7 +179,7 @@ class _Attached:
         self._updates_of_epoch = 0
         self._base: int | None = None
         self._place = _Place()
-        self._watched = _Callbacks(trainer)
+        self._watched = Callbacks(trainer, HarnessCallback)
         self._counts = Counts(trainer, Trainer, warn)
         for name in _WRAPPED:
             theirs, ours = getattr(trainer, name), getattr(self, name.removeprefix("_"))
@@ -407,14 +406,14 @@ class _Attached:
         for name in ("stateful_callbacks", "is_local_process_zero", "is_world_process_zero"):
             del state[name]
         own = {
-            "state": _plain(state),
+            "state": plain(state),
             "place": place.to_tree(),
-            "numbers": {name: _plain(getattr(trainer, name)) for name in _NUMBERS if hasattr(trainer, name)},
+            "numbers": {name: plain(getattr(trainer, name)) for name in _NUMBERS if hasattr(trainer, name)},
             "loss": trainer._tr_loss,
             "base": self._base,
             "callbacks": self._watched.states(),
             "counts": pack(self._counts.changed(), trainer.args.device) if self._counts.are_there else None,
-            "earlier": _plain(self._earlier),
+            "earlier": plain(self._earlier),
             "before": self._before,
         }
         return own | {"places": {"logging_dir": self._watched.logging_dir, "times": list(take_times(own))}}
@@ -504,64 +503,6 @@ class _Place:
         return tree
 
 
-class _Callbacks:
-    """The states of a trainer's callbacks, as far as they show them."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._looks = Looks(warn, "make the callback an ExportableState, as transformers' EarlyStoppingCallback is")
-
-    @property
-    def _all(self) -> list[Any]:
-        return [each for each in self._trainer.callback_handler.callbacks if not isinstance(each, HarnessCallback)]
-
-    def states(self) -> list[list[Any]]:
-        """Return name and attributes of each that is an `ExportableState`, in order."""
-        shown = [each for each in self._all if isinstance(each, ExportableState)]
-        return [[type(each).__name__, _plain(each.state()["attributes"])] for each in shown]
-
-    def restore(self, states: list[list[Any]]) -> None:
-        """Give them their attributes back. Raises StateError if they are not those of the snapshot."""
-        shown = [each for each in self._all if isinstance(each, ExportableState)]
-        names, now = [name for name, _ in states], [type(each).__name__ for each in shown]
-        if names != now:
-            raise StateError(f"the trainer's callbacks with a state were {names}, and are {now}: use the same ones")
-        for callback, (_, attributes) in zip(shown, states, strict=True):
-            for name, value in attributes.items():
-                setattr(callback, name, value)
-
-    @property
-    def _tensorboard(self) -> Any:
-        return next((each for each in self._all if type(each).__name__ == "TensorBoardCallback"), None)
-
-    @property
-    def logging_dir(self) -> str | None:
-        """Where TensorBoard's callback writes; `None` if there is none."""
-        return None if self._tensorboard is None else self._tensorboard.logging_dir
-
-    def continue_logs(self, logging_dir: str | None, step: int) -> None:
-        """Have TensorBoard's callback write on where it did, without the steps behind this one that come again."""
-        callback = self._tensorboard
-        if callback is None or callback.tb_writer is not None or callback._SummaryWriter is None:
-            return
-        made = callback._SummaryWriter
-
-        def writer(**options: Any) -> Any:
-            callback._SummaryWriter = made
-            return made(purge_step=step + 1, **options)
-
-        callback._SummaryWriter = writer
-        callback.logging_dir = callback.logging_dir or logging_dir
-
-    def look(self) -> None:
-        """Warn, once, of a callback of the program's that changes attributes and shows no state."""
-        self._looks.look(
-            callback
-            for callback in self._all
-            if not isinstance(callback, ExportableState) and type(callback).__module__.split(".")[0] != "transformers"
-        )
-
-
 def _wrapped(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -585,18 +526,3 @@ def _step_of(checkpoint: str) -> int:
 
 def _number(value: Any) -> float | None:
     return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as a trainer itself stores it: what JSON knows. Numbers of numpy and torch become Python's."""
-    if type(value) in (int, float, str, bool, type(None)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):
-        return _plain(value.item())
-    if isinstance(value, (float, int, str)):
-        return next(kind(value) for kind in (float, int, str) if isinstance(value, kind))
-    return json.loads(json.dumps(value, default=str))
