@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.world import ROOT, World
 
-pytestmark = pytest.mark.long("three trainings, one after the other", minutes=1)
+pytestmark = pytest.mark.long("three trainings, one after the other")
 
 
 @pytest.fixture
