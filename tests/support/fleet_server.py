@@ -28,8 +28,6 @@ from urllib.parse import parse_qsl
 
 import boto3
 from botocore.config import Config
-from moto.backends import get_backend
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.support.patience import HANG_S
@@ -56,6 +54,9 @@ class FleetServer:
     """Auto Scaling, EC2, SNS, CloudWatch and SQS of one account on a loopback port."""
 
     def __init__(self) -> None:
+        # Here, and not in each worker that only collects the tests: it takes a second.
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.waiting: set[str] = set()
         self.access_keys: list[str] = []
@@ -88,6 +89,8 @@ class FleetServer:
 
     def reset(self) -> None:
         """Forget the groups, and all that was asked and said. What hangs goes on hanging."""
+        from moto.backends import get_backend
+
         for service in ("autoscaling", "ec2", "sns", "sqs", "cloudwatch"):
             get_backend(service).reset()  # type: ignore[call-overload]
         for each in (self.requests, self.waiting, self.access_keys, self._answers, self._hanging, self._losing):

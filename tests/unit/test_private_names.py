@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ DOCUMENTED = {"_asdict", "_exit", "_getframe"}
 """Python's own, which only look private."""
 OURS = {"_harness_completed", "_harness_hook", "_override", "_s"}
 """What the harness sets at objects of others, and ends of words."""
-SOURCES = [ast.parse(path.read_text()) for folder in ("harness", "cloud") for path in (ROOT / folder).rglob("*.py")]
 
 
 def words(tree: ast.AST) -> Iterator[tuple[str, bool]]:
@@ -34,8 +34,17 @@ def words(tree: ast.AST) -> Iterator[tuple[str, bool]]:
                     yield part, False
 
 
-USED = {name for tree in SOURCES for name, _ in words(tree) if PRIVATE.fullmatch(name)}
-MADE = {name for tree in SOURCES for name, is_made in words(tree) if is_made}
+@functools.cache
+def found() -> set[tuple[str, bool]]:
+    """All of them in all files, and whether one makes it."""
+    paths = [path for folder in ("harness", "cloud") for path in (ROOT / folder).rglob("*.py")]
+    return {name for path in paths for name in words(ast.parse(path.read_text()))}
+
+
+def used() -> set[str]:
+    return {name for name, _ in found() if PRIVATE.fullmatch(name)}
+
+
 TABLE = (ROOT / "docs/versions.md").read_text().partition("## Private names")[2]
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines() if line.startswith("| ")][2:]
 LISTED = {
@@ -49,11 +58,12 @@ LISTED = {
 
 def test_every_private_name_of_a_library_is_listed() -> None:
     """But for one that the harness has, too: those are listed by hand."""
-    assert USED - MADE - DOCUMENTED - OURS <= LISTED
+    made = {name for name, is_made in found() if is_made}
+    assert used() - made - DOCUMENTED - OURS <= LISTED
 
 
 def test_no_name_is_listed_that_is_not_used() -> None:
-    assert LISTED <= USED
+    assert used() >= LISTED
 
 
 def test_each_is_noticed_by_tests_that_are_there() -> None:

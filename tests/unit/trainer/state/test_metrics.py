@@ -15,7 +15,10 @@ from harness.trainer.state.capture import Captured, capture
 from harness.trainer.state.restore import restore
 from harness.trainer.state.unlisted import Unlisted
 
-torchmetrics = pytest.importorskip("torchmetrics")
+
+def torchmetrics() -> Any:
+    """The library, which takes a second to import: not while the tests are collected."""
+    return pytest.importorskip("torchmetrics")
 
 
 class Program:
@@ -32,7 +35,7 @@ class Program:
     def update(self, *values: float) -> None:
         for value in values:
             predicted = torch.tensor([value, 1 - value])
-            if isinstance(self.model.metric, torchmetrics.MetricCollection):
+            if isinstance(self.model.metric, torchmetrics().MetricCollection):
                 self.model.metric.update(predicted, torch.tensor([1, 0]))
             else:
                 self.model.metric.update(predicted)
@@ -51,14 +54,14 @@ class Program:
 
 def collection() -> Any:
     """Two that share their states, as long as they are equal, and one that does not."""
-    kinds = torchmetrics.classification
-    return torchmetrics.MetricCollection([kinds.BinaryPrecision(), kinds.BinaryRecall(), kinds.BinaryAUROC()])
+    kinds = torchmetrics().classification
+    return torchmetrics().MetricCollection([kinds.BinaryPrecision(), kinds.BinaryRecall(), kinds.BinaryAUROC()])
 
 
 MAKE: dict[str, Callable[[], Any]] = {
-    "sum": lambda: torchmetrics.SumMetric(),
-    "mean": lambda: torchmetrics.MeanMetric(),
-    "list": lambda: torchmetrics.CatMetric(),
+    "sum": lambda: torchmetrics().SumMetric(),
+    "mean": lambda: torchmetrics().MeanMetric(),
+    "list": lambda: torchmetrics().CatMetric(),
     "collection": collection,
 }
 
