@@ -133,6 +133,23 @@ class PlayedAgent:
         ]
 
 
+def let_all_act(agent: PlayedAgent, ranks: list[PlayedRank], *, rounds: int) -> None:
+    """Give everybody their turn, until nothing changes any more; or as many rounds, if that is sooner."""
+
+    def situation() -> tuple[object, ...]:
+        of_ranks = [(rank.at, rank.holding, len(rank.sealed), *vars(rank.words).values()) for rank in ranks]
+        return agent.ask, agent.agreed, len(agent._todo), *of_ranks
+
+    before = None
+    for _ in range(rounds):
+        now = situation()
+        if now == before:
+            return
+        before = now
+        for actor in (agent, *ranks):
+            actor.act()
+
+
 @given(
     starts=st.lists(st.integers(0, 1000), min_size=2, max_size=5),
     turns=st.lists(st.integers(0, 5), max_size=400),
@@ -170,9 +187,7 @@ def test_ranks_that_make_their_last_step_seal_it(starts: list[int], turns: list[
 
     for turn in turns:
         actors[turn % len(actors)].act()
-    for _ in range(4 * end + 100):
-        for actor in actors:
-            actor.act()
+    let_all_act(agent, ranks, rounds=4 * end + 100)
 
     sealed = [rank.sealed[-1][0] for rank in ranks if rank.sealed]
     assert set(sealed) <= {end}
@@ -216,9 +231,7 @@ def test_ranks_do_not_part_over_a_validation(
 
     for turn in turns:
         actors[turn % len(actors)].act()
-    for _ in range(20 * (end + 1) + 200):  # from here on everybody gets their turn
-        for actor in actors:
-            actor.act()
+    let_all_act(agent, ranks, rounds=20 * (end + 1) + 200)
 
     assert all(rank.sealed for rank in ranks), "the set is complete"
     last = [rank.sealed[-1] for rank in ranks if rank.places == places]
