@@ -64,7 +64,7 @@ def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve_and_model(
 def test_the_example_that_saves_by_itself_has_the_unbroken_one_s_curve_and_model(world: World) -> None:
     def start(host: World, *rigged: str) -> int:
         files = ["--out", host.root / "out", "--curve", host.curve, "--final", host.final]
-        command: list[str | Path] = [sys.executable, ROOT / "examples" / "watch_torch_save.py", *files]
+        command: list[str | Path] = [sys.executable, *PATIENTLY, ROOT / "examples/watch_torch_save.py", *files]
         if not rigged:
             return host.start(*command).wait()
         process = host.run_rigged("--watch-look-s", "0.05", "--watch", str(host.root / "out"), *rigged, command=command)

@@ -20,6 +20,7 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import signal
@@ -36,7 +37,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = ("harness", "tests.support.harness_run", "tests.support.launcher")
 KINDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    # programs, and what is imported besides them; each has those of AGENT too
+    # programs, and what is imported besides them; each has those of AGENT too. A second word: of that program's first
+    # argument, the name
     "plain": (
         [*AGENT, "tests.support.tiny_trainer", "tests.support.tiny_rank", "tests.support.self_portrait"],
         ["boto3", "harness.agent.main", "harness.cli.app"],
@@ -46,14 +48,30 @@ KINDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
             "tests.support.graph_trainer",
             "tests.support.lora_trainer",
             "tests.support.loops",
+            *(f"tests.support.library_program {library}" for library in ("accelerate", "dcp", "torch", "torch-one")),
+            *(f"tests.support.patiently {script}" for script in ("watch_torch_save.py", "with_accelerate.py")),
             "tests.support.rank_trainer",
             "tests.support.torch_trainer",
             "tests.support.validating_ranks",
         ],
         ["torch._dynamo", "torch.distributed.run"],  # the first optimizer imports torch._dynamo
     ),
-    "transformers": (["tests.support.hf_trainer"], ["torch._dynamo", "torch.distributed.run", "transformers.trainer"]),
-    "lightning": (["tests.support.lightning_trainer"], ["torch._dynamo", "torch.distributed.run", "lightning.pytorch"]),
+    "transformers": (
+        [
+            "tests.support.hf_trainer",
+            "tests.support.library_program transformers",
+            "tests.support.patiently huggingface.py",
+        ],
+        ["torch._dynamo", "torch.distributed.run", "transformers.trainer"],
+    ),
+    "lightning": (
+        [
+            "tests.support.library_program lightning",
+            "tests.support.lightning_trainer",
+            "tests.support.patiently with_lightning.py",
+        ],
+        ["torch._dynamo", "torch.distributed.run", "lightning.pytorch"],
+    ),
 }
 LAUNCHERS = ("torch.distributed.run",)
 """Programs that are forked where they start one that is."""
@@ -78,10 +96,15 @@ _BLANK = "-" * 8_192
 
 def kind_of(command: Sequence[str]) -> str | None:
     """Return the kind of server that may fork a command; None for one that must be a new interpreter."""
-    module, known = _module_of(command), [program for programs, _ in KINDS.values() for program in programs]
-    if os.environ.get("HARNESS_TEST_EXEC") or module is None or module not in (*LAUNCHERS, *known):
+    known = [_module(program) for programs, _ in KINDS.values() for program in programs]
+    if os.environ.get("HARNESS_TEST_EXEC") or _module_of(command) not in (*LAUNCHERS, *known):
         return None
-    return next((kind for kind in reversed([*KINDS]) if any(word in KINDS[kind][0] for word in command)), None)
+    there = {*command, *(f"{word} {Path(argument).name}" for word, argument in itertools.pairwise(command))}
+    return next((kind for kind in reversed([*KINDS]) if not there.isdisjoint(KINDS[kind][0])), None)
+
+
+def _module(program: str) -> str:
+    return program.partition(" ")[0]
 
 
 def _module_of(command: Sequence[str]) -> str | None:
@@ -329,7 +352,7 @@ def main() -> None:
     """Import, and serve the socket that is the standard input."""
     connection = socket.socket(fileno=os.dup(0))
     programs, besides = KINDS[sys.argv[1]]
-    for module in (*besides, *programs, *KINDS["plain"][0], *KINDS["plain"][1]):
+    for module in (*besides, *map(_module, programs), *KINDS["plain"][0], *KINDS["plain"][1]):
         importlib.import_module(module)
     _quiet()
     gc.freeze()  # what is here is not looked through in each fork, which would copy it
