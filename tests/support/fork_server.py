@@ -4,6 +4,7 @@ A server is a Python that has imported the programs of one of `KINDS` and has no
 and makes of the fork what a new interpreter is at its begin: arguments, environment, directory, descriptors, signals,
 `__main__`, and what /proc shows. The asking process becomes its parent, as it would be that of a new interpreter. So
 pid, exit code, process group and a kill are the real ones; the modules and the hash seed of strings are the server's.
+It ends as an interpreter does until all that was registered has run and every file is flushed: its objects go with it.
 
 Only programs of `KINDS` are forked; all others are new interpreters, and with HARNESS_TEST_EXEC=1 these are too.
 Agents and launchers that were forked are servers for what they start: it has to be their child.
@@ -20,6 +21,7 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import io
 import itertools
 import json
 import os
@@ -220,6 +222,25 @@ def _started(kind: str, variables: Mapping[str, str]) -> _Server:
     return _Server(ours, process)
 
 
+_exit_code: list[int] = []
+"""In a process that was forked, once its program has ended."""
+
+
+@atexit.register
+def _leave() -> None:
+    """End a fork, after all that its program has registered: letting go of each object would copy it first.
+
+    That is a second of a core with torch, for thousands of objects that nobody made.
+    """
+    if not _exit_code:
+        return
+    for each in gc.get_objects():
+        if issubclass(type(each), io.IOBase) and not each.closed and each.writable():
+            with contextlib.suppress(OSError):
+                each.flush()
+    os._exit(_exit_code[0] & 0xFF)
+
+
 @atexit.register
 def _close() -> None:
     for server in _servers.values():
@@ -273,8 +294,6 @@ def become(request: Mapping[str, Any]) -> None:
     assert module is not None
     if module in _STARTS:
         _be_server(_STARTS[module])
-    elif "torch" in sys.modules:  # libraries with it tell of what is left at the end of a program
-        atexit.register(gc.unfreeze)
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{module}.__main__")
@@ -285,7 +304,17 @@ def become(request: Mapping[str, Any]) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(__spec__=spec, __file__=spec.origin, __loader__=spec.loader, __package__=spec.parent)
     sys.modules["__main__"] = main
-    exec(spec.loader.get_code(spec.name), main.__dict__)  # type: ignore[attr-defined]
+    try:
+        exec(spec.loader.get_code(spec.name), main.__dict__)  # type: ignore[attr-defined]
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as err:
+        _exit_code.append(err.code if isinstance(err.code, int) else int(err.code is not None))
+        raise
+    except BaseException:
+        _exit_code.append(1)
+        raise
+    _exit_code.append(0)
 
 
 def _take_descriptors(given: Sequence[int], wanted: Sequence[int]) -> None:

@@ -1,10 +1,11 @@
 """Prints what a process can see of itself, as JSON: a fork of tests.support.fork_server sees what an interpreter does.
 
-python -m tests.support.self_portrait [--exit CODE | --raise | --kill]
+python -m tests.support.self_portrait [--exit CODE | --raise | --kill | --leave FILE]
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import resource
@@ -53,5 +54,10 @@ if __name__ == "__main__":
         sys.exit(int(sys.argv[-1]))
     if "--raise" in sys.argv:
         raise RuntimeError("as it was told")
+    if "--leave" in sys.argv:  # with words on their way to a file, others in a function, and a last one
+        left_open = Path(sys.argv[-1]).open("w")  # noqa: SIM115
+        left_open.write("written, not flushed")
+        atexit.register(print, "registered")
+        sys.exit("the last word")
     if "--kill" in sys.argv:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -81,6 +81,18 @@ def test_its_end_is_its_own(options: list[str], code: int, world: World) -> None
     assert ("RuntimeError: as it was told" in seen["stderr"]) == (code == 1)
 
 
+@pytest.mark.parametrize("new", ["", "1"])
+def test_what_it_leaves_behind_is_written(new: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_TEST_EXEC", new)
+
+    process = world.start(*PROGRAM, "--leave", world.root / "left")
+
+    assert process.wait() == 1
+    assert process.stdout.splitlines()[1:] == [b"registered"]
+    assert process.stderr.splitlines()[-1:] == ["the last word"]
+    assert (world.root / "left").read_text() == "written, not flushed"
+
+
 def test_the_child_of_an_agent_is_forked_as_well_and_is_its_child(world: World) -> None:
     agent = world.run_rigged(command=[*PROGRAM])
     assert agent.wait() == 0, agent.stderr
