@@ -47,14 +47,15 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, store: S3Server, index: Path, code: Path) -> Iterator[list[Machine]]:
+def nodes(tmp_path: Path, store: S3Server, index: Path, code: Path, image_python: str) -> Iterator[list[Machine]]:
     """Two instances of one fleet."""
     made = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         machine = Machine(tmp_path / name)
         machine.settings |= {
-            "HARNESS_STORE": "s3://bucket/checkpoints", "HARNESS_SOURCE": f"git+file://{code}@main",
+            "HARNESS_PYTHON": image_python, "HARNESS_STORE": "s3://bucket/checkpoints",
+            "HARNESS_SOURCE": f"git+file://{code}@main",
             "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
         }  # fmt: skip
         machine.environment |= {
