@@ -6,7 +6,8 @@ and makes of the fork what a new interpreter is at its begin: arguments, environ
 pid, exit code, process group and a kill are the real ones; the modules and the hash seed of strings are the server's.
 It ends as an interpreter does until all that was registered has run and every file is flushed: its objects go with it.
 
-Only programs of `KINDS` are forked; all others are new interpreters, and with HARNESS_TEST_EXEC=1 these are too.
+Only programs of `KINDS`, and scripts that import torch, are forked; all others are new interpreters, and with
+HARNESS_TEST_EXEC=1 these are too.
 Agents and launchers that were forked are servers for what they start: it has to be their child.
 
     python -m tests.support.fork_server KIND PADDING
@@ -19,12 +20,15 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import io
 import itertools
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,12 +46,16 @@ KINDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     # programs, and what is imported besides them; each has those of AGENT too. A second word: of that program's first
     # argument, the name
     "plain": (
-        [*AGENT, "tests.support.tiny_trainer", "tests.support.tiny_rank", "tests.support.self_portrait"],
+        [
+            *AGENT,
+            *(f"tests.support.{name}" for name in ("saving_program", "self_portrait", "tiny_rank", "tiny_trainer")),
+        ],
         ["boto3", "harness.agent.main", "harness.cli.app"],
     ),
     "torch": (
         [
             "tests.support.graph_trainer",
+            "tests.support.leaving_trainer",
             "tests.support.lora_trainer",
             "tests.support.loops",
             *(f"tests.support.library_program {library}" for library in ("accelerate", "dcp", "torch", "torch-one")),
@@ -84,6 +92,9 @@ _STARTS = {
     "tests.support.launcher": "subprocess",
     "torch.distributed.run": "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
 }
+UNBUFFERED, SAFE_PATH = "-u", "-P"
+"""Options of an interpreter; PYTHONUNBUFFERED says the first as well."""
+_IMPORT = re.compile(r"^\s*(?:import|from) (torch|transformers|lightning)\b", re.MULTILINE)
 _READ_AT_BEGIN = ("PYTHON", "LD_", "MALLOC_", "OMP_", "MKL_", "CUDA_", "TZ", "LANG", "LC_", "HF_", "TRANSFORMERS_")
 """Variables that an interpreter or a library reads once: what is started with others of them has another server."""
 _MOST_SERVERS = 3
@@ -99,10 +110,24 @@ _BLANK = "-" * 8_192
 def kind_of(command: Sequence[str]) -> str | None:
     """Return the kind of server that may fork a command; None for one that must be a new interpreter."""
     known = [_module(program) for programs, _ in KINDS.values() for program in programs]
-    if os.environ.get("HARNESS_TEST_EXEC") or _module_of(command) not in (*LAUNCHERS, *known):
+    module, script = _module_of(command), _script_of(command)
+    is_ours = module in (*LAUNCHERS, *known) or (script is not None and _imports(Path(script)))
+    if os.environ.get("HARNESS_TEST_EXEC") or not is_ours:
         return None
     there = {*command, *(f"{word} {Path(argument).name}" for word, argument in itertools.pairwise(command))}
-    return next((kind for kind in reversed([*KINDS]) if not there.isdisjoint(KINDS[kind][0])), None)
+    imported = {name for word in command if word.endswith(".py") for name in _imports(Path(word))}
+    for kind in reversed([*KINDS]):
+        if not there.isdisjoint(KINDS[kind][0]) or kind in imported:
+            return kind
+    return None
+
+
+def _imports(script: Path) -> set[str]:
+    """What a script imports; nothing where it is none that can be read from here."""
+    try:
+        return {*_IMPORT.findall(script.read_text())}
+    except (OSError, UnicodeDecodeError):
+        return set()
 
 
 def _module(program: str) -> str:
@@ -110,8 +135,20 @@ def _module(program: str) -> str:
 
 
 def _module_of(command: Sequence[str]) -> str | None:
-    words = [word for word in command[:4] if word != "-u"]  # which PYTHONUNBUFFERED says as well
-    return words[2] if len(words) > 2 and words[:2] == [sys.executable, "-m"] else None
+    words = _words_of(command)
+    return words[1] if len(words) > 1 and words[0] == "-m" else None
+
+
+def _script_of(command: Sequence[str]) -> str | None:
+    words = _words_of(command)
+    return words[0] if words and words[0].endswith(".py") else None
+
+
+def _words_of(command: Sequence[str]) -> Sequence[str]:
+    """What this interpreter is told; nothing where it is another."""
+    if not command or shutil.which(command[0]) != sys.executable:
+        return []
+    return [word for word in command[1:5] if word not in (UNBUFFERED, SAFE_PATH)]
 
 
 def _read_at_begin(environ: Mapping[str, str]) -> dict[str, str]:
@@ -290,22 +327,31 @@ def become(request: Mapping[str, Any]) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # as random does by itself
     sys.path[0] = request["cwd"]
-    module = _module_of(command)
-    assert module is not None
+    module, script = _module_of(command), _script_of(command)
     if module in _STARTS:
         _be_server(_STARTS[module])
-    spec = importlib.util.find_spec(module)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{module}.__main__")
-    assert spec is not None, f"there is no module {module}"
-    assert spec.origin is not None
-    assert spec.loader is not None
-    sys.argv[:] = [spec.origin, *command[command.index(module) + 1 :]]
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__spec__=spec, __file__=spec.origin, __loader__=spec.loader, __package__=spec.parent)
-    sys.modules["__main__"] = main
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if script is not None:
+        path = str(Path(script).absolute())
+        sys.argv[:] = command[command.index(script) :]
+        sys.path[0] = str(Path(script).resolve().parent)
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        main.__dict__.update(__file__=path, __loader__=loader, __package__=None, __cached__=None)
+        code = loader.get_code("__main__")
+    else:
+        assert module is not None
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{module}.__main__")
+        assert spec is not None, f"there is no module {module}"
+        assert spec.origin is not None
+        sys.argv[:] = [spec.origin, *command[command.index(module) + 1 :]]
+        main.__dict__.update(__spec__=spec, __file__=spec.origin, __loader__=spec.loader, __package__=spec.parent)
+        code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+        if SAFE_PATH in command[: command.index(module)]:
+            del sys.path[0]
     try:
-        exec(spec.loader.get_code(spec.name), main.__dict__)  # type: ignore[attr-defined]
+        exec(code, main.__dict__)
     except KeyboardInterrupt:
         raise
     except SystemExit as err:

@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import fork_server
-from tests.support.world import World, nobody_left
+from tests.support.world import ROOT, World, nobody_left
 
 PROGRAM = [sys.executable, "-m", "tests.support.self_portrait"]
 
@@ -29,13 +29,18 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def portrait(world: World, *options: str, code: int = 0, **given: Any) -> dict[str, Any]:
-    process = world.start(*PROGRAM, *options, **given)
+def portrait(
+    world: World, *options: str, code: int = 0, program: Sequence[str] = PROGRAM, **given: Any
+) -> dict[str, Any]:
+    process = world.start(*program, *options, **given)
     assert process.wait() == code, process.stderr
     return {**json.loads(process.stdout.splitlines()[0]), "stderr": process.stderr}
 
 
-def test_it_sees_what_a_new_interpreter_sees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("program", [PROGRAM, [PROGRAM[0], "-P", "-u", *PROGRAM[1:]]], ids=["module", "safe path"])
+def test_it_sees_what_a_new_interpreter_sees(
+    program: Sequence[str], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (world.root / "input").write_text("a line\n")
     elsewhere = world.root / "elsewhere"
     elsewhere.mkdir()
@@ -43,7 +48,7 @@ def test_it_sees_what_a_new_interpreter_sees(world: World, monkeypatch: pytest.M
     for new in ("", "1"):
         monkeypatch.setenv("HARNESS_TEST_EXEC", new)
         with (world.root / "input").open("rb") as stdin:
-            seen = portrait(world, "--some", "option", env={"ADDED": "ä"}, stdin=stdin, cwd=elsewhere)
+            seen = portrait(world, "--some", "option", program=program, env={"ADDED": "ä"}, stdin=stdin, cwd=elsewhere)
         for part in ("environment", "shown environment"):
             assert "HARNESS_TEST_EXEC" in str(seen[part])
             seen[part] = str(seen[part]).replace("HARNESS_TEST_EXEC=1", "HARNESS_TEST_EXEC=")
@@ -53,6 +58,24 @@ def test_it_sees_what_a_new_interpreter_sees(world: World, monkeypatch: pytest.M
     assert found[0]["parent"] == os.getpid()
     assert found[0]["input"] == "a line\n"
     assert found[0]["session is its own"]
+
+
+def test_a_script_that_imports_torch_sees_what_a_new_interpreter_sees(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = world.root / "script.py"
+    script.write_text((ROOT / "tests/support/self_portrait.py").read_text() + "if not sys.argv:\n    import torch\n")
+    assert fork_server.kind_of([sys.executable, str(script)]) == "torch"
+    found = []
+    for new in ("", "1"):
+        monkeypatch.setenv("HARNESS_TEST_EXEC", new)
+        process = world.start(sys.executable, script, "--some", "option", cwd=world.root)
+        assert process.wait() == 0, process.stderr
+        seen = json.loads(process.stdout.replace(b"HARNESS_TEST_EXEC=1", b"HARNESS_TEST_EXEC="))
+        seen["environment"]["HARNESS_TEST_EXEC"] = ""
+        found.append(seen)
+    assert found[0] == found[1]
+    assert found[0]["path"][0] == str(world.root)
 
 
 def test_what_is_ignored_and_blocked_is_inherited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +149,8 @@ def test_one_that_was_forked_is_killed_with_its_group(world: World) -> None:
         (["-m", "torch.distributed.run", "train.py"], None),
         (["-m", "http.server"], None),
         (["train.py", "-m", "tests.support.tiny_trainer"], None),
-        (["-P", "-m", "tests.support.tiny_trainer"], None),
+        (["-P", "-m", "tests.support.tiny_trainer"], "plain"),
+        (["-I", "-m", "tests.support.tiny_trainer"], None),
         (["-c", "pass"], None),
         ([], None),
     ],
@@ -134,6 +158,15 @@ def test_one_that_was_forked_is_killed_with_its_group(world: World) -> None:
 def test_what_is_no_program_of_ours_is_a_new_interpreter(command: list[str], kind: str | None) -> None:
     assert fork_server.kind_of([sys.executable, *command]) == kind
     assert fork_server.kind_of(["/usr/bin/python3", *command]) is None
+
+
+def test_a_script_has_the_kind_of_what_it_imports(tmp_path: Path) -> None:
+    for name, text in (("a.py", "import torch"), ("b.py", "import torch\nfrom transformers import A"), ("c.py", "x")):
+        (tmp_path / name).write_text(text)
+    kinds = [fork_server.kind_of([sys.executable, "-u", str(tmp_path / name)]) for name in ("a.py", "b.py", "c.py")]
+    assert kinds == ["torch", "transformers", None]
+    launcher = [sys.executable, "-m", "torch.distributed.run", str(tmp_path / "a.py")]
+    assert fork_server.kind_of(launcher) == "torch"
 
 
 def test_other_variables_that_are_read_at_the_begin_take_another_server(world: World) -> None:
