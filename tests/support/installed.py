@@ -33,6 +33,8 @@ LARGE: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({
 })  # fmt: skip
 """Libraries that only nightly tests use: what pip is told, one time after the other."""
 
+OPTIONS = ("--quiet", "--no-compile", "--upgrade")
+"""What pip is told each time: of thousands of files a test imports some hundred."""
 TIED = ("composer", "fastai")
 """Libraries that only nightly tests use, and only where they are: they come with the torchvision of their own torch."""
 
@@ -65,7 +67,7 @@ def installed(name: str, *commands: Sequence[str], factory: pytest.TempPathFacto
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = folder / "all-is-installed"
         for command in () if done.exists() else commands:
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(folder), *command]
+            pip = [sys.executable, "-m", "pip", "install", *OPTIONS, "--target", str(folder), *command]
             found = subprocess.run(pip, capture_output=True, text=True)
             if found.returncode:
                 lacking("package-index", found.stderr.strip().splitlines()[-1])
