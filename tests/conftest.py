@@ -17,7 +17,12 @@ from tests.support.patience import limit_s
 
 os.environ |= GIVEN  # before a test's file imports torch, which reads it once
 
-pytest_plugins = ["tests.support.failed_tests", "tests.support.summary", "tests.support.tiers"]
+pytest_plugins = [
+    "tests.support.failed_tests",
+    "tests.support.order",
+    "tests.support.summary",
+    "tests.support.tiers",
+]
 
 settings.register_profile("default", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)

@@ -24,7 +24,7 @@ from tests.support.aws_account import REGION, ROOT, Account, Lease, open_account
 from tests.support.needs import lacking
 from tests.support.terraform import NO_PROVIDER, OVERRIDE, PLUGINS, VARIABLES
 
-pytestmark = pytest.mark.long("terraform and its provider wait for what they have changed")
+pytestmark = pytest.mark.long("terraform and its provider wait for what they have changed", minutes=4)
 
 RUN = "gpt-small"
 NAME = f"harness-{RUN}"

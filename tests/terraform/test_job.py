@@ -17,7 +17,7 @@ from tests.support.aws_account import REGION, ROOT
 from tests.support.process import Process
 from tests.support.world import World
 
-pytestmark = pytest.mark.long("an apply, and a training on two instances")
+pytestmark = pytest.mark.long("an apply, and a training on two instances", minutes=1)
 
 
 class Node:

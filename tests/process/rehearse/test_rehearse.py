@@ -52,7 +52,7 @@ def rehearse(world: World, *command: str | Path) -> tuple[int, dict[str, object]
 
 
 @pytest.mark.nightly
-@pytest.mark.long("seven starts of a program that imports torch")
+@pytest.mark.long("seven starts of a program that imports torch", minutes=1)
 def test_a_script_that_resumes_exactly_is_said_to(world: World, script: Path) -> None:
     code, verdict, said = rehearse(world, "python", script, "{out}")
 
@@ -66,7 +66,7 @@ def test_a_script_that_resumes_exactly_is_said_to(world: World, script: Path) ->
     assert "rehearsed: identical at step 15" in run.stderr
 
 
-@pytest.mark.long("seven starts of a program that imports torch")
+@pytest.mark.long("seven starts of a program that imports torch", minutes=1)
 def test_the_example_resumes_exactly_at_every_kind_of_place(world: World) -> None:
     small = ("--epochs", "3", "--steps-per-epoch", "4", "--width", "16", "--layers", "1")
     code, verdict, said = rehearse(world, "python", ROOT / "examples" / "gpt.py", *small)
@@ -77,7 +77,7 @@ def test_the_example_resumes_exactly_at_every_kind_of_place(world: World) -> Non
     assert verdict["not_reached"] == []
 
 
-@pytest.mark.long("eight starts of a program that imports torch")
+@pytest.mark.long("eight starts of a program that imports torch", minutes=1)
 def test_a_local_variable_is_found(world: World, script: Path) -> None:
     code, verdict, said = rehearse(world, "python", script, "{out}", "weighted")
 

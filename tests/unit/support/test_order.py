@@ -1,0 +1,23 @@
+"""Tests that take minutes begin first, one with each worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.order import dealt
+
+
+@pytest.mark.parametrize(
+    ("long", "others", "workers", "order"),
+    [
+        ("", "abc", 3, "abc"),
+        ("LM", "abcd", 1, "LMabcd"),
+        ("LM", "abcd", 2, "LabMcd"),
+        ("LMN", "abcdef", 2, "LNabMcdef"),
+        ("L", "ab", 3, "Lab"),
+        ("LMN", "", 3, "LMN"),
+        ("LMNO", "a", 3, "LOMNa"),
+    ],
+)
+def test_the_part_of_each_worker_begins_with_its_share(long: str, others: str, workers: int, order: str) -> None:
+    assert "".join(dealt(long, others, workers)) == order
