@@ -35,6 +35,13 @@ def store(machine: Machine) -> Iterator[S3Server]:
 
 
 def put(store: S3Server, content: bytes) -> None:
+    """Store an archive that a machine can unpack, or skip the test: it has this Python, or a new environment of it."""
+    if not hasattr(tarfile, "data_filter"):
+        lacking("safe-tarfile")
+    store_archive(store, content)
+
+
+def store_archive(store: S3Server, content: bytes) -> None:
     client = boto3.client(
         "s3", endpoint_url=store.url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
     )
@@ -178,6 +185,22 @@ def test_a_hostile_or_damaged_archive_is_refused_and_leaves_nothing(
     assert {path.name for path in machine.current.parent.iterdir()} <= {".lock", ".work", "none"}
     after = {path for path in machine.root.rglob("*") if "/source" not in str(path)}
     assert {path.name for path in after - before} <= {"etc", "harness", "node.env", "var", "log"}
+
+
+def test_an_instance_whose_pythons_unpack_what_they_are_given_refuses_archives(
+    machine: Machine, store: S3Server
+) -> None:
+    store_archive(store, tar(("train.py", b"here"), ("b", b"")))
+    older = machine.root / "older"
+    older.mkdir()
+    (older / "sitecustomize.py").write_text("import tarfile; vars(tarfile).pop('data_filter', None)\n")
+    machine.environment["PYTHONPATH"] = str(older)
+
+    done = machine.prepare("source")
+
+    assert done.returncode == 64
+    assert "python: none here unpacks safely (3.11.4 or newer)" in done.stdout
+    assert not machine.current.exists()
 
 
 def test_a_start_that_is_killed_while_unpacking_leaves_nothing_half_done(machine: Machine, store: S3Server) -> None:

@@ -17,12 +17,12 @@ import pytest
 CALLERS: Mapping[str, str] = MappingProxyType(dict(os.environ))
 """The environment as the caller left it, read before anything is hidden."""
 
-SEEN = frozenset({"PATH", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HARNESS_VENV", "TF_PLUGIN_DIR"})
+SEEN = frozenset({"PATH", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HARNESS_VENV", "TF_PLUGIN_DIR"})
 SEEN_PREFIXES = ("CUDA_", "PYTEST_XDIST_", "HARNESS_TEST_")
 INDEX_PREFIXES = ("PIP_", "SSL_CERT_", "REQUESTS_CA_BUNDLE")
-GIVEN = MappingProxyType({"OMP_NUM_THREADS": "1", "GOGC": "400"})
-"""What every test and process gets. Several of them share the cores: threads that wait for each other only spin, and
-what Terraform's provider collects is gone with it in seconds."""
+GIVEN = MappingProxyType({"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "GOGC": "400"})
+"""What every test and process gets. Programs speak one language. Several of them share the cores: threads that wait for
+each other only spin, and what Terraform's provider collects is gone with it in seconds."""
 HOMES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR")
 
 

@@ -29,6 +29,7 @@ NEEDS: Mapping[str, str] = MappingProxyType({
     "mounts": "a mount namespace, or mounts at all",
     "package-index": "a package index that answers",
     "root": "root",
+    "safe-tarfile": "a Python whose tarfile unpacks safely (3.11.4)",
     "shellcheck": "shellcheck",
     "strace": "strace",
     "systemd": "systemd-analyze",
