@@ -24,7 +24,9 @@ from harness.trainer.variables import Variables
 _SHOWN = 60
 _COMPARED = ("state", "requires_grad")
 """Parts of a state's node in the tree. The rest is about the capture, and not about the program."""
-_PLACES = "progress/state/own/places/"
+_PROGRESS = "progress"
+"""A framework's own progress. It may copy what it restores, so two tensors may be one in an unbroken run only."""
+_PLACES = f"{_PROGRESS}/state/own/places/"
 """Names of files in the progress of a framework, and times that it has measured: each start has other ones."""
 
 
@@ -77,6 +79,10 @@ class Witness:
         if self._over:  # several ranks may leave a step later
             return
         states = {name: of_tensor(tensor) for name, tensor in captured.tensors.items()}
+        progress = dict(_references(captured.tree.get(_PROGRESS), _PROGRESS))
+        states = {name: text for name, text in states.items() if not name.startswith(f"{_PROGRESS}/")} | {
+            path: states[ref.name] for path, ref in progress.items()
+        }
         listed = {name: {key: node[key] for key in _COMPARED if key in node} for name, node in captured.tree.items()}
         leaves = _leaves({**listed, "ckpt.extra": captured.extra}, "")
         small = {path: text for path, text in leaves if not path.startswith(_PLACES)}
@@ -126,6 +132,15 @@ class Witness:
 
     def _write(self, line: AnyLine) -> None:
         os.write(self._file, rehearsal.encode_line(line))
+
+
+def _references(value: Any, path: str) -> Iterator[tuple[str, TensorRef]]:
+    """Yield path and reference of each tensor in a captured tree, also where two paths have the same one."""
+    if isinstance(value, TensorRef):
+        yield path, value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _references(item, f"{path}/{key}")
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,72 @@
+"""What a rehearsal writes down of each step, and what of it is no difference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.rehearsal import Instructions, Stepped, decode_lines
+from harness.trainer.driven import PROGRESS
+from harness.trainer.state.capture import capture
+from harness.trainer.variables import Variables
+from harness.trainer.witness import Witness
+
+
+class State:
+    """An object with a state_dict."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+
+Seen = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Seen:
+    """Returns what is written down of a state of that name."""
+    files = (tmp_path / str(number) for number in itertools.count())
+
+    def look(name: str, **state: Any) -> dict[str, str]:
+        file = next(files)
+        witness = Witness(Instructions(str(file), stop=10), Variables({}), lambda signum: None)
+        witness.stepped(1, None, {}, capture({name: State(state)}))
+        (line,) = decode_lines(file.read_bytes())
+        assert isinstance(line, Stepped)
+        return line.state
+
+    return look
+
+
+def test_the_progress_of_a_framework_that_copies_what_it_restores_is_the_same(seen: Seen) -> None:
+    one, equal, other = torch.ones(2), torch.ones(2), torch.zeros(2)
+    assert seen(PROGRESS, own={"score": one, "best": one}) == seen(PROGRESS, own={"score": one, "best": equal})
+    assert seen(PROGRESS, own={"score": one, "best": one}) != seen(PROGRESS, own={"score": one, "best": other})
+    assert seen(PROGRESS, own={"score": one, "best": one}) != seen(PROGRESS, own={"score": one})
+
+
+def test_what_is_in_several_tensors_of_a_progress_is_all_written_down(seen: Seen) -> None:
+    found = seen(PROGRESS, own={"kept": [torch.ones(1), {"a": torch.zeros(1)}]})
+    assert {path for path in found if "kept" in path} == {f"{PROGRESS}/state/own/kept/{end}" for end in ("0", "1/a")}
+
+
+def test_places_of_a_progress_are_no_difference_and_its_other_values_are(seen: Seen) -> None:
+    first = seen(PROGRESS, own={"places": {"paths": ["/a"]}, "epoch": 1})
+    assert first == seen(PROGRESS, own={"places": {"paths": ["/b"]}, "epoch": 1})
+    assert first != seen(PROGRESS, own={"places": {"paths": ["/a"]}, "epoch": 2})
+
+
+def test_a_tie_of_a_state_that_the_script_gives_is_a_difference(seen: Seen) -> None:
+    one, equal = torch.ones(2), torch.ones(2)
+    assert seen("model", a=one, b=one) != seen("model", a=one, b=equal)
