@@ -25,7 +25,8 @@ from harness.config.settings import is_off
 from harness.errors import ConfigError
 from harness.integrations.counts import Counts, Looks, pack, put_times_back, take_times, unpack
 from harness.integrations.lightning_progress import (
-    continue_loggers,
+    Rows,
+    continue_logger,
     module_of,
     progress_of,
     restore_results,
@@ -77,6 +78,8 @@ _REFUSED_CALLBACKS = {
     "LearningRateFinder": "trains before the training: find the rate in a program of its own, and leave it out here",
     "BatchSizeFinder": "trains before the training: find the size in a program of its own, and leave it out here",
 }
+_SAVED = ("current_score", "_last_global_step_saved", "_last_checkpoint_saved")
+"""What a `ModelCheckpoint` goes on with, and does not restore by itself."""
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -170,8 +173,10 @@ class _Fit:
             _wrap(owner, name, getattr(self, f"_{name.strip('_')}"))
         _wrap(epoch_loop, "reset", self._reset_epoch)
         _wrap(loop, "on_advance_end", self._epoch_ends)
-        if self._resumed is not None:
-            continue_loggers(trainer.loggers, self._resumed.own)
+        self._rows = [Rows(logger) for logger in trainer.loggers]
+        if (own := self._own) is not None:
+            for logger, rows, place in zip(trainer.loggers, self._rows, own["places"]["loggers"], strict=False):
+                continue_logger(logger, rows, own["logged"], place, writes=trainer.is_global_zero)
 
     @property
     def _own(self) -> Any:
@@ -200,6 +205,9 @@ class _Fit:
             call._call_lightning_datamodule_hook(trainer, "load_state_dict", own["datamodule"])
         call._call_callbacks_on_load_checkpoint(trainer, checkpoint)
         call._call_callbacks_load_state_dict(trainer, checkpoint)
+        saved = with_paths(own.get("saved", []), own["places"]["paths"])  # older snapshots have none
+        for callback, values in zip(trainer.checkpoint_callbacks, saved, strict=False):
+            vars(callback).update(values)
         return None
 
     def begins(self) -> None:
@@ -401,19 +409,27 @@ class _Fit:
 
     def _progress(self) -> dict[str, Any]:
         trainer, connector = self._trainer, self._trainer._logger_connector
+        logged = trainer.fit_loop.epoch_loop._batches_that_stepped
         datamodule = trainer.datamodule
-        paths: list[str] = []
+        paths, folders = list[str](), self._folders()
+        saved = [
+            {name: vars(each)[name] for name in _SAVED if name in vars(each)} for each in trainer.checkpoint_callbacks
+        ]
         counts = pack([each.changed() for each in self._counts], trainer.strategy.root_device)
         return {
             "loops": progress_of(trainer.fit_loop),
-            "checkpoint": without_paths(self._checkpoint(), paths),
+            "checkpoint": without_paths(self._checkpoint(), paths, folders),
+            "saved": without_paths(saved, paths, folders),
             "places": {
                 "paths": paths,
                 "times": list(take_times(counts)),
-                "loggers": [[type(logger).__name__, version_of(logger)] for logger in trainer.loggers],
+                "loggers": [
+                    [type(logger).__name__, version_of(logger), rows.of(logged)]
+                    for logger, rows in zip(trainer.loggers, self._rows, strict=True)
+                ],
             },
             "datamodule": {} if datamodule is None else self._datamodule(),
-            "logged": trainer.fit_loop.epoch_loop._batches_that_stepped,
+            "logged": logged,
             "metrics": {name: dict(getattr(connector, name)) for name in _METRICS},
             "results": results_of(trainer.fit_loop.epoch_loop._results),
             "first": connector._first_loop_iter,
@@ -441,6 +457,12 @@ class _Fit:
         if checkpoint.get("state_dict") is weights:
             del checkpoint["state_dict"]
         return checkpoint
+
+    def _folders(self) -> set[str]:
+        """Return the folders that the trainer writes to."""
+        folders = [self._trainer.default_root_dir, *(logger.save_dir for logger in self._trainer.loggers)]
+        folders += [getattr(callback, "dirpath", None) for callback in self._trainer.checkpoint_callbacks]
+        return {str(folder) for folder in folders if folder}
 
     def _datamodule(self) -> Any:
         return self._call._call_lightning_datamodule_hook(self._trainer, "state_dict") or {}

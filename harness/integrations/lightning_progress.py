@@ -6,11 +6,16 @@ neither `lightning` nor `pytorch_lightning`: see `lightning_fit.py`.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import math
 import os
+import shutil
 import sys
+import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,17 +70,28 @@ def _parts(loop: Any) -> Iterator[tuple[str, Any, bool]]:
 _PATH = "\0path "
 
 
-def without_paths(value: Any, paths: list[str]) -> Any:
-    """Return what a checkpoint has, with a reference instead of each absolute path; append the paths to a list."""
-    if isinstance(value, str) and value.startswith(os.sep):
+def without_paths(value: Any, paths: list[str], folders: Collection[str] = ()) -> Any:
+    """Return what a checkpoint has, with a reference instead of each path.
+
+    Args:
+        value: what a checkpoint has.
+        paths: the paths are appended to it.
+        folders: relative paths are those in one of these; any other text that is not absolute is no path.
+    """
+    if isinstance(value, str) and (value.startswith(os.sep) or _is_in(value, folders)):
         if value not in paths:
             paths.append(value)
         return f"{_PATH}{paths.index(value)}"
     if type(value) in (dict, OrderedDict):
-        return type(value)((without_paths(key, paths), without_paths(item, paths)) for key, item in value.items())
+        items = [tuple(without_paths(part, paths, folders) for part in item) for item in value.items()]
+        return type(value)(items)
     if type(value) in (list, tuple):
-        return type(value)(without_paths(item, paths) for item in value)
+        return type(value)(without_paths(item, paths, folders) for item in value)
     return value
+
+
+def _is_in(value: str, folders: Collection[str]) -> bool:
+    return value in folders or any(value.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
 
 
 def with_paths(value: Any, paths: Sequence[str]) -> Any:
@@ -91,6 +107,8 @@ def with_paths(value: Any, paths: Sequence[str]) -> Any:
 
 # ---- loggers and logged values --------------------------------------------------------------------------------------
 
+_CONTINUED = ("TensorBoardLogger", "CSVLogger")
+
 
 def version_of(logger: Any) -> Any:
     """Return what a logger numbers its directory by; `None` if it has no such number or name."""
@@ -98,14 +116,99 @@ def version_of(logger: Any) -> Any:
     return version if isinstance(version, (int, str)) else None
 
 
-def continue_loggers(loggers: list[Any], own: Mapping[str, Any]) -> None:
-    """Have a TensorBoard logger write on where it was, without the steps that are made again."""
-    for logger, (kind, version) in zip(loggers, own["places"]["loggers"], strict=False):
-        if kind == type(logger).__name__ == "TensorBoardLogger" and version is not None:
-            logger._version = version
-            logger._kwargs.setdefault("purge_step", own["logged"])
-        elif kind == type(logger).__name__ == "CSVLogger":
-            say("CSVLogger begins a file of its own in each start: the curve is in all of them together")
+class Rows:
+    """How many rows a logger has got for its newest step."""
+
+    def __init__(self, logger: Any) -> None:
+        """Count from here on."""
+        self.step, self.rows = -1, 0
+        if type(logger).__name__ not in _CONTINUED:
+            return
+        theirs = logger.log_metrics
+
+        def log_metrics(metrics: Any, step: int | None = None) -> None:
+            if step is not None:
+                self.step, self.rows = step, 1 + (self.rows if step == self.step else 0)
+            theirs(metrics, step)
+
+        logger.log_metrics = log_metrics
+
+    def of(self, step: int) -> int:
+        """Return how many are of this step."""
+        return self.rows if step == self.step else 0
+
+
+def continue_logger(logger: Any, counted: Rows, step: int, place: Sequence[Any], *, writes: bool) -> None:
+    """Have a logger of TensorBoard or of CSV files write on where it was, without what is logged again.
+
+    So a `ModelCheckpoint`, whose folder is the logger's, continues too: in another folder it would forget its best.
+
+    Args:
+        logger: one of the trainer's. It has begun nothing yet.
+        counted: counts its rows.
+        step: the step that was to be logged next. In a validation, some rows of it were logged before.
+        place: kind and version of the logger that it continues, and how many rows it had of that step.
+        writes: whether this process is the one whose loggers write.
+    """
+    kind, version, *rows = place  # older snapshots have no rows
+    if kind not in _CONTINUED or kind != type(logger).__name__ or version is None:
+        return
+    in_use = getattr(logger, "_experiment", None) is not None
+    if in_use or (kind == "CSVLogger" and "://" in str(logger.save_dir)):
+        if writes:
+            why = "it was in use before fit()" if in_use else "its file is not in a local directory"
+            say(f"{kind} begins anew, and does not continue in the directory where it was: {why}")
+        return
+    logger._version = version
+    counted.step, counted.rows = step, sum(rows)
+    if kind == "TensorBoardLogger":
+        logger._kwargs.setdefault("purge_step", step + (counted.rows > 0))
+    elif writes:
+        _continue_file(logger, step, counted.rows)
+
+
+def _continue_file(logger: Any, step: int, count: int) -> None:
+    """Begin a CSVLogger with the rows that its file has, which it would delete: those before a step, and some of it.
+
+    If there are others, which are logged again, the whole file is kept beside it.
+    """
+    path = Path(logger.log_dir, "metrics.csv")
+    earlier = path.with_name(f"metrics.before-step-{step}.csv")
+    rows = _rows_of(path) or _rows_of(earlier)  # the second if this was interrupted
+    if copied := path.exists() and not earlier.exists():
+        shutil.copyfile(path, earlier)
+    with warnings.catch_warnings(action="ignore"):  # that it deletes the file
+        experiment = logger.experiment
+    if not rows:
+        return
+    steps = [_step_of(row, rows[0]) for row in rows[1:]]
+    kept = [row for row, of in zip(rows[1:], steps, strict=True) if of < step]
+    kept += [row for row, of in zip(rows[1:], steps, strict=True) if of == step][:count]
+    new = path.with_suffix(".new")
+    with new.open("w", newline="") as file:
+        csv.writer(file).writerows([rows[0], *kept])
+    new.replace(path)
+    experiment.metrics_keys = rows[0]
+    if copied and len(kept) == len(rows) - 1:
+        earlier.unlink()
+
+
+def _rows_of(path: Path) -> list[list[str]]:
+    """Return the rows of a CSV file, its header first; none if there is no file, or none with a column `step`."""
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.reader(file))
+    except FileNotFoundError:
+        return []
+    return rows if rows and "step" in rows[0] else []
+
+
+def _step_of(row: Sequence[str], header: Sequence[str]) -> float:
+    """Return the step of a row; not a number if a kill has cut the row off."""
+    try:
+        return float(row[header.index("step")]) if len(row) == len(header) else math.nan
+    except ValueError:
+        return math.nan
 
 
 def results_of(results: Mapping[str, Any]) -> dict[str, Any]:

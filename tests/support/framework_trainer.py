@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from harness.core import rehearsal
 from tests.support import delays
 from tests.support.patient import all_patient
 
@@ -33,7 +34,7 @@ def options_of(modes: Iterable[str]) -> argparse.ArgumentParser:
 def prepare(options: argparse.Namespace) -> None:
     """Have this process compute the same in every run, and its steps belong to the test."""
     delays.install(delays.TRAINER)
-    if not options.plain:
+    if not options.plain and rehearsal.VARIABLE not in os.environ:  # a rehearsal decides by itself what belongs to it
         all_patient()
     torch.set_num_threads(1)
     if options.device == "cuda":

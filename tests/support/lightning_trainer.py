@@ -7,7 +7,8 @@ what it holds at the end to FINAL.
     python -m tests.support.lightning_trainer --curve curve --final final --mode validate [--plain]
 
     --mode validate     validates in the middle of each epoch; sums torchmetrics over an epoch, and logs some values in
-                        its first batch only; a datamodule and a callback have states of their own
+                        its first batch only; a datamodule and a callback have states of their own; curves for
+                        TensorBoard and as CSV, and Lightning's two best checkpoints, in a relative directory
     --mode manual       two optimizers, stepped by the module itself; two loaders of different lengths
     --mode plateau      a scheduler that looks at the validation, and an early stop by it; 3 batches make a step, and
                         gradients are clipped
@@ -26,6 +27,7 @@ what it holds at the end to FINAL.
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import warnings
 from pathlib import Path
@@ -114,6 +116,10 @@ def module_of(pl: Any, mode: str, out: Any) -> Any:
             print("val", self.current_epoch, batch_idx, self.global_step, loss.item().hex(), file=out, flush=True)
             self.log("val_loss", loss, batch_size=BATCH)
 
+        def on_validation_start(self) -> None:
+            for logger in self.trainer.loggers:
+                logger.save()  # else a kill loses values that come from before the snapshot
+
         def on_train_epoch_end(self) -> None:
             shown = {key: value.item().hex() for key, value in sorted(self.trainer.callback_metrics.items())}
             print("epoch", self.current_epoch, shown, torch.stack(self.losses).sum().item(), file=out, flush=True)
@@ -195,11 +201,21 @@ def callbacks_of(pl: Any, mode: str, out: Any, folder: Path) -> list[Any]:
     if mode in ("averaged", "stops"):
         average = getattr(pl.callbacks, "EMAWeightAveraging", None)  # not in 2.5
         return [] if average is None else [average(decay=0.9)]
-    return [Counting()] if mode == "validate" else []
+    best = {"monitor": "val_loss", "save_top_k": 2, "save_last": "link"}
+    return [Counting(), pl.callbacks.ModelCheckpoint(**best)] if mode == "validate" else []
+
+
+def show_logged(trainer: Any, out: Any) -> None:
+    """Write down the CSV file, and what the checkpoints' callback knows."""
+    checkpoints = trainer.checkpoint_callback
+    scores = [*sorted(checkpoints.best_k_models.values()), checkpoints.best_model_score, checkpoints.current_score]
+    print("scores", [score.item().hex() for score in scores], file=out)
+    for line in Path(trainer.log_dir, "metrics.csv").read_text().splitlines():
+        print("logged", line, file=out)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "validate": {"val_check_interval": 4},
+    "validate": {"val_check_interval": 4, "enable_checkpointing": True, "log_every_n_steps": 1},
     "plateau": {"max_epochs": 8, "accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     "steps": {"max_steps": 25, "max_epochs": -1},
     "stops": {"max_steps": 24, "max_epochs": -1},
@@ -232,10 +248,16 @@ def main() -> None:
             defaults |= {"precision": "16-mixed", "deterministic": True}
         if options.mode == "fsdp2":
             defaults["strategy"] = pl.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        if options.mode == "validate":
+            logs = os.path.relpath(options.curve.with_name("logs"))
+            defaults |= {"logger": [pl.loggers.CSVLogger(logs), pl.loggers.TensorBoardLogger(logs, "drawn")]}
+            defaults["default_root_dir"] = logs
         trainer = pl.Trainer(**(defaults | OPTIONS.get(options.mode, {})), callbacks=callbacks)
         trainer.fit(module, **data_of(pl, options.mode, out))
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
         print("end", trainer.global_step, trainer.current_epoch, rates, torch.rand(()).item(), file=out)
+        if options.mode == "validate":
+            show_logged(trainer, out)
         if options.mode == "workers":
             trainer.validate(dataloaders=loader(12, shuffle=False), ckpt_path="best", verbose=False)
             print("best", trainer.checkpoint_callback.best_model_path, file=out)
