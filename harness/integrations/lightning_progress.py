@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import math
 import os
-import shutil
 import sys
 import warnings
 from collections import OrderedDict
@@ -156,8 +155,8 @@ def continue_logger(logger: Any, counted: Rows, step: int, place: Sequence[Any],
     in_use = getattr(logger, "_experiment", None) is not None
     if in_use or (kind == "CSVLogger" and "://" in str(logger.save_dir)):
         if writes:
-            why = "it was in use before fit()" if in_use else "its file is not in a local directory"
-            say(f"{kind} begins anew, and does not continue in the directory where it was: {why}")
+            why = "it was in use before fit()" if in_use else "its directory is not a local one"
+            say(f"{kind} starts a new directory and does not continue the earlier one, because {why}")
         return
     logger._version = version
     counted.step, counted.rows = step, sum(rows)
@@ -175,10 +174,6 @@ def _continue_file(logger: Any, step: int, count: int) -> None:
     path = Path(logger.log_dir, "metrics.csv")
     earlier = path.with_name(f"metrics.before-step-{step}.csv")
     rows = _rows_of(path) or _rows_of(earlier)  # the second if this was interrupted
-    if copied := path.exists() and not earlier.exists():
-        shutil.copyfile(path, earlier)
-    with warnings.catch_warnings(action="ignore"):  # that it deletes the file
-        experiment = logger.experiment
     if not rows:
         return
     steps = [_step_of(row, rows[0]) for row in rows[1:]]
@@ -187,9 +182,13 @@ def _continue_file(logger: Any, step: int, count: int) -> None:
     new = path.with_suffix(".new")
     with new.open("w", newline="") as file:
         csv.writer(file).writerows([rows[0], *kept])
-    new.replace(path)
-    experiment.metrics_keys = rows[0]
-    if copied and len(kept) == len(rows) - 1:
+    is_whole = not (path.exists() and earlier.exists())  # else it has rows of an earlier start
+    if not earlier.exists():
+        path.rename(earlier)
+    with warnings.catch_warnings(action="ignore"):  # that the directory is not empty
+        logger.experiment.metrics_keys = rows[0]
+    new.rename(path)
+    if is_whole and len(kept) == len(rows) - 1:
         earlier.unlink()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import types
 from collections import OrderedDict
 from pathlib import Path
@@ -141,6 +142,31 @@ def test_a_start_that_was_killed_while_it_cut_the_csv_file_off_has_lost_nothing(
     assert files == {"metrics.csv": [HEADER, *ROWS[:3]], "metrics.before-step-2.csv": [HEADER, *ROWS]}
 
 
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_wherever_a_start_is_killed_no_row_of_the_csv_file_is_lost(
+    killed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "version_3"
+    folder.mkdir()
+    (folder / "metrics.csv").write_text("\n".join([HEADER, *ROWS, ""]))
+    rename, renamed = Path.rename, itertools.count(1)
+
+    def rename_or_die(path: Path, target: Path) -> Path:
+        if next(renamed) == killed_at:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_or_die)
+    logger = CSVLogger(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        continue_logger(logger, Rows(logger), 2, ["CSVLogger", 3, 0], writes=True)
+    for _ in range(2):  # and again at the same step, when nothing comes again
+        logger = CSVLogger(tmp_path)
+        continue_logger(logger, Rows(logger), 2, ["CSVLogger", 3, 0], writes=True)
+        assert (folder / "metrics.csv").read_text().splitlines() == [HEADER, *ROWS[:3]]
+        assert (folder / "metrics.before-step-2.csv").read_text().splitlines() == [HEADER, *ROWS]
+
+
 def test_a_logger_that_is_in_use_before_fit_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logger = CSVLogger(tmp_path)
     logger._experiment = types.SimpleNamespace()
@@ -153,7 +179,7 @@ def test_a_logger_that_writes_elsewhere_begins_anew_and_deletes_nothing(capsys: 
     logger = CSVLogger("s3://bucket")
     continue_logger(logger, Rows(logger), 1, ["CSVLogger", 3, 0], writes=True)
     assert (logger._version, logger._experiment) == (None, None)
-    assert "its file is not in a local directory" in capsys.readouterr().err
+    assert "its directory is not a local one" in capsys.readouterr().err
 
 
 def test_another_kind_of_logger_is_left_alone(tmp_path: Path) -> None:
