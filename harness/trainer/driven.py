@@ -247,6 +247,7 @@ class Driven:
         training, boundary = self.training, self.training.boundary
         self._progress.at = at
         boundary.optimizer_stepped = False
+        training.reshard()
         counts, boundary.step = step != boundary.step, step
         begins = begins_validation and self.validations.begins_with_one(unless_known=True)
         news = training.page.completed(step) if counts else training.page.news
@@ -282,6 +283,7 @@ class Driven:
             training.page.completed(step)
         if not resumable:
             return training.leave_if_it_presses()
+        training.reshard()
         if training.witness is not None:
             training.witness.entered(step, boundary=True)
         news = training.has_news

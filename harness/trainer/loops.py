@@ -384,6 +384,7 @@ class Loops:
 
     def _count_step(self, kind: str) -> None:
         boundary = self._boundary
+        self._training.reshard()
         boundary.step = step = boundary.step + 1
         if self._training.page.completed(step) != boundary.seen or step == boundary.next_due:
             self._training.at_boundary(kind)
@@ -394,7 +395,9 @@ class Loops:
         if not boundary.ends_counted(self._replay.place):
             boundary.optimizer_stepped = False
             self._count_step(kind)
-        elif page.news != boundary.seen or boundary.step == boundary.next_due or boundary.always:
+            return
+        self._training.reshard()
+        if page.news != boundary.seen or boundary.step == boundary.next_due or boundary.always:
             self._training.at_boundary(kind)
 
     def _before_evaluation(self) -> None:
@@ -405,6 +408,7 @@ class Loops:
             self._training.restore()
         if not replay.restored:
             return
+        self._training.reshard()
         if self._training.witness is not None:
             self._training.witness.entered(boundary.step, boundary=True)
         if loop is None:

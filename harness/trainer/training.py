@@ -27,6 +27,7 @@ from harness.core import messages, tree
 from harness.errors import ExitCode, HarnessError, StateError
 from harness.ipc.control_page import Command, TrainerSide
 from harness.trainer.boundary import Boundary
+from harness.trainer.distributed import gathered
 from harness.trainer.hazards import Hazards
 from harness.trainer.link import Link
 from harness.trainer.meeting import Meeting
@@ -103,6 +104,7 @@ class Training:
         self.page = TrainerSide(None)
         self.witness: Witness | None = None
         self._meeting: Meeting | None = None
+        self._sharded: tuple[Any, ...] = ()
         self._hooks = [self._watch_optimizers()]
 
     def connect(self, link: Link, overlap: bool | None) -> None:
@@ -156,8 +158,18 @@ class Training:
         self._hooks[0].remove()
         self._hooks[0] = self._watch_optimizers()
         self.sees_optimizers = any(_holds_optimizer(value) for value in self.states.values())
+        self._look_for_sharded()
 
     # ---- boundaries -------------------------------------------------------------------------------------------------
+
+    def reshard(self) -> None:
+        """Have FSDP2 give back what it keeps gathered. Each boundary begins with it: see `distributed/gathered.py`."""
+        for module in self._sharded:
+            module.reshard()
+
+    def _look_for_sharded(self) -> None:
+        if self._meeting is not None:
+            self._sharded = gathered.sharded(self.states.values())
 
     def at_boundary(self, kind: str, *, entering: bool = False) -> None:
         """Act at a boundary where the control page has news or something is due: plan, take a snapshot, or leave.
@@ -361,6 +373,7 @@ class Training:
         Returns:
             Whether this step is sealed: false if the time was up, or if the agent wants the loop left without it.
         """
+        self.reshard()
         if self._meeting is None:
             self.saving.take_waiting()
         elif self._meeting.attend_last():
@@ -385,6 +398,7 @@ class Training:
             )
         self._part(process_lives=True)
         self.process.detach()
+        self._sharded = ()
         if self.signalled and not self.interrupted:
             _unanswered[:] = [signal.SIGTERM]
         self.inert = True
@@ -510,6 +524,7 @@ class Training:
             self.link.drop_ready()
         self.page = self.link.page  # of the agent that found the snapshot; the first one may have died
         self.stager.begin()
+        self._look_for_sharded()
         self.page.completed(self.boundary.step)
         self.boundary.look_soon()  # the first step plans the layout
         if self.witness is not None:

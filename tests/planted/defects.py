@@ -248,6 +248,13 @@ DEFECTS = (
         TRAINER,
     ),
     one(
+        "only a rank that lays out its slots gives back what FSDP2 holds gathered",
+        "harness/trainer/training.py",
+        "            module.reshard()\n",
+        "            pass\n",
+        TRAINER,
+    ),
+    one(
         "ranks on both sides of a validation make a snapshot",
         "harness/core/policy/meeting.py",
         "    here = Place(top, Where.AFTER, max(view.passed for view in views if view.step == top))\n",

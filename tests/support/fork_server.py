@@ -62,6 +62,7 @@ KINDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
             *(f"tests.support.patiently {script}" for script in ("watch_torch_save.py", "with_accelerate.py")),
             "tests.support.rank_trainer",
             "tests.support.torch_trainer",
+            "tests.support.generating_ranks",
             "tests.support.validating_ranks",
         ],
         ["torch._dynamo", "torch.distributed.run"],  # the first optimizer imports torch._dynamo

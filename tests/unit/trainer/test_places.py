@@ -12,7 +12,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from harness.errors import StateError
 from harness.ipc.control_page import Command
-from harness.trainer import validation
+from harness.trainer import driven, validation
+from harness.trainer.driven import Driven
+from harness.trainer.training import Training
 from tests.support.played_agent import BATCHES, PlayedLink, Program, no_checkpointer
 
 pytestmark = pytest.mark.filterwarnings("ignore:a resume in the middle of")
@@ -23,6 +25,14 @@ as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 @pytest.fixture
 def program() -> Program:
     return Program()
+
+
+@pytest.fixture
+def resharded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """At which steps FSDP2 was to give back what it holds."""
+    steps: list[int] = []
+    monkeypatch.setattr(Training, "reshard", lambda training: steps.append(training.boundary.step))
+    return steps
 
 
 # ---- what the program is told ---------------------------------------------------------------------------------------
@@ -315,3 +325,47 @@ def test_a_validation_that_is_not_reached_again_costs_no_step(capsys: pytest.Cap
     assert train(again) == 8
     assert "has not come back to that place" in capsys.readouterr().err
     assert not torch.equal(again.model.weight, weights)
+
+
+# ---- every boundary, whatever is due --------------------------------------------------------------------------------
+
+
+def test_every_boundary_of_a_script_has_fsdp2_give_back_what_it_holds(program: Program, resharded: list[int]) -> None:
+    """On another rank a snapshot may be laid out there, which has it do so on that rank: they have to stay alike."""
+    for _ in program.ckpt.epochs(1):
+        for number, _ in program.ckpt.enumerate(BATCHES[:2]):
+            program.train()
+            if number:
+                with program.ckpt.evaluating():
+                    pass
+    del resharded[-1:]  # of the end, which is the place of the last snapshot
+
+    # The end of the first step, which is counted behind it; the second one's validation, and its end
+    assert resharded == [0, 1, 2]
+
+
+def test_every_step_of_a_loop_by_hand_is_one(resharded: list[int]) -> None:
+    program = Program()
+    for _ in range(program.ckpt.resume(), 3):
+        program.train()
+        program.ckpt.step()
+
+    assert resharded == [0, 1, 2]
+
+
+def test_every_boundary_of_a_framework_is_one(monkeypatch: pytest.MonkeyPatch, resharded: list[int]) -> None:
+    program = Program()
+    monkeypatch.setattr(driven.opening, "open_link", lambda _: PlayedLink())
+    framework = Driven({}, dict)
+    framework.begin({"model": program.model, "optimizer": program.optimizer})
+    framework.begin_call()
+    framework.restore()
+    for step in (1, 2):
+        program.train()
+        framework.boundary(step)
+    with framework.validation(2, resumable=True):
+        pass
+    framework.finish(2)
+    framework.close()
+
+    assert resharded == [0, 1, 2, 2]
