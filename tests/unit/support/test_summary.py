@@ -40,7 +40,8 @@ def test_no_more_than_twenty_are_shown() -> None:
     assert len(slowest(report(str(number), number) for number in range(50))) == 20
 
 
-def test_what_a_machine_lacks_is_skipped_with_one_line() -> None:
+def test_what_a_machine_lacks_is_skipped_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "CALLERS", {})
     with pytest.raises(pytest.skip.Exception, match=r"^this machine lacks root: not you$"):
         needs.lacking("root", "not you\nand much more")
 
@@ -54,8 +55,15 @@ def test_on_a_machine_that_is_told_to_have_it_a_skip_is_a_failure(monkeypatch: p
         needs.lacking("mdadm")
 
 
-def test_a_thing_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "CALLERS", {needs.MUST_RUN: "roof"})
+def test_it_may_be_told_what_it_lacks_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "CALLERS", {needs.MUST_RUN: "all but cuda mdadm"})
 
-    with pytest.raises(ValueError, match="there is no roof; there are aws-cli"):
+    assert needs.must_run() == needs.NEEDS.keys() - {"cuda", "mdadm"}
+
+
+@pytest.mark.parametrize("told", ["roof", "all but roof", "all"])
+def test_a_thing_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setattr(needs, "CALLERS", {needs.MUST_RUN: told})
+
+    with pytest.raises(ValueError, match=f"there is no {told.split()[-1]}; there are aws-cli"):
         needs.must_run()
