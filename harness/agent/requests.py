@@ -115,8 +115,8 @@ class Requests:
             self._ranks.meeting.ask_again()
 
     def taken(self, taken: Taken) -> None:
-        """Note that all ranks have sealed a step. Several leave with it, and none leaves before."""
-        if self._drain.current is not None and self._ranks.several:
+        """Note that all ranks have sealed a step. Several leave with the one they are asked for, none before."""
+        if taken.leaves:
             self._left_with = taken.step
 
     def forget(self) -> None:

@@ -77,6 +77,18 @@ class Meeting:
         self.give_up()
         self.ask(Command.NOTHING if self._command.takes else self._command)
 
+    def sealed(self, step: int) -> bool:
+        """Note that all ranks have sealed a step. Return whether they leave with it.
+
+        That carries out the ask, with one exception: an ask to leave stands if they sealed that step for an earlier
+        ask. They may be beyond it by now, and what they have computed since would be lost.
+        """
+        leaves = self._command is Command.SNAPSHOT_AND_LEAVE
+        if leaves and self.agreed != step:
+            return False
+        self.close()
+        return leaves
+
     def give_up(self) -> None:
         """Note that the present ask will be replaced: a rank that has sealed its step is not kept waiting."""
         if self.agreed is not None:

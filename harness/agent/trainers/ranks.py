@@ -71,6 +71,7 @@ class Taken:
         step: completed optimizer steps.
         bytes: of all ranks.
         copy_s: how long the slowest rank would have waited without overlap.
+        leaves: whether several ranks were asked to leave with this one.
         differences: tensors that were taken for equal on all ranks, and are not: the snapshot is void.
         changed: whether ranks store something else from now on.
     """
@@ -78,6 +79,7 @@ class Taken:
     step: int
     bytes: int
     copy_s: float
+    leaves: bool = False
     differences: tuple[Difference, ...] = ()
     changed: bool = False
 
@@ -227,9 +229,9 @@ class Ranks:
         self.reasons, self._reasons_for_later = self._reasons_for_later, set()
         for each in self:
             each.control.answered()
-        differences, changed = list[Difference](), False
+        leaves, differences, changed = False, list[Difference](), False
         if self.several:
-            self.meeting.close()
+            leaves = self.meeting.sealed(sealed.step)
             differences, changed = self.holdings.judge([each.sums for each in theirs])
         if differences:
             self.reasons.add("difference")
@@ -237,7 +239,7 @@ class Ranks:
         if not differences:
             self.tell_set(sealed.step)
         size, copy_s = sum(each.bytes for each in theirs), max(each.copy_s for each in theirs)
-        return Taken(sealed.step, size, copy_s, tuple(differences), changed)
+        return Taken(sealed.step, size, copy_s, leaves, tuple(differences), changed)
 
     def plan_again(self, numbers: Collection[int]) -> None:
         """Await new slots of these ranks, which plan them again. A snapshot that is asked for has to wait."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from cloud.testing.memory import MemoryStore
 from harness.agent.requests import Requests
+from harness.agent.save.pipeline import SavePipeline
+from harness.agent.trainers import meeting
+from harness.agent.trainers.ranks import Connection, Ranks
+from harness.config.settings import Settings
 from harness.core import events
-from harness.core.policy.meeting import Place, Where
-from harness.ipc.control_page import Command
+from harness.core.messages import Sealed
+from harness.core.policy.drain import Choice
+from harness.core.policy.meeting import Hold, Place, Where
+from harness.ipc.control_page import Command, TrainerSide
+from tests.support.context import Posts, a_context
 
 
 class EnteringRanks:
@@ -67,3 +78,75 @@ def test_a_validation_s_snapshot_that_a_rank_has_missed_is_not_asked_for_again()
     requests.turn(attempt, attached=False)
     assert ranks.asked == [8, 8]
     assert told == [events.Due(reason="evaluating")] * 2
+
+
+class LeavingRanks:
+    """Two ranks after step 8, which both have sealed, though the agent does not know it; and a notice."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(meeting.time, "monotonic", lambda: self.now)
+        settings = Settings(store="memory", run="run", every_s=1000.0)
+        context = a_context(settings, Posts())
+        self.pipeline = SavePipeline(context, lambda _: MemoryStore(), lambda steps: None)
+        self.ranks = Ranks(context, self.pipeline.pool)
+        self.ranks.expect(2)
+        self.pages = [TrainerSide(os.dup(rank.control.page_fd)) for rank in self.ranks]
+        for rank in self.ranks:
+            rank.connection = Connection(None, 100 + rank.number, -1)  # type: ignore[arg-type]
+        self.hold(7, Hold.NONE)
+        self.ranks.meeting.ask(Command.SNAPSHOT)
+        self.drain: Any = SimpleNamespace(current=None)
+        lateness: Any = SimpleNamespace(in_the_way=False)
+        self.requests = Requests(context, self.ranks, self.pipeline, self.drain, lateness)
+        assert self.turn() is Command.SNAPSHOT
+        assert self.ranks.meeting.agreed == 8
+        self.hold(8, Hold.NONE)
+        self.drain.current = SimpleNamespace(plan=SimpleNamespace(choice=Choice.NEW))
+
+    def hold(self, step: int, hold: Hold) -> None:
+        for page in self.pages:
+            page.completed(step)
+            page.say(page.news, hold)
+
+    def turn(self) -> Command:
+        """What the ranks are to do then."""
+        attempt: Any = SimpleNamespace(first_step_at=None, began_at=0.0)
+        for _ in range(2):  # what is asked in one is agreed in the next
+            self.requests.turn(attempt, attached=False)
+            self.now += 2 * meeting.SEEN_S
+        return self.pages[0].command
+
+    def sealed(self, step: int) -> None:
+        for rank in self.ranks:
+            taken = self.ranks.sealed(rank, Sealed(rank.number, step, 1, 0.0, 0.0))
+            if taken is not None:
+                self.requests.taken(taken)
+
+    def close(self) -> None:
+        for page in self.pages:
+            page.close()
+        self.pipeline.close_stores()
+
+
+@pytest.fixture
+def leaving(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeavingRanks]:
+    made = LeavingRanks(monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("is_asked_to_leave_first", [True, False])
+def test_a_notice_loses_no_step_where_an_earlier_snapshot_is_just_being_sealed(
+    leaving: LeavingRanks, is_asked_to_leave_first: bool
+) -> None:
+    if is_asked_to_leave_first:
+        leaving.turn()
+    leaving.sealed(8)
+
+    assert leaving.turn() is Command.SNAPSHOT_AND_LEAVE
+
+    assert leaving.ranks.meeting.agreed == 9
+    leaving.hold(9, Hold.HOLDS)
+    leaving.sealed(9)
+    assert leaving.turn() is Command.LEAVE

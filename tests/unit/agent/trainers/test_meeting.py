@@ -110,3 +110,23 @@ def test_a_step_is_given_up_until_it_is_agreed_again(scene: Scene) -> None:
     scene.say(8, Hold.HOLDS, Hold.HOLDS)
     assert scene.meeting.turn(sealed=None) == 8
     assert scene.meeting.given_up is None
+
+
+def test_what_was_sealed_for_an_earlier_ask_is_not_what_ranks_leave_with(scene: Scene) -> None:
+    """They had gone on from it before they saw the ask to leave, and the step since would be lost."""
+    assert not scene.meeting.sealed(7)
+    assert scene.meeting.is_open
+
+    scene.say(8, Hold.HOLDS, Hold.HOLDS)
+    assert scene.meeting.turn(sealed=7) == 8
+    assert not scene.meeting.sealed(7)
+    assert scene.meeting.sealed(8)
+    assert not scene.meeting.is_open
+
+
+def test_ranks_that_were_not_asked_to_leave_go_on(scene: Scene) -> None:
+    scene.meeting.ask(Command.SNAPSHOT)
+
+    assert not scene.meeting.sealed(7)
+
+    assert not scene.meeting.is_open
