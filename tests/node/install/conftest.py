@@ -20,10 +20,11 @@ OF_AN_IMAGE = ("pip", "torch", "boto3")
 @pytest.fixture(scope="session")
 def image_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An interpreter with what an image has: links to what is here."""
-    made, here = tmp_path_factory.mktemp("image") / "venv", Path(sysconfig.get_path("purelib"))
+    made = tmp_path_factory.mktemp("image") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
-    there = made / here.relative_to(sys.prefix)
+    there = made / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
     for distribution in needed(*OF_AN_IMAGE):
+        here = Path(str(distribution.locate_file("")))
         for name in {file.parts[0] for file in distribution.files or ()} - {".."}:
             if (here / name).exists() and name != "__pycache__":
                 (there / name).symlink_to(here / name)
