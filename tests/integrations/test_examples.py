@@ -67,6 +67,7 @@ def test_the_example_that_saves_by_itself_has_the_unbroken_one_s_curve_and_model
         command: list[str | Path] = [sys.executable, *PATIENTLY, ROOT / "examples/watch_torch_save.py", *files]
         if not rigged:
             return host.start(*command).wait()
+        command += ["--await-commits", host.store / host.run / "commits"]
         process = host.run_rigged("--watch-look-s", "0.05", "--watch", str(host.root / "out"), *rigged, command=command)
         code = process.wait()
         assert code == 0 or "durable" in process.stderr, process.stderr

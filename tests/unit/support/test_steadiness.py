@@ -39,6 +39,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("support/leaving_trainer.py", "wait"): A_POLL,
     ("support/process.py", "wait"): A_POLL,
     ("support/saving_program.py", "wait"): A_POLL,
+    ("support/patiently.py", "wait"): A_POLL,
     ("support/validating_ranks.py", "wait"): A_POLL,
     ("support/tiny_trainer.py", "wait"): A_POLL,
     ("support/torch_trainer.py", "wait"): A_POLL,
