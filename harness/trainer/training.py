@@ -562,6 +562,7 @@ class Training:
         if not self.inert:
             self.inert = True
             self.page, self.boundary.seen = TrainerSide(None), 0
+            self._sharded = ()
             self.link.close_in_child()
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cloud.testing.memory import MemoryStore
 from harness.agent.requests import Requests
-from harness.agent.save.pipeline import SavePipeline
 from harness.agent.trainers import meeting
-from harness.agent.trainers.ranks import Connection, Ranks
 from harness.config.settings import Settings
 from harness.core import events
 from harness.core.messages import Sealed
 from harness.core.policy.drain import Choice
 from harness.core.policy.meeting import Hold, Place, Where
-from harness.ipc.control_page import Command, TrainerSide
+from harness.ipc.control_page import Command
 from tests.support.context import Posts, a_context
+from tests.support.played_ranks import PlayedRanks
 
 
 class EnteringRanks:
@@ -86,28 +83,18 @@ class LeavingRanks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(meeting.time, "monotonic", lambda: self.now)
-        settings = Settings(store="memory", run="run", every_s=1000.0)
-        context = a_context(settings, Posts())
-        self.pipeline = SavePipeline(context, lambda _: MemoryStore(), lambda steps: None)
-        self.ranks = Ranks(context, self.pipeline.pool)
-        self.ranks.expect(2)
-        self.pages = [TrainerSide(os.dup(rank.control.page_fd)) for rank in self.ranks]
-        for rank in self.ranks:
-            rank.connection = Connection(None, 100 + rank.number, -1)  # type: ignore[arg-type]
-        self.hold(7, Hold.NONE)
+        context = a_context(Settings(store="memory", run="run", every_s=1000.0), Posts())
+        self.played = PlayedRanks(context, 2)
+        self.ranks, self.at = self.played.ranks, self.played.at
+        self.at(7, 7)
         self.ranks.meeting.ask(Command.SNAPSHOT)
         self.drain: Any = SimpleNamespace(current=None)
         lateness: Any = SimpleNamespace(in_the_way=False)
-        self.requests = Requests(context, self.ranks, self.pipeline, self.drain, lateness)
+        self.requests = Requests(context, self.ranks, self.played.pipeline, self.drain, lateness)
         assert self.turn() is Command.SNAPSHOT
         assert self.ranks.meeting.agreed == 8
-        self.hold(8, Hold.NONE)
+        self.at(8, 8)
         self.drain.current = SimpleNamespace(plan=SimpleNamespace(choice=Choice.NEW))
-
-    def hold(self, step: int, hold: Hold) -> None:
-        for page in self.pages:
-            page.completed(step)
-            page.say(page.news, hold)
 
     def turn(self) -> Command:
         """What the ranks are to do then."""
@@ -115,7 +102,7 @@ class LeavingRanks:
         for _ in range(2):  # what is asked in one is agreed in the next
             self.requests.turn(attempt, attached=False)
             self.now += 2 * meeting.SEEN_S
-        return self.pages[0].command
+        return self.played.pages[0].command
 
     def sealed(self, step: int) -> None:
         for rank in self.ranks:
@@ -123,17 +110,12 @@ class LeavingRanks:
             if taken is not None:
                 self.requests.taken(taken)
 
-    def close(self) -> None:
-        for page in self.pages:
-            page.close()
-        self.pipeline.close_stores()
-
 
 @pytest.fixture
 def leaving(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeavingRanks]:
     made = LeavingRanks(monkeypatch)
     yield made
-    made.close()
+    made.played.close()
 
 
 @pytest.mark.parametrize("is_asked_to_leave_first", [True, False])
@@ -147,6 +129,6 @@ def test_a_notice_loses_no_step_where_an_earlier_snapshot_is_just_being_sealed(
     assert leaving.turn() is Command.SNAPSHOT_AND_LEAVE
 
     assert leaving.ranks.meeting.agreed == 9
-    leaving.hold(9, Hold.HOLDS)
+    leaving.at(9, 9, hold=Hold.HOLDS)
     leaving.sealed(9)
     assert leaving.turn() is Command.LEAVE

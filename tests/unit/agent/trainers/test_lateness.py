@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from cloud.testing.memory import MemoryStore
-from harness.agent.save.pipeline import SavePipeline
 from harness.agent.trainers import lateness as module
 from harness.agent.trainers import meeting
 from harness.agent.trainers.attempt import TrainerAttempt
 from harness.agent.trainers.lateness import Lateness
-from harness.agent.trainers.ranks import Connection, Ranks
 from harness.config.settings import Settings
 from harness.core import events
 from harness.core.policy.meeting import Hold, Place
-from harness.ipc.control_page import Command, TrainerSide
+from harness.ipc.control_page import Command
 from tests.support.context import Posts, a_context
+from tests.support.played_ranks import PlayedRanks
 
 
 class Scene:
@@ -30,23 +27,12 @@ class Scene:
             monkeypatch.setattr(each.time, "monotonic", lambda: self.now)
         self.told: list[events.Event] = []
         context = a_context(Settings(store="memory", run="run"), Posts(), emit=self.told.append)
-        self._pipeline = SavePipeline(context, lambda _: MemoryStore(), lambda steps: None)
-        self.ranks = Ranks(context, self._pipeline.pool)
-        self.ranks.expect(3)
-        self.pages = [TrainerSide(os.dup(rank.control.page_fd)) for rank in self.ranks]
+        self.played = PlayedRanks(context, 3)
+        self.ranks, self.pages, self.at = self.played.ranks, self.played.pages, self.played.at
         self.attempt = TrainerAttempt(self.now, self.now)
         self.lateness = Lateness(context, self.ranks)
-        for rank in self.ranks:
-            self.greet(rank.number)
-
-    def greet(self, number: int) -> None:
-        self.ranks.of(number).connection = Connection(None, 100 + number, -1)  # type: ignore[arg-type]
-        self.attempt.greeted.add(number)
+        self.attempt.greeted |= {0, 1, 2}
         self.attempt.greeted_at = self.now
-
-    def at(self, *steps: int) -> None:
-        for page, step in zip(self.pages, steps, strict=True):
-            page.completed(step)
 
     def turn(self, after_s: float = 0.0, usual_s: float | None = None) -> bool:
         self.now += after_s
@@ -56,17 +42,12 @@ class Scene:
     def named(self) -> list[tuple[int, int | None]]:
         return [(event.rank, event.step) for event in self.told if isinstance(event, events.RankLate)]
 
-    def close(self) -> None:
-        for page in self.pages:
-            page.close()
-        self._pipeline.close_stores()
-
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made = Scene(monkeypatch)
     yield made
-    made.close()
+    made.played.close()
 
 
 def test_a_rank_that_others_wait_for_is_named_once_and_is_in_the_way(scene: Scene) -> None:
