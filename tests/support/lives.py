@@ -7,9 +7,8 @@ memory) is in tests/process.
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,10 +20,10 @@ from harness.core import rehearsal
 from harness.core.rehearsal import AnyLine, Instructions, Interruption
 from harness.errors import ExitCode
 from harness.ipc.control_page import Command
-from harness.trainer import opening, process
+from harness.trainer import opening
 from harness.trainer.hazards import Hazards
 from tests.support import loops
-from tests.support.played_agent import PlayedLink
+from tests.support.played_agent import PlayedLink, as_before
 
 
 class Killed(BaseException):
@@ -109,7 +108,7 @@ class Lives:
             if callable(happens):
                 happens(what)
 
-        with self._monkeypatch.context() as patch, _as_before():
+        with self._monkeypatch.context() as patch, as_before():
             patch.setattr(loops, "happens", event)
             job = loops.Job(curve)
             try:
@@ -123,14 +122,3 @@ class Lives:
             finally:
                 job.curve.close()
                 self.outcome.curve = curve.read_text().splitlines()
-
-
-@contextlib.contextmanager
-def _as_before() -> Iterator[None]:
-    """A process begins without a Checkpointer, and leaves none behind."""
-    try:
-        yield
-    finally:
-        opening._newest.clear()
-        while process._attached:
-            process._attached[-1].detach()

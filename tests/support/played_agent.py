@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import optimizer
 
 from harness import Checkpointer
 from harness.core import messages
@@ -130,8 +132,22 @@ def no_checkpointer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fixture: nothing of this process is changed for good."""
     for name in ("HARNESS_RUN_ID", "HARNESS_RESTARTS"):
         monkeypatch.setenv(name, "")
-    yield
-    opening._newest.clear()
-    training._unanswered.clear()
-    while process._attached:
-        process._attached[-1].detach()
+    with as_before():
+        yield
+
+
+@contextlib.contextmanager
+def as_before() -> Iterator[None]:
+    """What a process brings that is new: no Checkpointer, and none that stays behind, be it as torch's hook alone."""
+    hooks = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+    before = [dict(each) for each in hooks]
+    try:
+        yield
+    finally:
+        opening._newest.clear()
+        training._unanswered.clear()
+        while process._attached:
+            process._attached[-1].detach()
+        for now, was in zip(hooks, before, strict=True):
+            now.clear()
+            now.update(was)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.world import World
 
 pytestmark = pytest.mark.long("a benchmark of several processes with torch")
 
@@ -28,18 +28,19 @@ QUICK = {
 }
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+def python(world: World, *arguments: str | Path) -> tuple[int, str, str]:
+    """Run it in a world that ends whatever it has started; exit code, standard output and error."""
+    process = world.start(sys.executable, *arguments, env={"PYTHONWARNINGS": "ignore"}, cwd=ROOT)
+    return process.wait(), process.stdout.decode(), process.stderr
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("save", "load") else [pytest.mark.nightly]) for name in QUICK]
+    "name", [pytest.param(name, marks=[] if name == "save" else [pytest.mark.nightly]) for name in QUICK]
 )
-def test_a_benchmark_ends_in_verdicts(name: str) -> None:
-    done = python(str(BENCHMARKS / f"bench_{name}.py"), *QUICK[name], "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_a_benchmark_ends_in_verdicts(name: str, world: World) -> None:
+    code, said, stderr = python(world, BENCHMARKS / f"bench_{name}.py", *QUICK[name], "--json")
+    assert code == 0, stderr
+    document = json.loads(said)
     assert {"command", "machine", "versions"} < document.keys()
     assert "--json" not in document["command"]
     assert document["rows"]
@@ -48,24 +49,15 @@ def test_a_benchmark_ends_in_verdicts(name: str) -> None:
 
 
 @pytest.mark.sample
-def test_a_check_fails_when_a_bar_is_missed() -> None:
+def test_a_check_fails_when_a_bar_is_missed(world: World) -> None:
     script = "import bench_step; bench_step.BAR_US = 0; sys.exit(bench_step.main())"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); {script}",
-            *STEP,
-            "--check",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert "| NO  |" in done.stdout
+    path = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); "
+    code, said, stderr = python(world, "-c", path + script, *STEP, "--check")
+    assert code == 1, stderr
+    assert "| NO  |" in said
 
 
-def test_all_benchmarks_make_one_table_that_replaces_the_one_in_the_readme(tmp_path: Path) -> None:
+def test_all_benchmarks_make_one_table_that_replaces_the_one_in_the_readme(tmp_path: Path, world: World) -> None:
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks")
     for name in ("harness", "cloud", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -73,8 +65,9 @@ def test_all_benchmarks_make_one_table_that_replaces_the_one_in_the_readme(tmp_p
     kept = "| [b](results/save.md) | 2 | 1 | yes |"
     rows = f"| question | bar | measured | met |\n|---|---|---|---|\n| [a](results/step.md) | 1 | 2 | NO |\n{kept}\n"
     path.write_text(path.read_text().partition("## Results")[0] + f"## Results\n\n{rows}")
-    done = python(str(tmp_path / "benchmarks" / "run_all"), "--quick", "--only", "step", "--write")
-    assert done.returncode == 0, done.stderr
+    run_all = tmp_path / "benchmarks" / "run_all"
+    code, said, stderr = python(world, run_all, "--quick", "--only", "step", "--write")
+    assert code == 0, stderr
     readme = path.read_text()
     assert readme.startswith((BENCHMARKS / "README.md").read_text().partition("## Results")[0])
     table = readme.partition("## Results\n\n")[2]
@@ -82,13 +75,13 @@ def test_all_benchmarks_make_one_table_that_replaces_the_one_in_the_readme(tmp_p
         "[b](results/save.md)",
         "[what a normal step costs, hook included](results/step.md)",
     ]
-    assert done.stdout.rstrip().endswith(table.splitlines()[-1])
+    assert said.rstrip().endswith(table.splitlines()[-1])
     result = (tmp_path / "benchmarks" / "results" / "step.md").read_text()
     assert result.startswith("# bench_step\n\nWhat does a normal step cost")
     assert "    machine    " in result
 
 
-def test_what_a_peer_does_better_than_the_bar_allows_is_told() -> None:
+def test_what_a_peer_does_better_than_the_bar_allows_is_told(world: World) -> None:
     """Ours against figures that are made up: by the medians, and by the peer that is nearest."""
     script = """
 import json, sys
@@ -103,9 +96,9 @@ names = {"ours": ours, "DCP async_save, thread": near, "torchsnapshot async_take
 found = Found(bytes=2 * 10**9, copy_s=[0.8] * 3, write_s=[0.7] * 3, error=[0.0], figures=names, absent={})
 print(json.dumps([[verdict.question, verdict.measured, verdict.met] for verdict in judge(Size.parse("2"), [found])]))
 """
-    done = python("-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{script}")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [
+    code, said, stderr = python(world, "-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{script}")
+    assert code == 0, stderr
+    assert json.loads(said) == [
         ["2 GB: training time lost for a checkpoint, DCP async_save, thread / ours", "3.9", False],
         ["2 GB: stall, ours / memcpy", "1.25", True],
         ["2 GB: stall, DCP async_save, thread / ours", "0.8", False],
