@@ -79,7 +79,7 @@ def test_a_restart_in_place_counts_from_the_death_of_the_trainer_back_off_and_al
 
 
 def test_a_program_that_starts_its_own_agent_waits_for_it_and_that_is_told(world: World) -> None:
-    env = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run}
+    env = {"HARNESS_STORE": str(world.store), "HARNESS_RUN": world.run, "HARNESS_METADATA": "off"}
     first = world.start(*world.tiny(*HOLD), env=env)
     world.wait_until_durable(10)
     first.signal(signal.SIGTERM)

@@ -314,7 +314,7 @@ def test_a_signal_while_it_is_found_out_where_this_is_is_75(world: World) -> Non
     with MetadataSimulator() as metadata:
         metadata.fault(Fault.HANG)
         deaf = ("--metadata", metadata.url)  # which it waits for, whatever it is told
-        process = resume(world, *world.named(), *deaf, command=world.tiny(), env={"HARNESS_TEST_LONGER": "1"})
+        process = resume(world, *world.named(), *deaf, command=world.tiny(), env={"HARNESS_TEST_LONGER": "5"})
         world.wait_until(lambda: bool(metadata.state()["requests"]), "a question")
         process.signal(signal.SIGTERM)
 

@@ -33,7 +33,7 @@ def test_a_second_signal_leaves_one_that_is_superseded_superseded(world: World) 
     """An instance that exits 75 is started again, and would take the run back."""
     host = world.elsewhere()
     stuck = world.tiny("--every-steps", "10", "--stuck-at", "105", steps=300)
-    first = world.run_rigged(*FAST, "--grace-s", "3", command=stuck)
+    first = world.run_rigged(*FAST, "--grace-s", "6", command=stuck)
     first.wait_for(" Published tier=remote ")
     world.wait_until(lambda: world.steps_of_curve()[-1:] == [105], "the step that hangs")
     second = host.run_rigged(*FAST, command=host.tiny(steps=300))

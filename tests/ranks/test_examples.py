@@ -22,7 +22,8 @@ def test_an_example_that_is_interrupted_has_the_unbroken_one_s_curve(
     def start(name: str, *rigged: str) -> tuple[int, str]:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         world.run = name
-        command = [*torchrun, ROOT / "examples" / script, *options, "--curve", world.root / name]
+        patiently = ["-m", "tests.support.patiently", ROOT / "examples" / script]
+        command = [*torchrun, *patiently, *options, "--curve", world.root / name]
         process = world.run_rigged("--every-s", "1000", "--every-steps", "5", *rigged, command=command)
         return process.wait(), process.stderr
 

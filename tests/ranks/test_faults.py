@@ -49,7 +49,7 @@ def test_a_signal_to_any_of_them_is_one_notice_and_all_leave_with_one_step(world
 
 
 def test_ranks_whose_launcher_dies_seal_a_last_step_together_and_begin_again(world: World) -> None:
-    process = world.run_rigged(*FAST, command=ranks(world, "--hold-at", "8", "--up-to", "9"))
+    process = world.run_rigged(*FAST, "--failed-s", "8", command=ranks(world, "--hold-at", "8", "--up-to", "9"))
     process.wait_for(r" Published [^\n]*step=5 ")
     os.kill(int(re.findall(r" TrainerStarted pid=(\d+)", process.stderr)[-1]), signal.SIGKILL)
 

@@ -51,7 +51,7 @@ QUIET_STEPS = 120  # of the last life, in which the bucket has to become exact: 
 AFTER_A_STEP = 0.6  # share of the strikes that wait until the job trains; the others meet it at a start, or waiting
 STEADY = (0.35, 0.65)  # in this share of the time the agent is spared, so that one lives for long
 LEAST_STRIKES = 3  # a short soak takes longer rather than that less happens in it
-FINISHES_S, UNBROKEN_STEP_S = 180.0, 0.5
+FINISHES_S, UNBROKEN_STEP_S = 300.0, 0.5
 
 
 class Soak:

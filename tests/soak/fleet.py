@@ -13,9 +13,9 @@ from random import Random
 from tests.soak.hosts import Host, Log, Setting, Told
 from tests.soak.strikes import Strike
 
-LEFT_BEHIND_S = 20.0  # `harness run` has ended: what may its last process still take
-STUCK_S = 150.0  # without a step anywhere
-ENDS_S = 60.0
+LEFT_BEHIND_S = 60.0  # `harness run` has ended: what may its last process still take
+STUCK_S = 300.0  # without a step anywhere
+ENDS_S = 180.0
 DEADLY = {"SIGKILL data worker", "SIGKILL trainer", "SIGKILL trainer, and the next one"}  # to the program alone
 CRASHED, HUNG_UP, KILLED, TERMINATED = 1, 129, 137, 143
 REFUSED = (64, 70)  # a store that denies what is needed: at the very start, and while the resume point is looked for

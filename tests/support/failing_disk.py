@@ -27,7 +27,7 @@ class FailingDisk:
 
     def fail(self) -> None:
         """From now on it keeps nothing that it does not keep already."""
-        os.sync()
+        _call("sync", "--file-system", str(self.root))
         with contextlib.suppress(OSError), (self._memory / "rest").open("wb", buffering=0) as rest:
             while True:
                 rest.write(bytes(4096))

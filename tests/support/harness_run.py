@@ -20,6 +20,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --take-over-s SECONDS        how long a start waits for another agent of this host to end
     --silent-s SECONDS           how long a store may take nothing until that is told
     --hello-s SECONDS            how long a program may be without a Checkpointer until it is told so
+    --failed-s SECONDS           how long ranks without a launcher, or without one of them, may live on
     --late-s SECONDS             how long a rank may be at one step while others wait, until it is named
     --first-answer-s, --read-s SECONDS   how long a start waits for the store; how long a reply of S3 may take
     --watch-look-s SECONDS       between two looks at a watched directory
@@ -60,6 +61,7 @@ import harness.agent.server
 import harness.agent.trainers.lateness
 import harness.agent.trainers.restarts
 import harness.agent.trainers.session
+import harness.agent.trainers.siblings
 import harness.agent.watching
 import harness.snapshots.handover
 import harness.watch.watcher
@@ -94,6 +96,7 @@ _SECONDS: dict[str, tuple[ModuleType, str]] = {
     "take-over-s": (harness.agent.server, "_TAKE_OVER_S"),
     "silent-s": (harness.agent.save.tier, "SILENT_S"),
     "hello-s": (harness.agent.trainers.lateness, "HELLO_S"),
+    "failed-s": (harness.agent.trainers.siblings, "_FAILED_S"),
     "late-s": (harness.agent.trainers.lateness, "LATE_S"),
     "first-answer-s": (harness.agent.resume.startup, "FIRST_ANSWER_S"),
     "earlier-s": (harness.agent.watching, "EARLIER_S"),

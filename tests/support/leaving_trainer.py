@@ -23,7 +23,9 @@ import torch
 from torch import nn
 
 from harness import Checkpointer
+from harness.trainer import saving
 from tests.support import delays
+from tests.support.patience import HANG_S
 from tests.support.patient import patient
 
 STEPS = 12
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--at", type=int)
     options = parser.parse_args()
     delays.install(delays.TRAINER)
+    saving._ANSWER_S = HANG_S
     job = Job(options.curve)
     if options.way == "handler":
         signal.signal(signal.SIGTERM, leave)

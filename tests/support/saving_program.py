@@ -13,7 +13,7 @@ and has no checkpoint, as transformers' examples do.
     --hold-at STEP --hold-until FILE   stay after STEP, until FILE exists
     --die-in STEP:N            SIGKILL itself before the N-th write of the checkpoint of STEP, in the first life only
     --keep N                   delete all checkpoints but the newest N
-    --await-commits FOLDER     after each checkpoint, stay until its snapshot is committed there, or the agent has died
+    --await-commits            after each checkpoint, stay until its snapshot is committed, or the agent has died
     --forgets                  goes on with another state than it has saved
     --raise-at STEP            raise an exception after STEP, in the first life only
 """
@@ -122,8 +122,7 @@ class Program:
                     raise ArithmeticError("injected")
                 told = self.told
                 if self.step % options.save_every == 0 or told:
-                    self.save()
-                    self._await_commit()
+                    self._save_and_await()
                 if told and not options.stays:
                     return 0  # as many do: their script goes on behind the loop, and ends well
                 if told:
@@ -131,11 +130,14 @@ class Program:
         Path(options.final).write_text(digest(self.state))
         return 0
 
-    def _await_commit(self) -> None:
-        folder = self.options.await_commits
-        while folder is not None and _has_agent() and not self.told:
-            if any(folder.glob(f"*-{self.step:012d}.json")):
-                break
+    def _save_and_await(self) -> None:
+        folder = _commits_of_agent() if self.options.await_commits else None
+        ours = f"*-{self.step:012d}.json" if self.options.layout == "numbered" else "*.json"  # one file tells no step
+        before = set() if folder is None or self.options.layout == "numbered" else set(folder.glob(ours))
+        self.save()
+        while (
+            folder is not None and folder == _commits_of_agent() and not self.told and set(folder.glob(ours)) <= before
+        ):
             threading.Event().wait(0.002)
 
     def on_signal(self, _signum: int, _frame: object) -> None:
@@ -143,11 +145,15 @@ class Program:
         self.told = True
 
 
-def _has_agent() -> bool:
+def _commits_of_agent() -> Path | None:
+    """Where the agent that is our parent commits; None if it has died, or has none."""
     try:
-        return b"harness_run" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
     except OSError:
-        return False  # it has died at this moment
+        return None  # it has died at this moment
+    if "--store" not in words:
+        return None
+    return Path(words[words.index("--store") + 1], words[words.index("--run") + 1], "commits")
 
 
 def main() -> int:
@@ -167,7 +173,7 @@ def main() -> int:
     parser.add_argument("--hold-until", type=Path)
     parser.add_argument("--die-in")
     parser.add_argument("--keep", type=int, default=0)
-    parser.add_argument("--await-commits", type=Path)
+    parser.add_argument("--await-commits", action="store_true")
     parser.add_argument("--forgets", action="store_true")
     parser.add_argument("--raise-at", type=int)
     options = parser.parse_args()

@@ -130,9 +130,9 @@ def test_a_detached_start_that_waits_for_a_store_ends_with_its_program(
 
 
 def test_a_last_snapshot_does_not_wait_behind_the_upkeep_after_the_one_before(bucket: World, server: S3Server) -> None:
-    """A call that gets no answer lasts 15 s: longer than many a notice."""
+    """A call that gets no answer lasts 15 s: longer than many a notice. Here it lasts longer than any."""
     stalled = server.fault("stall", "DeleteObject", key="0005", times=None)
-    process = held(bucket, "--grace-s", "8", "--keep-last", "1")
+    process = held(bucket, "--grace-s", "100", "--read-s", "1000", "--keep-last", "1")
     server.wait_struck(stalled)
 
     process.signal(signal.SIGTERM)
@@ -147,7 +147,7 @@ def test_a_run_whose_store_takes_no_bytes_ends_in_its_grace_and_says_that_it_has
     bucket: World, server: S3Server
 ) -> None:
     """Its end was never recorded: whoever came next waited until its journal counted as silent."""
-    process = held(bucket, "--grace-s", "8", "--silent-s", "0.1")
+    process = held(bucket, "--grace-s", "8", "--silent-s", "3")
     stalled = server.fault("stall", key="safetensors", times=None)
 
     process.signal(signal.SIGTERM)

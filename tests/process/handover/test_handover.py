@@ -280,7 +280,7 @@ def test_a_store_that_is_down_for_a_while_delays_the_handover_and_loses_nothing(
 
 def test_one_whose_trainer_is_deaf_leaves_in_time_with_what_is_sealed(world: World) -> None:
     deaf = world.tiny("--every-steps", "10", "--stuck-at", "105", steps=STEPS, step_s=QUICK_S)
-    first = world.run_rigged(*LOOKING, "--handover-s", str(SILENCE_S), command=deaf)
+    first = world.run_rigged(*LOOKING, "--handover-s", str(NOT_SILENT_S), command=deaf)
     first.wait_for(r" Published tier=remote ")
     host = world.elsewhere()
     second = train(host, *LOOKING, step_s=QUICK_S)

@@ -291,7 +291,7 @@ def test_a_store_that_is_down_for_a_while_stops_neither_training_nor_a_restart_i
 def test_a_notice_while_the_store_is_down_leaves_what_the_next_start_here_brings_there(
     world: World, server: S3Server
 ) -> None:
-    first = held(world, *IMPATIENT, "--grace-s", "8")
+    first = held(world, *IMPATIENT, "--grace-s", "12")
     world.wait_until(lambda: world.steps_of_curve()[-1] == 12, "step 12")
     server.down()
     first.signal(signal.SIGTERM)

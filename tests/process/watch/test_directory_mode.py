@@ -344,7 +344,7 @@ def test_the_commands_that_look_at_a_run_know_files(world: World) -> None:
     ("options", "code", "words"),
     [
         (["--layout", "numbered"], 0, "are identical, after it was killed behind step"),
-        (["--layout", "one", "--steps", "60"], 0, "are identical, after it was killed behind step"),
+        (["--layout", "one", "--steps", "20"], 0, "are identical, after it was killed behind step"),
         (["--layout", "numbered", "--forgets"], 70, r"checkpoint-\d+/state.bin differs first, at step"),
         (["--steps", "2"], 64, "has written no whole checkpoint"),
         (["--raise-at", "2"], 70, "ArithmeticError"),
@@ -353,7 +353,7 @@ def test_the_commands_that_look_at_a_run_know_files(world: World) -> None:
 )
 def test_a_rehearsal_says_whether_it_goes_on_exactly(options: list[str], code: int, words: str, world: World) -> None:
     files = ["--out", "{out}/saved", "--curve", "{out}/curve", "--final", "{out}/final"]
-    steps = ["--steps", "400", "--step-s", "0.1", "--hold-until", world.released]
+    steps = ["--steps", "400", "--await-commits"]
     command = [sys.executable, "-m", "tests.support.saving_program", *files, *steps, *options]
     rehearsed = world.start(*world.harness("rehearse", *world.named(), "--watch", "{out}/saved", "--", *command))
     assert rehearsed.wait() == code, rehearsed.stderr
@@ -382,7 +382,7 @@ KILLS = [
 )
 def test_a_kill_at_any_event_loses_nothing_durable(at: str, who: str, world: World) -> None:
     world.curve.touch()
-    command = program(world, "--on-signal", "SIGTERM", "--await-commits", world.store / world.run / "commits")
+    command = program(world, "--on-signal", "SIGTERM", "--await-commits")
     process = start(world, "--at", f"{at}:kill-{who}", command=command)
     if process.wait() == 0:
         assert who == "trainer"

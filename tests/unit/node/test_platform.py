@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 
 from cloud.testing.metadata_sim import Fault, MetadataSimulator
+from harness.node import platform as node_platform
 from harness.node.exit_policy import Where
 from harness.node.platform import Platform, describe_fleet, find_instance, find_platform, fleet_words, open_metadata
 from tests.support.fleet_server import FleetServer
+from tests.support.patience import HANG_S
 from tests.support.s3_account import use_account
 
 GROUP_TAG = "aws:autoscaling:groupName"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every service here answers, or refuses at once; how soon is not the subject."""
+    monkeypatch.setattr(node_platform, "METADATA_S", HANG_S)
 
 
 def platform(simulator: MetadataSimulator | None, environ: dict[str, str], run: str = "a") -> Platform:

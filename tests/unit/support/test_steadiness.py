@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time"
 A_POLL = "a look again: the end of the wait is what is looked for"
 NOT_TOO_EARLY = "time for what must not happen: on a slow machine it passes too easily, and never fails"
 PRODUCT = "a limit of the product, which has to run out"
-IN_WORDS = "an amount for the product to reason about; nothing has to happen within it"
+LEAST_GRACE_S = 30.0
+"""What a run needs to leave on a machine that stands still for a while."""
 
 ALLOWED: dict[tuple[str, str], str] = {
     # Clocks
@@ -30,7 +32,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("support/steady.py", "clock"): "how long a round took is told, and judges nothing",
     ("support/s3_faults.py", "clock"): "a fault that lasts for seconds; tests wait for its end, not for the seconds",
     ("support/tiny_trainer.py", "clock"): "moments that a trainer tells its agent",
-    ("unit/inspect/doctor/test_store.py", "clock"): "handed on to the product, which wants one",
     # Waits and limits
     ("power/disk.py", "wait"): A_POLL,
     ("soak", "wait"): A_POLL,
@@ -59,14 +60,18 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("unit/watch/test_watcher.py", "wait"): A_POLL,
     ("unit/cloud/aws/test_metadata.py", "wait"): "a service that drips, for as long as a test wants",
     ("unit/inspect/doctor/test_host.py", "limit"): PRODUCT,
-    ("unit/cloud/aws/test_notices.py", "limit"): IN_WORDS,
-    ("unit/cloud/aws/test_instance.py", "limit"): IN_WORDS,
     ("unit/cloud/aws/test_metadata.py", "limit"): PRODUCT,
     ("conftest.py", "limit"): "it sets every test's",
     # Deadlines
     ("soak", "deadline"): "the soak asks a store that may hang",
     ("support/harness_run.py", "deadline"): "of a notice: in five minutes, by the product's clock",
     ("unit/cloud/aws/test_instance.py", "deadline"): PRODUCT,
+    # Graces
+    ("process/faults/test_silence.py", "grace"): PRODUCT,
+    ("process/kills/test_every_event.py", "grace"): "too short for any snapshot is the subject",
+    ("process/s3/test_s3.py", "grace"): PRODUCT,
+    ("process/test_third_pair_of_eyes.py", "grace"): PRODUCT,
+    ("ranks/test_faults.py", "grace"): PRODUCT,
     # Processes
     ("node/machine.py", "process"): "a script of the node, in a group that is killed with it",
     ("power/test_power_loss.py", "process"): "it is stopped and continued from outside, call by call",
@@ -149,7 +154,17 @@ def tolerances(tree: ast.AST) -> Found:
             yield call.lineno, "tolerance"
 
 
-RULES: tuple[Callable[[ast.AST], Found], ...] = (clocks, waits, limits, deadlines, processes, tolerances)
+def graces(tree: ast.AST) -> Found:
+    """A run that has only so many seconds to leave."""
+    for node in ast.walk(tree):
+        words = node.args if isinstance(node, ast.Call) else getattr(node, "elts", [])
+        for pair in pairwise(words):
+            match pair:
+                case ast.Constant(value="--grace-s"), ast.Constant(value=str(text)) if float(text) < LEAST_GRACE_S:
+                    yield pair[0].lineno, "grace"
+
+
+RULES: tuple[Callable[[ast.AST], Found], ...] = (clocks, waits, limits, deadlines, processes, tolerances, graces)
 
 
 def allowed_by(file: str, what: str) -> tuple[str, str] | None:
@@ -184,6 +199,8 @@ def test_nothing_in_tests_depends_on_the_speed_of_the_machine() -> None:
         ("store.get('a', deadline=Deadline.after(0.2))", "deadline"),
         ("subprocess.Popen(['sleep'])", "process"),
         ("assert took == pytest.approx(3, abs=0.1)", "tolerance"),
+        ("held(world, '--grace-s', '8')", "grace"),
+        ("FAST = ('--grace-s', '0.5', '--slots', '2')", "grace"),
     ],
 )
 def test_each_rule_finds_what_it_is_for(text: str, what: str) -> None:
@@ -193,7 +210,7 @@ def test_each_rule_finds_what_it_is_for(text: str, what: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["process.wait()", "event.wait(HANG_S)", "x.wait(timeout_s=0)", "Deadline.after(5.0, clock)", "standing(5.0)",
-     "approx(100.0, rel=0.5)"],
+     "held('--grace-s', '30')", "held('--grace-s', str(HANG_S))", "approx(100.0, rel=0.5)"],
 )  # fmt: skip
 def test_what_does_not_depend_on_it_may_stand(text: str) -> None:
     assert not [found for rule in RULES for found in rule(ast.parse(text))]

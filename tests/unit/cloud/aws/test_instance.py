@@ -25,7 +25,7 @@ def simulator() -> Iterator[MetadataSimulator]:
 
 @pytest.fixture
 def session(simulator: MetadataSimulator) -> Iterator[MetadataSession]:
-    session = MetadataSession(simulator.url, timeout_s=5.0)
+    session = MetadataSession(simulator.url, timeout_s=HANG_S)
     yield session
     session.close()
 

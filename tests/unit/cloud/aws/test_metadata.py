@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import subprocess
 import sys
 import threading
@@ -19,11 +20,14 @@ from cloud.errors import Unavailable
 from cloud.notice import Deadline
 from cloud.testing.metadata_sim import INSTANCE, Fault, MetadataSimulator
 from tests.support.clock import FakeClock
+from tests.support.patience import HANG_S
 
 ROOT = Path(__file__).parents[4]
 NEVER = Deadline.never()
 INSTANCE_ID = "meta-data/instance-id"
 TOKEN = ("PUT", "api/token")
+
+importlib.import_module("requests")  # which a session does at its first question: a limit here has no time for that
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def simulator(clock: FakeClock) -> Iterator[MetadataSimulator]:
 
 @pytest.fixture
 def session(simulator: MetadataSimulator, clock: FakeClock) -> Iterator[MetadataSession]:
-    session = MetadataSession(simulator.url, timeout_s=5.0, clock=clock)
+    session = MetadataSession(simulator.url, timeout_s=HANG_S, clock=clock)
     yield session
     session.close()
 

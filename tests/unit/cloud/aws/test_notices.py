@@ -13,6 +13,7 @@ from cloud.errors import Unavailable
 from cloud.notice import SPOT_NOTICE_S, Deadline, Notice, NoticeKind
 from cloud.testing.metadata_sim import Fault, MetadataSimulator
 from tests.support.clock import FakeClock
+from tests.support.patience import HANG_S
 
 SPOT = "meta-data/spot/instance-action"
 AUTOSCALING = "meta-data/autoscaling/target-lifecycle-state"
@@ -296,7 +297,7 @@ def simulator(clock: FakeClock) -> Iterator[MetadataSimulator]:
 
 @pytest.fixture
 def real(simulator: MetadataSimulator, clock: FakeClock) -> Iterator[Ec2Source]:
-    session = MetadataSession(simulator.url, timeout_s=5.0, clock=clock)
+    session = MetadataSession(simulator.url, timeout_s=HANG_S, clock=clock)
     source = Ec2Source(session, clock, lambda: NOON - timedelta(hours=1))
     yield source
     source.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from harness.ipc.slots import Slot
 from tests.support.machine import GB, Instance, Machine, Silent, settings
 
 OK, WARNING, FAILURE = Level.OK, Level.WARNING, Level.FAILURE
+
+importlib.import_module("requests")  # which a session does at its first question: a limit here has no time for that
 
 
 @pytest.fixture

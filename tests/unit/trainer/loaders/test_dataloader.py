@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset, _utils
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from harness.core import tree
@@ -631,7 +631,8 @@ def test_generators_are_found_where_people_keep_them() -> None:
     assert generators_in({"dataset": TensorDataset(torch.zeros(3))}) == {}
 
 
-def test_a_dropped_loader_takes_its_workers_along_at_once() -> None:
+def test_a_dropped_loader_takes_its_workers_along_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", HANG_S)  # what torch waits for a worker that does not end
     gc.disable()
     try:
         loader = make_loader("shuffle", "2 persistent workers")
