@@ -174,7 +174,7 @@ def _unfit(why: str, platform: Platform, actions: Actions, guards: Guards, say: 
     if platform.fleet is None:
         return False
     if (count := guards.unfit(platform.fleet.instance.id, why)) >= MOST_UNFIT:
-        return actions.do((Act.STOP, Act.COMPLETE), f"{why}. This is the {count}th instance in a row that cannot train")
+        return actions.do((Act.STOP, Act.COMPLETE), f"{why}. It is instance number {count} in a row that cannot train")
     return actions.replace(why)
 
 

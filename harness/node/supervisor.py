@@ -196,7 +196,7 @@ class Supervisor:
             count = self._runs.superseded()
             if count >= MOST_SUPERSEDED:
                 ending = Ending.FAILED
-                why += f", the {count}th start within an hour: two machines take the run from each other"
+                why += f", start number {count} within an hour: two machines take the run from each other"
         following = consequence(ending, self._where, asked=asked, group_ends=by_group)
         done = self._actions.do(following.actions, why)
         self.decided = done and following.then is Then.EXIT

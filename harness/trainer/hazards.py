@@ -157,7 +157,10 @@ class Hazards:
             )
 
     def look_for_forgotten(self) -> None:
-        """Warn if a scheduler or a gradient scaler was not given to the Checkpointer. Takes some 30 ms, once."""
+        """Warn if a scheduler or a gradient scaler was not given to the Checkpointer.
+
+        Once; takes some 25 ms for each 100 000 objects of the process: 40 ms with torch, 90 ms with transformers.
+        """
         schedulers = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
         optimizers = {id(optimizer) for optimizer in self._optimizers}
         known = _held_by(self._states.values()) | {id(part) for each in schedulers for part in _parts(each)}

@@ -322,4 +322,4 @@ def test_a_third_instance_in_a_row_that_is_not_fit_stops_the_fleet(node: Node) -
 
     assert node.desired == 0, node.box.report()
     assert node.told() == ["run gpt: the fleet is stopped"]
-    assert "the 3th instance in a row" in node.server.asked("Publish")[0]["Message"]
+    assert "instance number 3 in a row" in node.server.asked("Publish")[0]["Message"]

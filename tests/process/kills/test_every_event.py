@@ -316,7 +316,7 @@ class Heard:
         os.close(self._fd)
 
     def _read(self) -> None:
-        while not (data := os.read(self._fd, 65536)).endswith(b"\0"):
+        while b"\0" not in (data := os.read(self._fd, 65536)):  # an agent that is ending may write behind it
             with self._changed:
                 self._text += data.decode()
                 self._changed.notify_all()

@@ -455,7 +455,7 @@ def test_a_duel_stops_the_fleet(node: Node) -> None:
 
     assert node.supervise(runs) == 73
     assert node.actions() == ["stop", "notify", "complete"]
-    assert "the 4th start within an hour" in node.fleet.calls[-2][2]
+    assert "start number 4 within an hour" in node.fleet.calls[-2][2]
 
 
 def test_a_few_handovers_are_no_duel(node: Node) -> None:
