@@ -1,7 +1,8 @@
 """The order in which tests begin: those that take minutes first, so that no worker is left alone with one at the end.
 
 A pytest plugin. xdist gives each worker an equal part of the tests, in order, and lets one that has ended its own take
-from the others' ends. So each part begins with its share of the longest: `@pytest.mark.long(reason, minutes=4)`.
+from the others' ends. So each part begins with its share of the longest: `@pytest.mark.long(reason, minutes=4)`. The
+first worker gets none: those that take minutes wait for most of them, and the machine would be idle meanwhile.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def dealt(long: Sequence[Any], others: Sequence[Any], workers: int) -> list[Any]
     """
     order: list[Any] = []
     total, taken = len(long) + len(others), 0
+    with_long = max(1, workers - 1)
     for worker in range(workers):
-        own = long[worker::workers]
+        own = long[worker - (workers - with_long) :: with_long] if worker >= workers - with_long else []
         size = max((total - len(order)) // (workers - worker) - len(own), 0)
         order += [*own, *others[taken : taken + size]]
         taken += size

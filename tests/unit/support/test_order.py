@@ -12,11 +12,12 @@ from tests.support.order import dealt
     [
         ("", "abc", 3, "abc"),
         ("LM", "abcd", 1, "LMabcd"),
-        ("LM", "abcd", 2, "LabMcd"),
-        ("LMN", "abcdef", 2, "LNabMcdef"),
-        ("L", "ab", 3, "Lab"),
-        ("LMN", "", 3, "LMN"),
-        ("LMNO", "a", 3, "LOMNa"),
+        ("LM", "abcd", 2, "abcLMd"),
+        ("LM", "abcd", 3, "abLcMd"),
+        ("XYZ", "abcdef", 3, "abcXZdYef"),
+        ("L", "ab", 3, "aLb"),
+        ("LMN", "", 3, "LNM"),
+        ("LMNO", "a", 3, "aLNMO"),
     ],
 )
 def test_the_part_of_each_worker_begins_with_its_share(long: str, others: str, workers: int, order: str) -> None:
