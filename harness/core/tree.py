@@ -258,7 +258,7 @@ def _encode_items(items: Sequence[object] | set[object] | frozenset[object], pat
 
 
 def _are_plain_numbers(items: Collection[Any]) -> bool:
-    """Whether all are integers, or all floats, that are themselves in JSON. Of 600 in 15 µs; one by one takes 300."""
+    """Whether all are integers, or all floats, that are themselves in JSON. Of 600 in 30 µs; one by one takes 190."""
     kinds = set(map(type, items))
     if kinds == {int}:
         return min(items) in _INT64 and max(items) in _INT64
