@@ -49,11 +49,11 @@ with open(final, "w") as file:
 
 @pytest.fixture
 def python(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
-    """The program's command."""
+    """The command of the program, which waits at each step for what is due."""
     program = world.root / "train.py"
     program.write_text(PROGRAM)
     path = environment_of("keras", tmp_path_factory)["PYTHONPATH"]
-    return ["env", f"PYTHONPATH={path}", sys.executable, program]
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "tests.support.patiently", program]
 
 
 def test_a_loop_of_one_s_own_continues_bit_for_bit(world: World, python: list[str | Path]) -> None:

@@ -72,7 +72,10 @@ def check_same(unbroken: World, *hosts: World) -> None:
         *("transformers", "torch"),
         *(
             pytest.param(library, marks=pytest.mark.nightly)
-            for library in ("transformers-ddp", "accelerate", "lightning", "dcp", "torch-one", *LARGE, *TIED)
+            for library in (
+                *("transformers-ddp", "accelerate", "lightning", "dcp", "torch-one"),
+                *("deepspeed", "keras", "orbax", *TIED),
+            )
         ),
     ],
 )
