@@ -286,7 +286,8 @@ class TrainerSide(_Page):
         """Return the slot that may be filled now, with its grant's sequence; `None` while there is none.
 
         A grant that the agent wrote before it noticed the last seal may name the slot that it is about to read. So no
-        grant counts until the agent has acknowledged that seal.
+        grant counts until the agent has acknowledged that seal. It withdraws the grant first, but a CPU may let this
+        side see the two stores the other way round: so the grant that was used last does not count either.
 
         Args:
             used: sequence number of the grant that was used last.

@@ -52,6 +52,7 @@ class Growing:
     def __init__(self) -> None:
         self.generation = GenerationInfo(1, "0" * 32, "")
         self.asked: list[int] = []
+        self.used: list[int] = []
         self.sealed: list[int] = []
         self.rows = 1
         self._slot: Slot | None = None
@@ -63,7 +64,8 @@ class Growing:
         self._slot = Slot.create(size)
 
     def granted(self, used: int, sealed: int) -> tuple[int, Slot] | None:
-        return None if self._slot is None else (used + 1, self._slot)
+        self.used.append(used)
+        return None if self._slot is None else (used + 10, self._slot)
 
     def index_of(self, slot: Slot) -> int:
         return 0
@@ -90,6 +92,17 @@ def test_a_state_that_grows_at_every_step_is_saved_at_nearly_every_step() -> Non
     assert len(agent.sealed) > 85
     assert len(agent.asked) < 15, "a slot that is asked for again has room to grow"
     assert agent.sealed[-1] == agent.rows
+
+
+def test_a_grant_that_was_used_is_named_when_the_next_one_is_looked_for() -> None:
+    """Else one that is not yet seen to be withdrawn would be used twice: over what the agent reads."""
+    agent = Growing()
+    stager = Stager(agent, {}, agent.capture, lambda step, captured: {}, Overlap(print))  # type: ignore[arg-type]
+    stager.plan(0)
+    for step in (1, 2, 3):
+        assert stager.stage(step)
+
+    assert agent.used == [0, 10, 20]
 
 
 def test_small_state_that_nobody_could_read_back_is_refused_while_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
