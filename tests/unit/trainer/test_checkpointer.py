@@ -6,9 +6,11 @@ import contextlib
 import gc
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -525,6 +527,26 @@ def test_a_signal_that_nobody_has_answered_yet_is_a_notice(program: Program, mon
 
 
 # ---- snapshots that the program waits for ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", [all_steps, all_epochs])
+def test_a_loop_ends_once_its_last_snapshot_is_durable(
+    loop: Callable[[Program], None], program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = program.link.agent.tell_steps
+    looks: list[int] = []
+
+    def look_again(_: float) -> None:
+        looks.append(program.ckpt.step_count)
+        if len(looks) == 3:
+            tell(local=None, durable=looks[-1])
+
+    monkeypatch.setattr(program.link.agent, "tell_steps", lambda **_: None)
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_again))
+    loop(program)
+
+    assert looks == [program.ckpt.step_count] * 3
+    assert program.ckpt.durable_step == program.ckpt.step_count
 
 
 @pytest.mark.parametrize("steps", [1, 3])
