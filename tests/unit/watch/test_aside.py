@@ -73,20 +73,28 @@ def test_what_has_changed_since_it_was_judged_is_not_kept(root: Path, what: str)
     assert list((folder_of(root) / ASIDE).iterdir()) == []
 
 
+@pytest.mark.parametrize("goes", [False, True])
 @pytest.mark.parametrize("may_link", [True, False])
-def test_what_changes_while_it_is_read_is_not_kept(root: Path, may_link: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_while_it_is_read_is_not_kept(
+    root: Path, may_link: bool, goes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that goes as well has no name by which to see, once all are kept, that it has changed."""
     monkeypatch.setattr(aside, "_clone", lambda source, target: False)
     real = aside._read
 
     def read(source: int, *rest: object) -> object:
-        found = real(source, *rest)  # type: ignore[arg-type]
-        with (root / "checkpoint-1" / "a.bin").open("r+b") as file:
-            file.write(b"z")
+        found, path = real(source, *rest), root / "checkpoint-1" / "a.bin"  # type: ignore[arg-type]
+        if path.exists():
+            with path.open("r+b") as file:
+                file.write(b"z")
+            if goes:
+                path.unlink()
         return found
 
     monkeypatch.setattr(aside, "_read", read)
+    seen = files(root)
     with pytest.raises(Changed):
-        set_aside(root, files(root), "1", may_link=may_link)
+        set_aside(root, seen, "1", may_link=may_link)
     assert list((folder_of(root) / ASIDE).iterdir()) == []
 
 
