@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import queue
-import signal
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,20 +38,15 @@ for child in children:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[object]:
-    started: list[Process] = []
+def start(python: Callable[..., Process]) -> Callable[..., Process]:
+    """Start some code; return once it has said "ready" so many times."""
 
-    def of(code: str, ready: int = 1) -> Process:
-        process = Process([sys.executable, "-c", code], cwd=tmp_path, env={}, stdin=-1)
-        started.append(process)
+    def start(code: str, ready: int = 1) -> Process:
+        process = python(code)
         process.wait_for(rf"(?s)(ready\n.*?){{{ready}}}")
         return process
 
-    yield of
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            process.signal_group(signal.SIGKILL)
-        process.reap()
+    return start
 
 
 def test_a_program_with_a_handler_gets_its_signal(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import shutil
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -244,15 +242,16 @@ def test_without_room_for_a_copy_nothing_is_taken_and_it_is_said_once(
     assert scene.found.empty()
 
 
-def test_what_the_last_program_has_left_needs_no_room(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_last_program_has_left_needs_no_room(
+    scene: Scene, python: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watcher, "_NOT_BELOW_BYTES", 1 << 60)
-    process = Process([sys.executable, "-c", "import sys; sys.stdin.read()"], cwd=scene.root, env={}, stdin=-1)
+    process = python("import sys; sys.stdin.read()")
     scene.begin(pid=process.pid)
     write(scene.root, "transformers", 10)
     assert "the disk has no room" in scene.said.get(timeout=HANG_S)
     process.input.close()
     process.wait()
-    process.reap()
     scene.ended(is_last=True)
     assert scene.next().kept.how in ("link", "reflink")
 
@@ -267,10 +266,12 @@ sys.stdin.read()
 """
 
 
-def test_a_file_that_a_child_which_outlives_the_program_has_open_is_not_taken(scene: Scene) -> None:
+def test_a_file_that_a_child_which_outlives_the_program_has_open_is_not_taken(
+    scene: Scene, python: Callable[..., Process]
+) -> None:
     write(scene.root, "transformers", 20)
     path = scene.root / "checkpoint-20" / "optimizer.pt"
-    process = Process([sys.executable, "-c", PARENT, path], cwd=scene.root, env={}, stdin=-1)
+    process = python(PARENT, path)
     process.wait_for("open")
     scene.begin(pid=process.pid)
     write(scene.root, "transformers", 10)
@@ -280,16 +281,14 @@ def test_a_file_that_a_child_which_outlives_the_program_has_open_is_not_taken(sc
     scene.ended()
     assert scene.found.empty()
     assert "checkpoint-20/optimizer.pt is open" in scene.watcher.why
-    process.signal_group(signal.SIGKILL)
-    process.reap()
 
 
 @pytest.mark.parametrize(("well", "lives"), [(False, []), (True, ["a child"])])
 def test_children_of_a_program_that_died_are_killed_before_it_starts_again(
-    scene: Scene, *, well: bool, lives: list[str]
+    scene: Scene, python: Callable[..., Process], *, well: bool, lives: list[str]
 ) -> None:
     mark = ("MARK", str(scene.root))
-    process = Process([sys.executable, "-c", PARENT, scene.root / "log"], cwd=scene.root, env=dict([mark]), stdin=-1)
+    process = python(PARENT, scene.root / "log", env=dict([mark]))
     process.wait_for("open")
     scene.begin(pid=process.pid, mark=mark)
     process.input.close()
@@ -297,6 +296,3 @@ def test_children_of_a_program_that_died_are_killed_before_it_starts_again(
     scene.ended(well=well)
     assert ["a child" for _ in processes.alive(processes.marked(*mark))] == lives
     assert scene.said.empty() is well
-    if lives:
-        process.signal_group(signal.SIGKILL)
-    process.reap()
