@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
 
-from tests.support.environment import GIVEN, heed_signals, hide_callers, move_home
+from tests.support.environment import GIVEN, heed_signals, hide_callers, move_home, move_temporary_files
 from tests.support.patience import limit_s
 
 os.environ |= GIVEN  # before a test's file imports torch, which reads it once
@@ -58,10 +59,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hidden_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hide the caller's environment and home, also from fixtures that outlive a test."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    """Hide the caller's environment and home, also from fixtures that outlive a test.
+
+    What killed programs leave of their temporary files goes with this process's own directory.
+    """
+    home = tmp_path_factory.mktemp("home")
+    with (
+        TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as temporary,
+        pytest.MonkeyPatch.context() as monkeypatch,
+    ):
         hide_callers(monkeypatch)
-        move_home(monkeypatch, tmp_path_factory.mktemp("home"))
+        move_home(monkeypatch, home)
+        move_temporary_files(monkeypatch, Path(temporary))
         yield
 
 

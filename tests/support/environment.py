@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -44,6 +45,13 @@ def move_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         directory = home / name.removeprefix("XDG_").lower()
         directory.mkdir(mode=0o700)
         monkeypatch.setenv(name, str(directory))
+
+
+def move_temporary_files(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Make `directory` the place of temporary files, of this process and of those that it starts; anyone may use it."""
+    directory.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
 
 
 def show_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
