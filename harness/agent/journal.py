@@ -53,7 +53,7 @@ class Journal:
         """Newest generation that is claimed in the store. Segments are put below it: a guess may be another agent's."""
         self._lock = threading.Lock()
         self._pending: list[events.Line] = []
-        self._segment = 0
+        self._folder, self._segment = "", 0
         self._small: list[tuple[str, bytes]] = []
         """Segments of this journal that are not folded yet: keys and contents."""
         self._folds = True
@@ -100,11 +100,20 @@ class Journal:
             self._put(store)
         self._put(store)
 
-    def _after_last(self, store: ObjectStore, taken: str) -> int:
-        """Return the number after the newest segment in the folder of `taken`: after days there are thousands."""
-        prefix = taken.rpartition("/")[0] + "/"
-        listed = store.list(prefix, after=taken, deadline=Deadline.after(_LIST_S))
-        return max((self._keys.parse_segment(info.key) or 0 for info in listed), default=0) + 1
+    def _key(self, store: ObjectStore) -> str:
+        """Return the next segment's key: after all that an earlier agent of this generation has put on this host.
+
+        Readers ask for what is newer than the last segment that they know. The earlier ones may be folded into one
+        that has a greater number, so that the small numbers seem to be free.
+        """
+        folder = self._keys.journal(self.claimed, self._host, 0).rpartition("/")[0]
+        if folder != self._folder:
+            listed = store.list(f"{folder}/", deadline=Deadline.after(_LIST_S))
+            numbers = [number for info in listed if (number := self._keys.parse_segment(info.key)) is not None]
+            self._folder, self._segment = folder, max([self._segment, *(number + 1 for number in numbers)])
+        key = self._keys.journal(self.claimed, self._host, self._segment)
+        self._segment += 1
+        return key
 
     def _put(self, store: ObjectStore) -> None:
         with self._lock:
@@ -114,13 +123,12 @@ class Journal:
         data = b"".join(events.encode_line(line) for line in lines)
         try:
             while True:
-                key = self._keys.journal(self.claimed, self._host, self._segment)
-                self._segment += 1
+                key = self._key(store)
                 try:
                     store.put_if_absent(key, data, deadline=Deadline.after(_PUT_S))
                     break
-                except AlreadyExists:  # an earlier agent of this generation on this host
-                    self._segment = max(self._segment, self._after_last(store, key))
+                except AlreadyExists:  # an earlier agent of this generation on this host that is ending
+                    self._folder = ""
         except CloudError:
             return  # the lines stay pending; the tiers report a store that is down
         with self._lock:
@@ -135,15 +143,15 @@ class Journal:
         A crash in between leaves lines twice, never none. So does a store that does not let us delete (the role of a
         fleet's instance does not); then folding is not tried again.
         """
-        folder = self._keys.journal(self.claimed, self._host, self._segment).rpartition("/")[0]
-        small = [(key, data) for key, data in self._small if key.rpartition("/")[0] == folder]
-        self._small.clear()
-        if not self._folds or len(small) < 2:
+        small, self._small = self._small, []
+        if not self._folds:
             return
         deadline = Deadline.after(_LIST_S)
-        key = self._keys.journal(self.claimed, self._host, self._segment)
-        self._segment += 1
         try:
+            key = self._key(store)
+            small = [(each, data) for each, data in small if each.startswith(f"{self._folder}/")]
+            if len(small) < 2:
+                return
             store.put_if_absent(key, b"".join(data for _, data in small), deadline=deadline)
             for each, _ in small:
                 store.delete(each, deadline=deadline)

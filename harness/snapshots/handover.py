@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cloud.errors import NotFound
 from cloud.notice import Deadline
@@ -23,6 +23,7 @@ from cloud.store import ObjectStore
 from harness.core.manifest import STOPPED_EARLY, Claim, Done
 from harness.core.snapshot import LISTED_IN_ORDER, RunKeys
 from harness.errors import SnapshotCorrupt
+from harness.snapshots.journal import newest_segments
 from harness.snapshots.records import read_claim, read_done
 
 LOOK_S = 15.0
@@ -53,7 +54,7 @@ class _Predecessor:
 
     claim: Claim | None  # None: unreadable, or deleted
     heard_at: float
-    last_segment: str = ""
+    segments: dict[str, str] = field(default_factory=dict)  # the newest of each host
 
 
 class Predecessors:
@@ -182,9 +183,7 @@ class Predecessors:
 
     def _is_silent(self, store: ObjectStore, number: int, now: float, deadline: Deadline) -> bool:
         older = self._known[number]
-        newest = older.last_segment
-        for info in store.list(self._keys.journal_of(number), after=older.last_segment, deadline=deadline):
-            newest = max(newest, info.key)
-        if newest != older.last_segment:
-            older.last_segment, older.heard_at = newest, now
+        newest = newest_segments(store, self._keys, number, older.segments, deadline)
+        if newest != older.segments:
+            older.segments, older.heard_at = newest, now
         return now - older.heard_at >= self._silence_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import msgspec
@@ -73,13 +73,7 @@ def segments(
     Raises:
         CloudError: the store could not be asked.
     """
-    prefix = after = keys.journal_of(generation)
-    while True:
-        page = list(islice(store.list(prefix, after=after, deadline=deadline), 1))
-        if not page:
-            return
-        folder = page[0].key.rpartition("/")[0] + "/"
-        after = f"{folder}~"  # behind every segment of this host
+    for folder in _folders(store, keys, generation, deadline):
         begins = _numbers(store, keys, folder, "", deadline)
         if not begins:
             continue
@@ -87,6 +81,39 @@ def segments(
         newest = ends[-last:] if last else []
         oldest = [number for number in begins[:first] if number not in newest]
         yield [f"{folder}{number:08d}.jsonl" for number in oldest], [f"{folder}{number:08d}.jsonl" for number in newest]
+
+
+def newest_segments(
+    store: ObjectStore, keys: RunKeys, generation: int, known: Mapping[str, str], deadline: Deadline
+) -> dict[str, str]:
+    """Return the key of each host's newest segment of a generation, by the host's folder.
+
+    Args:
+        store: the store of the segments.
+        keys: keys of the run.
+        generation: the generation.
+        known: what this has returned before: only newer segments are listed.
+        deadline: for the whole.
+
+    Raises:
+        CloudError: the store could not be asked.
+    """
+    newest = dict(known)
+    for folder in _folders(store, keys, generation, deadline):
+        for info in store.list(folder, after=newest.get(folder, ""), deadline=deadline):
+            if keys.parse_segment(info.key) is not None:
+                newest[folder] = info.key
+    return newest
+
+
+def _folders(store: ObjectStore, keys: RunKeys, generation: int, deadline: Deadline) -> Iterator[str]:
+    """Yield the folders of a generation's segments, one for each host, at the cost of one listing each."""
+    prefix = after = keys.journal_of(generation)
+    while page := list(islice(store.list(prefix, after=after, deadline=deadline), 1)):
+        host, is_folder, _ = page[0].key[len(prefix) :].partition("/")
+        after = f"{prefix}{host}/~" if is_folder else page[0].key  # behind every segment of this host
+        if is_folder:
+            yield f"{prefix}{host}/"
 
 
 def _numbers(store: ObjectStore, keys: RunKeys, folder: str, after: str, deadline: Deadline) -> list[int]:

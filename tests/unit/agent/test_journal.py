@@ -229,7 +229,21 @@ def test_an_agent_that_goes_on_with_a_long_journal_finds_its_end_at_once() -> No
     journal.close()
 
     assert store.keys("put_if_absent")[-1] == KEYS.journal(7, "host", 1000)
-    assert len(store.keys("put_if_absent")) == 2
+    assert len(store.keys("put_if_absent")) == 1
+
+
+def test_the_next_agent_of_a_generation_goes_on_behind_a_folded_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer asks for what is newer than the last segment that it knows, and takes silence for death."""
+    monkeypatch.setattr(module, "FOLDED", 3)
+    store = MemoryStore()
+    put_each(make(), store, *"abcd")
+    before = keys_of(store)
+
+    put_each(make(), store, "e")
+
+    added = set(keys_of(store)) - set(before)
+    assert len(before) == 2
+    assert min(added) > max(before)
 
 
 def test_nothing_is_put_below_a_number_that_is_not_claimed() -> None:

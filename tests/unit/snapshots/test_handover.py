@@ -112,6 +112,22 @@ def test_a_journal_that_goes_on_is_waited_for(store: MemoryStore, clock: FakeClo
     assert looks(watch, store, clock, 4.0) == []
 
 
+@pytest.mark.parametrize("late", ["host-z", "host-9"])
+def test_each_host_s_segments_count_however_its_name_sorts(store: MemoryStore, clock: FakeClock, late: str) -> None:
+    """Beside them lie the records of instances that were unfit."""
+    claimed(store, 1)
+    for segment in range(3):
+        store.put_if_absent(KEYS.journal(1, "host-a", segment), b"{}\n", deadline=FOREVER)
+    for instance in ("host-0", "i-1"):
+        store.put_if_absent(KEYS.unfit(1, instance), b"{}", deadline=FOREVER)
+    watch = predecessors(clock, 2)
+    for segment in range(int(3 * SILENCE_S / 10)):
+        store.put_if_absent(KEYS.journal(1, late, segment), b"{}\n", deadline=FOREVER)
+        assert watch.look(store, FOREVER) == [1]
+        clock.advance(10)
+    assert looks(watch, store, clock, SILENCE_S) == []
+
+
 def test_while_the_store_cannot_be_asked_nothing_counts_as_silence(store: MemoryStore, clock: FakeClock) -> None:
     """The older one could not put its journal either: it is to be heard again first."""
     claimed(store, 1)

@@ -82,6 +82,7 @@ def test_the_first_and_the_last_segments_are_found_however_many_there_are(count:
 def test_each_host_s_segments_have_ends_of_their_own() -> None:
     store = filled({"host": 1200, "host-2": 3, "other": 1})
     store.put(KEYS.journal_of(7) + "someone/else.jsonl", memoryview(b""), deadline=FOREVER)
+    store.put(KEYS.unfit(7, "a"), memoryview(b""), deadline=FOREVER)
 
     assert [end[-1] for _, end in ends(store, 1, 1)] == [
         "host-2/00000002.jsonl",
