@@ -505,9 +505,12 @@ class Agent:
 
     def _on_signal_of_trainer(self, signum: int) -> None:
         """Handle a signal that reached the trainer, alone or together with the agent; it counts once."""
-        if self._outcome is not None or (signum == signal.SIGTERM and self.trainer.siblings.broken):
-            return  # a launcher ends the other ranks of one that has failed
-        if signum == signal.SIGINT and self.trainer.orphaned:
+        trainer = self.trainer
+        if self._outcome is not None or (
+            signum == signal.SIGTERM and (trainer.siblings.broken or trainer.attempt.stopped)
+        ):
+            return  # a launcher ends the other ranks of one that has failed; and the last SIGTERM is our own
+        if signum == signal.SIGINT and trainer.orphaned:
             return  # `torch.multiprocessing.spawn` has it sent once the launcher dies; a real one reaches us as well
         if signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)

@@ -31,7 +31,8 @@ class TrainerAttempt:
         raised: whether its Checkpointer said goodbye because of an exception, or an exit code that says so.
         stopped_early: whether it said that the program left its outermost loop before its end, by its own choice.
         hopeless: whether the exception was one of our own errors, which the same program would meet again.
-        over: whether the process has ended.
+        stopped: whether the agent has sent its process SIGTERM, as the last resort.
+        over: whether the process has ended, or is not waited for any more.
         ended_at: monotonic; when the process, or its last connection, ended.
         resumed_step: the step where it began.
         restored: whether it has restored the snapshot's state.
@@ -52,6 +53,7 @@ class TrainerAttempt:
     raised: bool = False
     stopped_early: bool = False
     hopeless: bool = False
+    stopped: bool = False
     over: bool = False
     ended_at: float | None = None
     resumed_step: int = 0

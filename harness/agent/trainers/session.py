@@ -44,6 +44,7 @@ from harness.ipc.slots import Slot
 
 ATTACH_S = 10.0  # how long it takes, at most, until the process that started an agent says hello
 _KILL_AFTER_S = 3.0
+_GONE_S = 2.0  # until a killed process is gone
 _BUSY_S = 0.1
 _ALONE_S = 30.0  # how long a detached agent waits for the trainer that started it
 
@@ -491,16 +492,18 @@ class Trainer:
     def stop(self, within_s: float = math.inf) -> None:
         """As the last resort, send SIGTERM to the child alone, then SIGKILL; and SIGKILL to ranks that outlive it.
 
-        Blocks for a few seconds, or for `within_s` if that is less.
+        Blocks for a few seconds, or for `within_s` if that is less, and after SIGKILL for two more at most: a process
+        that waits for a dead disk or GPU ends only once the kernel lets it, and is waited for no longer.
         """
         if (child := self.child) is not None:
+            self.attempt.stopped = True
             child.signal(signal.SIGTERM)
-            give_up_at = time.monotonic() + min(_KILL_AFTER_S, within_s)
-            while child.reap() is None:
-                if time.monotonic() > give_up_at:
-                    child.signal(signal.SIGKILL)
-                    self.siblings.end()
-                threading.Event().wait(0.02)
+            if not _ends(child, min(_KILL_AFTER_S, within_s)):
+                child.signal(signal.SIGKILL)
+                self.siblings.end()
+                if not _ends(child, _GONE_S):
+                    self._context.say(f"process {child.pid} was killed, and the kernel has not ended it: left alone")
+                    self.give_up()
             self._on_child_exit()
         if self.orphaned:
             self.siblings.end()
@@ -571,3 +574,13 @@ class Trainer:
         for index in point.indexes if point is not None else ():
             if index in pool:
                 pool.release(index, "resume")
+
+
+def _ends(child: Child, within_s: float) -> bool:
+    """Whether a child ends within this time. Blocks until it has, or the time is over."""
+    give_up_at = time.monotonic() + within_s
+    while child.reap() is None:
+        if time.monotonic() > give_up_at:
+            return False
+        threading.Event().wait(0.02)
+    return True

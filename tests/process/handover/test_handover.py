@@ -212,15 +212,19 @@ def test_started_twice_at_once_one_goes_on_and_the_other_leaves(world: World) ->
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["notice", "ctrl-c"])
+@pytest.mark.parametrize("is_connected", [False, True], ids=["at the begin", "connected"])
 def test_a_newcomer_that_is_told_to_leave_does_so_at_once_and_harms_nothing(
-    world: World, signum: int, code: int
+    world: World, signum: int, code: int, is_connected: bool
 ) -> None:
     first = held(world, *BLIND)
     host = world.elsewhere()
     second = newcomer(host)
+    if is_connected:
+        second.wait_for("waiting for the agent to decide")
     second.signal(signum)
 
     assert second.wait() == code, second.stderr
+    assert f"signal {signal.SIGTERM.name}" not in second.stderr or signum == signal.SIGTERM
     assert not host.curve.exists()
     world.released.touch()
     assert first.wait() == 0, first.stderr
