@@ -24,7 +24,7 @@ from harness.core import events
 from harness.core.messages import Busy, HandedOver, Takeover
 from harness.core.policy.end import Outcome
 from harness.errors import ConfigError
-from harness.ipc.channel import Channel, ChannelClosed, Received, connect, listen, peer_uid
+from harness.ipc.channel import MAX_FDS, Channel, ChannelClosed, Received, connect, listen, peer_uid
 from harness.ipc.runtime_dir import RuntimeDir
 from harness.ipc.slots import Slot
 
@@ -54,6 +54,7 @@ class Server:
         self._lock_fd: int | None = None
         self._listener: socket.socket | None = None
         self._clients: set[Channel] = set()
+        self._taken_over = 0  # slots
 
     @property
     def address(self) -> Path:
@@ -145,7 +146,8 @@ class Server:
                 if (other := connect(self._runtime_dir.socket, _ANSWER_S)) is not None:
                     with contextlib.closing(other), contextlib.suppress(ChannelClosed):
                         other.send(Takeover())
-                        self._on_takeover_answer(other.receive())
+                        while self._on_takeover_answer(other.receive()):
+                            pass
             except TimeoutError:  # it is ending, or frozen
                 if not told:
                     told = True
@@ -164,19 +166,24 @@ class Server:
                 raise CalledOff
         return lock
 
-    def _on_takeover_answer(self, answer: Received) -> None:
+    def _on_takeover_answer(self, answer: Received) -> bool:
+        """Take the slots that come with an answer. Return whether more of them follow. Raises ConfigError."""
         match answer.message:
             case Busy(trainer_pid):
                 raise ConfigError(
                     f"run {self._run!r} is being trained on this host already, by process {trainer_pid}: "
                     "stop that one, or choose another --run"
                 )
-            case HandedOver(indexes, generations):
+            case HandedOver(indexes, generations, more):
                 for fd, index, info in zip(answer.fds, indexes, generations, strict=True):
                     self._pipeline.adopt(index, Slot(fd), Generation.of(info), ends=True)
-                self._pipeline.note_all_taken()
-                if answer.fds:
-                    self._emit(events.AgentReplaced(slots=len(answer.fds)))
+                self._taken_over += len(answer.fds)
+                if not more:
+                    self._pipeline.note_all_taken()
+                    if self._taken_over:
+                        self._emit(events.AgentReplaced(slots=self._taken_over))
+                return more
+        return False
 
     def refuse_takeover(self, channel: Channel, trainer_pid: int) -> None:
         """Tell an agent that wants the run that our trainer is alive. Raises ChannelClosed."""
@@ -185,7 +192,8 @@ class Server:
     def hand_over(self, channel: Channel) -> None:
         """Send our slots to an agent that wants the run. Raises ChannelClosed."""
         sealed = self._pipeline.handed_over()
-        channel.send(
-            HandedOver(tuple(index for index, _ in sealed), tuple(generation.info for _, generation in sealed)),
-            [self._pipeline.pool[index].fd for index, _ in sealed],
-        )
+        for begin in range(0, max(len(sealed), 1), MAX_FDS):
+            part = sealed[begin : begin + MAX_FDS]
+            indexes, generations = tuple(index for index, _ in part), tuple(made.info for _, made in part)
+            fds = [self._pipeline.pool[index].fd for index in indexes]
+            channel.send(HandedOver(indexes, generations, more=begin + MAX_FDS < len(sealed)), fds)

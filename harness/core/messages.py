@@ -510,10 +510,14 @@ class Busy(Message, frozen=True):
 
 
 class HandedOver(Message, frozen=True):
-    """The handover: the sealed slots, whose descriptors come with this, and the generations that made them."""
+    """The handover: the sealed slots, whose descriptors come with this, and the generations that made them.
+
+    Several messages, of which all but the last say `more`, if there are more slots than descriptors fit into one.
+    """
 
     indexes: tuple[int, ...]
     generations: tuple[GenerationInfo, ...]
+    more: bool = False
 
 
 FromTrainer = (

@@ -55,7 +55,10 @@ class Channel:
         Raises:
             ChannelClosed: the other side is gone.
             TimeoutError: it did not read within the timeout given to `connect`; the channel is unusable from then on.
+            ValueError: there are more than MAX_FDS descriptors, of which the other side would get so many.
         """
+        if len(fds) > MAX_FDS:
+            raise ValueError(f"{len(fds)} descriptors with one {type(message).__name__}")
         data = messages.encode(message)
         frame = memoryview(_LENGTH.pack(len(data)) + data)
         with self._send_lock:

@@ -5,31 +5,37 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from harness.agent import server
+from harness.agent.generation import Generation
 from harness.agent.loop import Loop
 from harness.agent.server import Server
 from harness.config.settings import Settings
+from harness.core.events import AgentReplaced, Event
 from harness.core.messages import AnyMessage, AskStatus, Training
 from harness.core.policy.end import Outcome
 from harness.errors import ConfigError
-from harness.ipc.channel import Channel, Received, connect
+from harness.ipc.channel import MAX_FDS, Channel, Received, connect
+from harness.ipc.slots import Slot
 from tests.support.context import a_context
 from tests.support.needs import lacking
 from tests.support.patience import HANG_S
 
 NOBODY = 65534
+GENERATION = Generation(3, "run-id", "00000000000000ab")
 ASK = f"""
 import os, pathlib, sys
+from harness.core.events import AgentReplaced, Event
 from harness.core.messages import AskStatus
 from harness.ipc.channel import Channel, ChannelClosed
 import socket
@@ -137,3 +143,50 @@ def test_half_a_message_holds_nobody_up(scene: Scene, monkeypatch: pytest.Monkey
         assert frozen.socket.recv(1) == b"", "hung up on"
         frozen.close()
         ours.close()
+
+
+class Holder:
+    """What a pipeline holds, for a handover."""
+
+    def __init__(self, slots: dict[int, Slot]) -> None:
+        self.pool, self.generations, self.settled = slots, dict.fromkeys(slots, GENERATION), False
+
+    def handed_over(self) -> list[tuple[int, Generation]]:
+        return list(self.generations.items())
+
+    def adopt(self, index: int, slot: Slot, generation: Generation, *, ends: bool) -> None:
+        self.pool[index], self.generations[index] = slot, generation
+        assert ends
+
+    def note_all_taken(self) -> None:
+        self.settled = True
+
+
+def memory_of(holder: Holder) -> list[int]:
+    return [os.fstat(slot.fd).st_ino for slot in holder.pool.values()]
+
+
+@pytest.mark.parametrize("count", [0, 1, MAX_FDS, MAX_FDS + 1, 2 * MAX_FDS + 3])
+def test_slots_are_handed_over_however_many_there_are(tmp_path: Path, count: int) -> None:
+    """Nine ranks have eighteen, and one message carries sixteen descriptors: the next agent died of that."""
+    older, newer = Holder({index: Slot.create(4096) for index in range(count)}), Holder({})
+    events = list[Event]()
+    settings = Settings(store="memory", run="run", runtime_dir=str(tmp_path))
+    before, after = (
+        Server(a_context(settings, Loop(), emit=events.append), cast(Any, holder), cast(Any, None))
+        for holder in (older, newer)
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        before.hand_over(Channel(theirs))
+        while after._on_takeover_answer(Channel(ours).receive()):
+            assert not newer.settled
+
+    assert newer.settled
+    assert [(index, made.info) for index, made in newer.handed_over()] == [
+        (index, GENERATION.info) for index in range(count)
+    ]
+    assert memory_of(newer) == memory_of(older)
+    assert events == ([AgentReplaced(slots=count)] if count else [])
+    for slot in (*older.pool.values(), *newer.pool.values()):
+        slot.close()

@@ -94,6 +94,12 @@ def test_as_many_descriptors_as_allowed_arrive(pair: tuple[Channel, Channel]) ->
         os.close(each)
 
 
+def test_more_of_them_are_refused_where_they_are_sent(pair: tuple[Channel, Channel]) -> None:
+    """The other side got so many, and took the rest for closed."""
+    with pytest.raises(ValueError, match=f"{MAX_FDS + 1} descriptors with one AskStatus"):
+        pair[0].send(AskStatus(), [0] * (MAX_FDS + 1))
+
+
 def test_two_threads_that_send_do_not_interleave(pair: tuple[Channel, Channel]) -> None:
     big = "x" * 300_000  # larger than the socket's buffer: every message is sent in several pieces
 
