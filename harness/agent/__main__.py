@@ -12,11 +12,13 @@ from harness.config.program import Program
 from harness.config.settings import Settings
 from harness.core.words import printable
 from harness.errors import HarnessError
+from harness.ipc.process import heed_children
 
 
 def main(arguments: list[str]) -> int:
     """Run a detached agent until its trainer is gone and everything is saved. Returns the exit code."""
     open_missing_descriptors()
+    heed_children()
     settings = Settings.from_json(arguments[0])
     try:
         script, starter = tuple(json.loads(arguments[1])), int(arguments[2])

@@ -24,7 +24,6 @@ def install(
         ends: called there with a signal that ends the run, unless this process was started with it ignored.
         other: called there with a signal that is for the program.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some launchers leave it, exit codes are lost
     for signum in _ENDING:
         if not is_ignored(signum):
             signal.signal(signum, lambda number, _frame: post(lambda: ends(number)))

@@ -33,6 +33,7 @@ from harness.cli.status import status
 from harness.cli.verify import verify
 from harness.cli.watch import watch
 from harness.errors import ConfigError, ExitCode, HarnessError
+from harness.ipc.process import heed_children
 
 TRAIN, LOOK, KEEP, TRY = "Train", "Look at a run", "Snapshots", "Try it out"
 
@@ -112,6 +113,7 @@ app.add_typer(simulator, name="metadata-sim", rich_help_panel=TRY)
 def main() -> None:
     """Run the `harness` command, and exit with its code."""
     open_missing_descriptors()
+    heed_children()
     try:
         sys.exit(app(prog_name="harness", standalone_mode=False))
     except typer.Abort:

@@ -49,6 +49,15 @@ def is_ignored(signum: int) -> bool:
     return signum in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(signum) is signal.SIG_IGN
 
 
+def heed_children() -> None:
+    """Have the kernel keep the exit codes of our children. Main thread only; before the first child.
+
+    A launcher that ignores SIGCHLD, so as not to reap its children, hands that down: a killed program would count as
+    one that has ended well.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def pidfd_dead(pidfd: int) -> bool:
     """Return whether the process behind `pidfd` has ended."""
     poll = select.poll()

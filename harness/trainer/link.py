@@ -29,6 +29,7 @@ from harness.ipc.process import start_agent
 from harness.ipc.runtime_dir import RuntimeDir
 from harness.ipc.slots import Slot, SlotRecord
 from harness.trainer.ranks import ALONE, Rank
+from harness.trainer.replacements import Replacements
 from harness.trainer.voice import say
 
 WAIT_NOTE_S = 3.0
@@ -36,7 +37,6 @@ _PART_S = 10.0  # how long the end of the process waits while a dead agent is be
 _ANSWER_S = 10.0  # a live agent answers its socket within milliseconds; a frozen one never does
 _LOOK_S = 0.05
 _START_S = 45.0  # until an agent listens: on a loaded host, importing Python modules takes long
-_MAX_REPLACEMENTS = 5  # in one process; an agent that dies again and again is a bug, and is reported
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Link:
         """Called in the link's thread once the agent has said something that the next boundary has to look at."""
         self._prepare: Callable[[Slot], None] | None = None
         self._signals: list[int] = []
-        self._replacements = 0
+        self._replacements = Replacements()
         self._layout_number = 0
         self._closing = False
         self._begun = False
@@ -365,20 +365,32 @@ class Link:
 
     def _replace(self) -> bool:
         """Replace a dead agent: start another, hand over the generation, the page and the slots. Training continues."""
-        if self._closing or self._error is not None:  # the agent reported why it ends: another would report the same
+        self._replacements.note_lost()
+        why: Exception = AgentGone("agents die, one after another")
+        while not self._closing and self._error is None:  # if it reported why it ends, another would report the same
+            if (pause_s := self._replacements.next_pause_s()) is None:
+                break
+            time.sleep(pause_s)
+            self._channel.close()
+            try:
+                channel = self._hand_on() if self._has_begun() else self._start_over()
+            except (AgentGone, OSError) as err:  # it died as well, or none can be started at the moment
+                why = err
+            except HarnessError as err:
+                why = err
+                break
+            else:
+                self._begin_with(channel)
+                return True
+        else:
             self.gone = True
             return False
-        self._replacements += 1
-        try:
-            if self._replacements > _MAX_REPLACEMENTS:
-                raise AgentGone(f"{_MAX_REPLACEMENTS} agents died, one after another")
-            self._channel.close()
-            channel = self._hand_on() if self._has_begun() else self._start_over()
-        except (HarnessError, ConnectionError, OSError) as err:
-            if isinstance(err, AgentGone | ConnectionError) and self._replacements <= _MAX_REPLACEMENTS:
-                return self._replace()  # the new one died as well, before it answered or before it listened
-            self._give_up(f"the agent died and cannot be replaced. {err}")
-            return False
+        self._give_up(f"the agent died and cannot be replaced. {why}")
+        return False
+
+    def _begin_with(self, channel: Channel) -> None:
+        """Go on with another agent: repeat what the dead one may not have heard."""
+        self._replacements.note_begun()
         with self._repeating:
             self._channel = channel
             self.send(messages.Attached())
@@ -386,7 +398,6 @@ class Link:
                 if kind is not messages.Layout or not self._slots:
                     self.send(message)
         say("the agent died; a new one has taken over")
-        return True
 
     def _give_up(self, reason: str) -> None:
         """Do without an agent: training continues, and every wait for the agent ends with `AgentGone`."""

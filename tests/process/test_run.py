@@ -723,3 +723,19 @@ def test_a_signal_after_the_last_word_does_not_change_the_exit_code(world: World
 
     assert process.wait() == 3, process.stderr
     assert " Ended outcome=failed exit_code=3" in process.stderr
+
+
+CARELESS = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets how children ended
+from harness.cli.app import main
+main()
+"""
+
+
+def test_a_crash_is_a_crash_also_where_the_launcher_ignores_how_its_children_end(world: World) -> None:
+    """It was recorded as a program that had stopped well, with exit code 0, and no start followed."""
+    killed = script(world, "import os; os.kill(os.getpid(), 9)")
+    process = world.start(sys.executable, "-c", CARELESS, "run", *world.options(), "--", *killed)
+
+    assert process.wait() == 128 + signal.SIGKILL, process.stderr

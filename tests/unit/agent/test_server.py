@@ -173,7 +173,7 @@ def test_slots_are_handed_over_however_many_there_are(tmp_path: Path, count: int
     events = list[Event]()
     settings = Settings(store="memory", run="run", runtime_dir=str(tmp_path))
     before, after = (
-        Server(a_context(settings, Loop(), emit=events.append), cast(Any, holder), cast(Any, None))
+        Server(a_context(settings, Loop(), emit=events.append), cast("Any", holder), cast("Any", None))
         for holder in (older, newer)
     )
     ours, theirs = socket.socketpair()
