@@ -43,7 +43,7 @@ from harness.core.manifest import (
 from harness.core.snapshot import RunKeys, SnapshotId, file_name
 from harness.errors import SnapshotCorrupt
 from harness.snapshots import records
-from harness.snapshots.dedup import Deduplicator, Wanted, is_there
+from harness.snapshots.dedup import Deduplicator, Wanted, is_there, sum_of
 
 Emit = Callable[[events.Event], None]
 
@@ -77,6 +77,8 @@ class StagedPart:
         known: size and sums that each shard, and then each file, must have, if known already (for a copy of a committed
             snapshot, or for files that were summed as they were set aside).
         files: files of the program's own.
+        intact: returns whether the bytes are still those that the state belongs to. Asked after they were read: memory
+            that an agent takes over may be filled anew by a trainer that its predecessor had told to.
     """
 
     rank: int
@@ -89,6 +91,7 @@ class StagedPart:
     pieces: dict[str, StoredPiece] | msgspec.UnsetType = msgspec.UNSET
     lacks: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     files: Sequence[StagedFile] = ()
+    intact: Callable[[], bool] = lambda: True
 
     @property
     def items(self) -> list[tuple[str, Source]]:
@@ -259,10 +262,16 @@ def put_part(
 
     Raises:
         CloudError: the part was not stored; `attempt` has the stored shards.
-        SnapshotCorrupt: a different part is stored there; or the bytes are not those that `wanted.known` requires.
+        SnapshotCorrupt: a different part is stored there, and nothing was put over what it names; or the bytes are not
+            those that `wanted.known` requires, or not `wanted.intact`.
     """
     directory = keys.directory(staged.id, attempt.nonce)
+    part_key = keys.part(directory, wanted.rank, wanted.world_size)
     how, missing, items = dict[str, str](), list[Wanted](), wanted.items
+    if any(name not in attempt.stored for name, _ in items):
+        before = _stored_before(store, keys, part_key, directory, wanted, deadline)
+        attempt.stored |= before
+        how |= dict.fromkeys(before, "kept")
     for index, (name, source) in enumerate(items):
         known = wanted.known[index] if wanted.known is not None else None
         if name in attempt.stored:
@@ -298,6 +307,8 @@ def put_part(
             raise SnapshotCorrupt(f"{staged.id}: its bytes are not what was committed before; this copy is damaged")
         attempt.stored[name] = entry
         emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how.get(name, "sent")))
+    if not wanted.intact():
+        raise SnapshotCorrupt(f"{staged.id}: the trainer has filled its memory anew while it was read")
     files = tuple(
         _file(attempt.stored[file_name(wanted.rank, wanted.world_size, index)], file.path)
         for index, file in enumerate(wanted.files)
@@ -320,7 +331,6 @@ def put_part(
         lacks=wanted.lacks,
         files=files or msgspec.UNSET,
     )
-    part_key = keys.part(directory, part.rank, part.world_size)
     try:
         store.put_if_absent(part_key, encode(part), deadline=deadline)
     except AlreadyExists:  # by an earlier attempt, perhaps of a process that has died
@@ -330,6 +340,41 @@ def put_part(
         part = standing
     emit(events.PartStored(tier=tier, step=staged.id.step, rank=part.rank))
     return part
+
+
+def _stored_before(
+    store: ObjectStore, keys: RunKeys, part_key: str, directory: str, wanted: StagedPart, deadline: Deadline
+) -> dict[str, ShardEntry]:
+    """Return the shards that an earlier attempt has stored, by the part that it has put after them.
+
+    IMPORTANT: nothing is put over what a part names. It may be committed, and then it is the good copy, whatever has
+    happened to ours meanwhile. So ours is compared here, and not on its way to the store.
+
+    Returns:
+        Nothing if there is no such part, or if some of its shards are gone: then they are to be sent again.
+
+    Raises:
+        CloudError: the store could not be asked.
+        SnapshotCorrupt: the part is of another content than ours.
+    """
+    try:
+        standing = parse_part(store.read(part_key, limit_bytes=MAX_RECORD_BYTES, deadline=deadline), part_key)
+    except NotFound:
+        return {}
+    paths = [] if standing.files is msgspec.UNSET else [file.path for file in standing.files]
+    entries, items = standing.stored, wanted.items
+    if (
+        (bytes(standing.state), standing.pieces, standing.lacks) != (wanted.state, wanted.pieces, wanted.lacks)
+        or paths != [file.path for file in wanted.files]
+        or [entry.name for entry in entries] != [name for name, _ in items]
+    ):
+        raise SnapshotCorrupt(f"{part_key}: another part is stored there")
+    for index, (name, source) in enumerate(items):
+        ours = sum_of(source) if wanted.known is None else wanted.known[index].crc64nvme
+        if entries[index].crc64nvme != ours:
+            raise SnapshotCorrupt(f"{part_key}: another part is stored there, or this copy is damaged: {name} differs")
+    there = all(_has_size(store, keys.payload(directory, entry.name), entry, deadline) for entry in entries)
+    return {entry.name: entry for entry in entries} if there else {}
 
 
 def commit(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: Deadline) -> Manifest:
@@ -458,6 +503,12 @@ def _has_sizes(store: ObjectStore, keys: RunKeys, manifest: Manifest, deadline: 
         for part in manifest.parts
         for shard in part.stored
     )
+
+
+def _has_size(store: ObjectStore, key: str, entry: ShardEntry, deadline: Deadline) -> bool:
+    with contextlib.suppress(NotFound):
+        return store.stat(key, deadline=deadline).size == entry.size
+    return False
 
 
 def _file(entry: ShardEntry, path: str) -> FileEntry:

@@ -49,7 +49,7 @@ def wanted(generation: int = 1, nonce: str = "a" * 16, run_id: str = RUN_ID) -> 
 
 
 def die_before_the_manifest(store: ProtocolStore, name: SnapshotId, run_id: str = RUN_ID) -> None:
-    with store.armed(Fault("die before", 4)), pytest.raises(Crash):
+    with store.armed(Fault("die before", 5)), pytest.raises(Crash):
         publish(store, name, run_id=run_id)
 
 

@@ -190,4 +190,5 @@ def _stage_slot(sealed: SealedSlot, first: SealedSlot) -> commit.StagedPart:
         shards=[(span.name, sealed.slot.shard(span)) for span in record.shards],
         pieces=msgspec.UNSET if record.pieces is None else record.pieces,
         lacks=lacks or msgspec.UNSET,
+        intact=lambda: sealed.slot.record() == record,
     )

@@ -73,25 +73,25 @@ def test_shards_come_before_the_part_and_the_part_before_the_manifest() -> None:
     assert store.keys("put") == [f"{below}.00.safetensors", f"{below}.01.safetensors"]
     assert store.keys("put_if_absent") == [f"{below}.json", "run/commits/00000001-000000000010.json"]
     assert [verb for verb, _ in store.calls] == [
-        *["put", "put", "put_if_absent", "put_if_absent"],
+        *["read", "put", "put", "put_if_absent", "put_if_absent"],
         *["read", "stat", "stat"],  # IMPORTANT: looked at after the manifest stands
     ]
     assert [type(event).__name__ for event in told] == ["ShardStored", "ShardStored", "PartStored"]
 
 
-@pytest.mark.parametrize("call", range(1, 6))
+@pytest.mark.parametrize("call", range(1, 7))
 @pytest.mark.parametrize("kind", ["die before", "die after"])
 def test_a_death_anywhere_leaves_a_whole_commit_or_none(store: ProtocolStore, kind: str, call: int) -> None:
     with store.armed(Fault(kind, call)), pytest.raises(Crash):
         publish(store, FIRST)
 
-    committed = call == 5 or (call == 4 and kind == "die after")
+    committed = call == 6 or (call == 5 and kind == "die after")
     assert commits(store) == ([KEYS.commit(FIRST)] if committed else [])
     if committed:
         assert fetch.verify(store, KEYS, records.read_manifest(store, KEYS, FIRST, FOREVER), FOREVER)
 
 
-@pytest.mark.parametrize("call", range(1, 6))
+@pytest.mark.parametrize("call", range(1, 7))
 def test_a_lost_reply_anywhere_is_found_out_and_the_commit_succeeds(store: ProtocolStore, call: int) -> None:
     with store.armed(Fault("lose reply", call)):
         commit.publish(retrying(store), KEYS, Content(FIRST).staged(), "remote", FOREVER, lambda event: None)
@@ -398,14 +398,96 @@ def test_what_the_dead_agent_had_committed_is_not_sent_again() -> None:
     told = republished(store)
 
     assert len(store.keys("put")) == 2
-    assert [event.how for event in told if isinstance(event, events.ShardStored)] == ["copied", "copied"]
+    assert [event.how for event in told if isinstance(event, events.ShardStored)] == ["kept", "kept"]
     assert store.keys("copy") == []
 
 
-def test_a_store_without_sums_gets_the_same_bytes_again(store: ProtocolStore) -> None:
-    republished(store)
+def test_nor_is_it_where_the_store_keeps_no_sums(store: ProtocolStore) -> None:
+    recording = RecordingStore(store)
 
+    republished(recording)
+
+    assert len(recording.keys("put")) == 2
     assert is_whole(store, FIRST)
+
+
+def test_what_is_missing_of_it_is_sent_again() -> None:
+    store = MemoryStore()
+    manifest = commit.publish(
+        store, KEYS, Content(FIRST).staged(), "remote", FOREVER, quiet, attempt=commit.Attempt("a" * 16)
+    )
+    store.delete(KEYS.payload(manifest.directory, manifest.parts[0].shards[1].name), deadline=FOREVER)
+
+    commit.publish(store, KEYS, Content(FIRST).staged(), "remote", FOREVER, quiet, attempt=commit.Attempt("a" * 16))
+
+    assert fetch.verify(store, KEYS, manifest, FOREVER)
+
+
+@pytest.mark.parametrize("until", ["its part", "its commit"])
+@pytest.mark.parametrize("known", [False, True], ids=["in memory", "in a file"])
+def test_a_copy_that_is_damaged_is_not_put_over_a_good_one(until: str, known: bool) -> None:
+    """It was found to differ only once it had replaced the bytes of a committed snapshot."""
+    store, good = MemoryStore(), Content(FIRST).staged()
+    with contextlib.ExitStack() as stack:
+        target: ObjectStore = store
+        if until == "its part":
+            target = FaultyStore(store, "put_if_absent", fail_on=2)
+            stack.enter_context(pytest.raises(Unavailable))
+        commit.publish(target, KEYS, good, "remote", FOREVER, quiet, attempt=commit.Attempt("a" * 16))
+    part = good.parts[0]
+    flipped = [(name, memoryview(bytes(source[:-1]) + bytes([source[-1] ^ 1]))) for name, source in part.shards]
+    sums = [commit.entry_of(name, MemoryStore().put(name, source, deadline=FOREVER)) for name, source in flipped]
+    bad = dataclasses.replace(part, shards=flipped, known=sums if known else None)
+    before = {
+        info.key: store.read(info.key, limit_bytes=1 << 20, deadline=FOREVER)
+        for info in store.list("", deadline=FOREVER)
+    }
+
+    with pytest.raises(SnapshotCorrupt, match="another part is stored there, or this copy is damaged"):
+        commit.publish(
+            store,
+            KEYS,
+            dataclasses.replace(good, parts=[bad]),
+            "remote",
+            FOREVER,
+            quiet,
+            attempt=commit.Attempt("a" * 16),
+        )
+
+    assert before == {key: store.read(key, limit_bytes=1 << 20, deadline=FOREVER) for key in before}
+    assert len(keys_of(store, "")) == len(before)
+
+
+def test_a_file_that_has_become_damaged_does_no_harm_to_what_was_made_of_it() -> None:
+    """A machine sends what it resumed from its own disk again, as it does not know what the store has."""
+    store, good = MemoryStore(), Content(FIRST).staged()
+    manifest = commit.publish(store, KEYS, good, "remote", FOREVER, quiet, attempt=commit.Attempt("a" * 16))
+    part = good.parts[0]
+    zeros = [(name, memoryview(bytes(len(source)))) for name, source in part.shards]
+    again = dataclasses.replace(part, shards=zeros, known=manifest.parts[0].shards)
+
+    commit.publish(
+        store,
+        KEYS,
+        dataclasses.replace(good, parts=[again]),
+        "remote",
+        FOREVER,
+        quiet,
+        attempt=commit.Attempt("a" * 16),
+    )
+
+    assert fetch.verify(store, KEYS, manifest, FOREVER)
+
+
+def test_memory_that_is_filled_anew_while_it_is_read_is_no_snapshot() -> None:
+    """An agent that takes over does not know what its predecessor has granted; the bytes were of two steps."""
+    store, staged = MemoryStore(), Content(FIRST).staged()
+    part = dataclasses.replace(staged.parts[0], intact=lambda: not keys_of(store, KEYS.snapshots))
+
+    with pytest.raises(SnapshotCorrupt, match="filled its memory anew"):
+        commit.publish(store, KEYS, dataclasses.replace(staged, parts=[part]), "remote", FOREVER, quiet)
+
+    assert not [key for key in keys_of(store, "") if key.endswith(".json")]
 
 
 def test_quarantine_is_said_once(store: ProtocolStore) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.agent.generation import Generation
 from harness.agent.resume_point import SealedSlot
+from harness.agent.save.jobs import MemorySnapshot
 from harness.agent.save.slot_pool import SlotPool
 from harness.agent.save.snapshot_set import Gathering, whole_sets
 from harness.core.snapshot import SnapshotId
-from tests.support.protocol import Content
+from tests.support.protocol import RUN_ID, Content
 from tests.support.slots import pooled
 
 
@@ -85,3 +87,17 @@ def test_a_step_that_was_sealed_and_fetched_is_there_twice(pool: SlotPool) -> No
     fetched, sealed = ranks_of(pool, 10, 2, sequence=0), ranks_of(pool, 10, 2, sequence=4)
 
     assert whole_sets([*fetched, *sealed]) == [sealed, fetched]
+
+
+@pytest.mark.parametrize("until", ["it is filled", "it is sealed anew"])
+def test_a_slot_that_is_filled_anew_is_not_what_was_to_be_sent(pool: SlotPool, until: str) -> None:
+    """By a trainer that a dead agent had granted it, while the next agent reads it."""
+    slots = ranks_of(pool, 10, 2)
+    parts = MemorySnapshot(slots, Generation(1, RUN_ID, "a" * 16), 0.0).stage().parts
+    assert all(part.intact() for part in parts)
+
+    slots[1].slot.begin()
+    if until == "it is sealed anew":
+        Content(SnapshotId(1, 20), world_size=2).seal(slots[1].slot, 2, 1)
+
+    assert [part.intact() for part in parts] == [True, False]
