@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from harness.watch.patterns import Match, pattern
 
 _MOST_JSON = 64 << 20
 _MOST_STEPS = 1 << 40  # of an epoch
+_DIGITS = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,8 @@ def _file_groups(look: Look, adapter: Adapter) -> Iterator[tuple[str, Match, dic
             if match is None or _fits_one(adapter.checkpoint.leave_out, path):
                 continue
             numbers = tuple(sorted((field, number) for field, number in match.numbers.items() if field != "rank"))
-            key = {"parts": numbers, "each": path, "one": ()}[adapter.checkpoint.files_are]
+            digits = tuple(_DIGITS.findall(path)) if "time" in match.texts else ()
+            key = {"parts": (numbers, digits), "each": path, "one": ()}[adapter.checkpoint.files_are]
             groups.setdefault(key, (match, {}))[1][path] = seen
             break
     for match, files in groups.values():

@@ -2,7 +2,8 @@
 
 Owns what may stand in a pattern. Knows no file system.
 
-    {step} {epoch} {batch} {rank}   a number
+    {step} {epoch} {batch} {rank}   a number, with all of its digits
+    {time}                          a date, a time or a fraction: numbers that tell no step
     {name}                          any text without a `/`
     *                               the same, without a name
     a|b                             one or the other
@@ -16,6 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 NUMBERS = ("step", "epoch", "batch", "rank")
+_TIMES = (
+    r"[0-9]{4}[-_.][0-9]{1,2}[-_.][0-9]{1,2}(?:T[0-9]{4,6}|[-_][0-9]{6})?",  # 2026-11-29, 2026-11-29T1403
+    r"[0-9]{1,2}[-_.][0-9]{1,2}[-_.][0-9]{4}",  # 29.11.2026
+    r"[0-9]{1,2}[-_.:][0-9]{2}[-_.:][0-9]{2}",  # 14-03-23, behind a date or alone
+    r"[0-9]{8}[-_.T][0-9]{4,6}",  # 20261129_140323
+    r"[0-9]+\.[0-9]+",  # 0.25, a loss
+)
+_TEXTS = {"name": "[^/]+", "time": "|".join(_TIMES)}
+_ANY, _ANY_ENDS = (None, "name"), ("*", "{name}")
 _FIELD = re.compile(r"\{([a-z]+)\}|\*")
 
 
@@ -73,8 +83,11 @@ def _expression(way: str) -> str:
     seen: set[str] = set()
     parts, end = [], 0
     for found in _FIELD.finditer(way):
-        parts.append(re.escape(way[end : found.start()]))
-        parts.append(_group(found[1], seen))
+        group = _group(found[1], seen)
+        if found[1] not in _ANY:  # a text beside it would take some of its digits: `epoch10` would be `epoch1` and 0
+            group = f"(?<![0-9]){group}" if way[: found.start()].endswith(_ANY_ENDS) else group
+            group = f"{group}(?![0-9])" if way[found.end() :].startswith(_ANY_ENDS) else group
+        parts += [re.escape(way[end : found.start()]), group]
         end = found.end()
     return "".join([*parts, re.escape(way[end:])])
 
@@ -82,9 +95,9 @@ def _expression(way: str) -> str:
 def _group(field: str | None, seen: set[str]) -> str:
     if field is None:
         return "[^/]*"
-    if field not in (*NUMBERS, "name"):
-        raise BadPattern(f"{{{field}}}: there are {', '.join(f'{{{each}}}' for each in (*NUMBERS, 'name'))}")
+    if field not in (*NUMBERS, *_TEXTS):
+        raise BadPattern(f"{{{field}}}: there are {', '.join(f'{{{each}}}' for each in (*NUMBERS, *_TEXTS))}")
     if field in seen:
         return f"(?P={field})"
     seen.add(field)
-    return f"(?P<{field}>{'[0-9]+' if field in NUMBERS else '[^/]+'})"
+    return f"(?P<{field}>{_TEXTS.get(field, '[0-9]+')})"

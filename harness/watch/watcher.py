@@ -103,8 +103,11 @@ class Watcher:
         self._changed_at: dict[str, tuple[Seen, float]] = {}
         self._family: list[int] = []
         self._ranks: int | None = None
+        self._there: frozenset[tuple[str, Seen]] | None = None
+        """Files that lay there when the newest checkpoint was taken, or when the program began."""
         self._number = 0
         self._why = ""
+        self._passed_over = ""
         self._passing = 0
         self._said = set[str]()
         self._background = Background()
@@ -128,6 +131,7 @@ class Watcher:
             self._adapter, self._taken, self._pid, self._is_named = adapter, taken, pid, is_named
             self._mark = mark
             self._ended, self._before, self._family, self._ranks = None, None, [], None
+            self._there, self._passed_over = None, ""
             self._changed_at.clear()
             if not self._began:
                 self._began = True
@@ -171,8 +175,8 @@ class Watcher:
 
     @property
     def why(self) -> str:
-        """Why the newest candidate is no whole checkpoint; empty if it is, or if there is none."""
-        return self._why
+        """Why the newest thing that was written is not saved; empty if it is, or if there is none."""
+        return self._why or self._passed_over
 
     def close(self) -> None:
         """Stop soon."""
@@ -245,11 +249,14 @@ class Watcher:
         """Look once. `ended`: whether the program has ended, and well; `None` while it lives."""
         look = Look.at(self._root)
         self._recognize(look)
+        there = frozenset(look.files.items())
+        self._there = there if self._there is None else self._there
         if self._adapter is None:
             return
         found = candidates(look, self._adapter)
         newer = [one for one in found if self._is_newer(one)]
-        known = self._circumstances(look, ended) if newer else Circumstances()
+        late = [one for one in found if self._is_late(one)]
+        known = self._circumstances(look, ended) if newer or late else Circumstances()
         if not known.shape:
             whole = (
                 one for one in reversed(newer[:-1]) if not lack_of(one, look, self._adapter, found, self._sound, known)
@@ -260,10 +267,14 @@ class Watcher:
             lack = lack_of(candidate, look, self._adapter, found, self._sound, known)
             lack = lack or self._take(candidate, self._adapter)
             if lack is None:
+                self._there, late, self._passed_over = there, [], ""
                 break
             self._why = self._why or f"{candidate.name} {lack.why}"
             passing = passing or lack.is_passing
         self._passing = self._passing + 1 if passing else 0
+        for candidate in late:
+            if not lack_of(candidate, look, self._adapter, found, self._sound, known):
+                self._pass_over(candidate)
         self._before = look
         self._sound.forget_others({(path, seen) for path, seen in look.files.items()})
 
@@ -286,6 +297,20 @@ class Watcher:
 
     def _is_newer(self, candidate: Candidate) -> bool:
         return candidate.order > self._taken.order and not _files_of(candidate) <= self._taken.files
+
+    def _is_late(self, candidate: Candidate) -> bool:
+        """Whether a candidate is not newer by its number, but was written behind the newest one that is known."""
+        assert self._there is not None, "it was set at the first look"
+        return candidate.order <= self._taken.order and not _files_of(candidate) <= self._there | self._taken.files
+
+    def _pass_over(self, candidate: Candidate) -> None:
+        """Say, once for each checkpoint that is taken, that what the program writes has no greater number."""
+        if not self._passed_over:
+            self._passed_over = (
+                f"{candidate.name} was written behind the checkpoint that was saved last, but its number is not greater"
+            )
+            causes = "the program did not go on from its checkpoint, or its numbers are no steps (see docs/watch.md)"
+            self._say(f"{self._passed_over}: it is not saved. Either {causes}")
 
     def _circumstances(self, look: Look, ended: bool | None) -> Circumstances:
         assert self._pid is not None, "there is a program"

@@ -55,6 +55,28 @@ def test_files_with_the_same_numbers_are_one(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("epoch{}.pt", 10),
+        ("{}.pt", 10),
+        ("model_epoch{}.pth", 10),
+        ("model-{}.ckpt", 10),
+        ("step{}.ckpt", 10),
+        ("gpt2_{}.pt", 10),
+        ("model_lr0.1_{}.pt", 10),
+        ("model_{}_loss_0.25.pt", None),
+        ("model_2026-11-29_14-03-{}.pt", None),
+        ("model_20261129_1403{}.pt", None),
+    ],
+)
+def test_of_files_of_torch_save_each_number_is_another_checkpoint(name: str, step: int | None, tmp_path: Path) -> None:
+    touch(tmp_path, name.format("09"), name.format("10"), name.format("10").replace("model", "optim"))
+    first, *_ = recognized(Look.at(tmp_path), built_in())
+    assert first.name == ("torch-save-dated" if step is None else "torch-save")
+    assert found(tmp_path, first) == [(name.format("09"), step and 9), (name.format("10"), step)]
+
+
 def test_what_is_left_out_and_what_is_shared(tmp_path: Path) -> None:
     touch(tmp_path, "step-1/a", "step-1/log.txt", "config.json")
     adapter = table(directory="step-{step}", leave_out=["*.txt"], shared=["config.json"])
@@ -124,7 +146,7 @@ def test_names_alone_are_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_every_table_says_where_it_is_from_and_explains_itself() -> None:
-    assert len(built_in()) == 22
+    assert len(built_in()) == 23
     for name, adapter in built_in().items():
         assert named(name) is adapter
         assert adapter.source

@@ -160,6 +160,23 @@ def test_a_file_that_is_rewritten_is_counted(scene: Scene) -> None:
         assert (found.record.step, found.record.name) == (number, "last.pt")
 
 
+def test_one_whose_number_is_not_greater_is_told_once_and_not_taken(scene: Scene) -> None:
+    write(scene.root, "transformers", 10)
+    scene.begin()
+    write(scene.root, "transformers", 20)
+    assert scene.next().record.step == 20
+    write(scene.root, "transformers", 15, 16)
+    words = scene.said.get(timeout=HANG_S)
+    assert "checkpoint-1" in words
+    assert "was written behind the checkpoint that was saved last, but its number is not greater" in words
+    assert words.startswith(scene.watcher.why)
+    write(scene.root, "transformers", 30)
+    assert scene.next().record.step == 30
+    scene.ended()
+    assert scene.watcher.why == ""
+    assert (scene.said.empty(), scene.found.empty()) == (True, True)
+
+
 class Passing(threading.Condition):
     """Time that passes only while a watcher waits. Every 0.1 s of it the program writes, until the end."""
 
