@@ -193,7 +193,7 @@ def _named_in(data: bytes, index: Index) -> dict[str, int] | None:
         return shards.named_in(data)
     try:
         found = msgspec.json.decode(data).get(index.names)
-    except (msgspec.MsgspecError, AttributeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeError):
         return None
     named = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
     return {name: 0 for name in named if isinstance(name, str)}

@@ -16,12 +16,14 @@ from pathlib import Path
 import msgspec
 
 from harness.core.manifest import is_inside
+from harness.core.snapshot import MAX_STEP
 from harness.watch.adapter import WITHIN_EPOCH, Adapter
 from harness.watch.ours import is_ours
 from harness.watch.patterns import Match, pattern
 
 _MOST_JSON = 64 << 20
 _MOST_STEPS = 1 << 40  # of an epoch
+_MOST_ORDER = 1 << 62  # a record has room for 64 bits
 _DIGITS = re.compile(r"[0-9]+")
 
 
@@ -114,7 +116,7 @@ class Candidate:
         is_directory: whether it is a directory.
         match: what its name says.
         order: candidates are in this order: by step, by epoch and step, or by when they were written.
-        step: its number; `None` if nothing says it.
+        step: its number; `None` if nothing says it, or if no snapshot can have such a step: a time may be a number.
         files: its files, by their paths in the watched directory.
         shared: files beside it that belong to it as well.
     """
@@ -146,8 +148,9 @@ def candidates(look: Look, adapter: Adapter) -> list[Candidate]:
     for name, match, files in found:
         files = {path: seen for path, seen in files.items() if path not in shared}
         if files or layout.directory:
-            step = _step_of(look, adapter, name, match)
-            order = _order_of(match, adapter, files, step)
+            number = _number_of(look, adapter, name, match)
+            step = number if number is not None and number <= MAX_STEP else None
+            order = _order_of(match, adapter, files, number)
             kept.append(Candidate(name, bool(layout.directory), match, order, step, files, shared))
     return sorted(kept, key=lambda candidate: (candidate.order, candidate.name))
 
@@ -214,7 +217,7 @@ def _file_groups(look: Look, adapter: Adapter) -> Iterator[tuple[str, Match, dic
         yield min(files), match, files
 
 
-def _step_of(look: Look, adapter: Adapter, name: str, match: Match) -> int | None:
+def _number_of(look: Look, adapter: Adapter, name: str, match: Match) -> int | None:
     how = adapter.checkpoint.step
     if how == WITHIN_EPOCH:
         return None
@@ -224,16 +227,16 @@ def _step_of(look: Look, adapter: Adapter, name: str, match: Match) -> int | Non
     return match.numbers.get(how or "step")
 
 
-def _order_of(match: Match, adapter: Adapter, files: Mapping[str, Seen], step: int | None) -> int:
+def _order_of(match: Match, adapter: Adapter, files: Mapping[str, Seen], number: int | None) -> int:
     if adapter.checkpoint.step == WITHIN_EPOCH:
-        return match.numbers["epoch"] * _MOST_STEPS + match.numbers["step"]
-    return modified_ns(files) if step is None else step
+        number = match.numbers["epoch"] * _MOST_STEPS + match.numbers["step"]
+    return modified_ns(files) if number is None or number > _MOST_ORDER else number
 
 
 def _field_of(data: bytes | None, field: str) -> int | None:
     try:
         value = msgspec.json.decode(data or b"null")
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     found = value.get(field) if isinstance(value, dict) else None
     return found if isinstance(found, int) and found >= 0 else None

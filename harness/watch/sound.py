@@ -6,6 +6,7 @@ the ends of files, and of small ones all. Never unpickles.
 
 from __future__ import annotations
 
+import os
 import pickletools
 import struct
 from pathlib import Path
@@ -56,12 +57,12 @@ def has_end(path: Path) -> bool:
     """Whether a file is of a form whose end can be recognized."""
     try:
         with path.open("rb") as file:
-            head = file.read(16)
+            head, size = file.read(16), os.fstat(file.fileno()).st_size
     except OSError:
         return False
     if head.startswith((b"PK\x03\x04", _HDF5)) or path.suffix in (".json", ".safetensors"):
         return True
-    return _is_pickle(head) and not _is_legacy(head) and path.stat().st_size <= _SMALL
+    return _is_pickle(head) and not _is_legacy(head) and size <= _SMALL
 
 
 def _why_not(path: Path, size: int) -> str | None:
@@ -88,6 +89,8 @@ def _why_not(path: Path, size: int) -> str | None:
                 return _why_no_pickle(file, size)
     except OSError as err:
         return f"cannot be read ({err.strerror})"
+    except ValueError:
+        return "is damaged (it tells of a place that no file has)"
     return None
 
 
@@ -137,7 +140,7 @@ def _why_no_safetensors(file: BinaryIO, head: bytes, size: int) -> str | None:
     try:
         header = msgspec.json.decode(file.read(length))
         ends = [int(value["data_offsets"][1]) for name, value in header.items() if name != "__metadata__"]
-    except (msgspec.MsgspecError, AttributeError, KeyError, TypeError, IndexError, ValueError):
+    except (msgspec.MsgspecError, AttributeError, KeyError, TypeError, IndexError, ValueError, RecursionError):
         return "has no header (safetensors)"
     expected = 8 + length + max(ends, default=0)
     return None if size == expected else f"has {size} bytes of {expected} (safetensors)"

@@ -339,11 +339,11 @@ class Watcher:
         files = {**candidate.files, **candidate.shared}
         is_at_rest = self._ended is not None and self._is_last and not self._family
         may_link = is_at_rest or not adapter.checkpoint.rewritten
-        if not may_link and not self._has_room(candidate):
-            return self._told(candidate, "cannot be set aside for its upload: the disk has no room")
         self._number += 1
         began = time.monotonic()
         try:
+            if not may_link and not self._has_room(candidate):
+                return self._told(candidate, "cannot be set aside for its upload: the disk has no room")
             name = f"{os.getpid()}-{self._number}"
             kept = set_aside(self._root, files, name, may_link=may_link, given_up=lambda: self._closing)
         except (Changed, InterruptedError) as err:

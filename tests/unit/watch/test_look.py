@@ -55,6 +55,19 @@ def test_files_with_the_same_numbers_are_one(tmp_path: Path) -> None:
     ]
 
 
+def test_a_number_that_no_snapshot_can_have_is_no_step_and_tells_the_order_all_the_same(tmp_path: Path) -> None:
+    touch(tmp_path, "model_20261129140324.pt", "model_20261129140323.pt", "model_7.pt")
+    there = candidates(Look.at(tmp_path), named("torch-save"))
+    assert [(one.order, one.step) for one in there] == [(7, 7), (20261129140323, None), (20261129140324, None)]
+
+
+def test_a_number_that_a_record_has_no_room_for_is_no_order_either(tmp_path: Path) -> None:
+    touch(tmp_path, f"model_{10**40}.pt", f"epoch-{10**12}_step-1/a")
+    for name in ("torch-save", "colossalai"):
+        (only,) = candidates(Look.at(tmp_path), named(name))
+        assert (only.order, only.step) == (max(seen.modified_ns for seen in only.files.values()), None)
+
+
 @pytest.mark.parametrize(
     ("name", "step"),
     [
@@ -84,7 +97,9 @@ def test_what_is_left_out_and_what_is_shared(tmp_path: Path) -> None:
     assert (set(only.files), set(only.shared)) == ({"step-1/a"}, {"config.json"})
 
 
-@pytest.mark.parametrize("content", [b'{"n": 7}', b'{"n": -1}', b'{"n": "7"}', b"[7]", b"{", b"", b'{"n": 7.5}'])
+@pytest.mark.parametrize(
+    "content", [b'{"n": 7}', b'{"n": -1}', b'{"n": "7"}', b"[7]", b"{", b"", b'{"n": 7.5}', b'"\xff"', b"[" * 100_000]
+)
 def test_a_step_in_a_file(content: bytes, tmp_path: Path) -> None:
     touch(tmp_path, "epoch-1/state.json")
     (tmp_path / "epoch-1" / "state.json").write_bytes(content)

@@ -100,3 +100,33 @@ def test_a_safetensors_header_that_is_anything_else_is_no_error(tmp_path: Path) 
         text = json.dumps(header).encode()
         (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
         assert why_not(tmp_path / "a.safetensors") is not None, header
+
+
+def test_a_file_that_is_deleted_while_it_is_looked_at_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, path = Path.open, tmp_path / "a.pkl"
+
+    def open_and_delete(path: Path, mode: str) -> object:
+        file = real(path, mode)
+        path.unlink()
+        return file
+
+    path.write_bytes(by_pickle(1))
+    monkeypatch.setattr(Path, "open", open_and_delete)
+    assert has_end(path)
+    assert not has_end(path)
+
+
+def test_what_leads_to_a_place_that_no_file_has_is_damaged(tmp_path: Path) -> None:
+    locator = b"PK\x06\x07" + struct.pack("<IQI", 0, 2**64 - 1, 1)
+    (tmp_path / "a.pt").write_bytes(b"PK\x03\x04" + locator + b"PK\x05\x06" + bytes(18))
+    assert "damaged" in str(why_not(tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'"\xff"'], ids=["deep", "no text"])
+def test_json_that_python_cannot_read_is_no_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    (tmp_path / "a.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
+    assert why_not(tmp_path / "a.json") is not None
+    assert why_not(tmp_path / "a.safetensors") is not None

@@ -177,6 +177,14 @@ def test_one_whose_number_is_not_greater_is_told_once_and_not_taken(scene: Scene
     assert (scene.said.empty(), scene.found.empty()) == (True, True)
 
 
+def test_a_number_that_no_snapshot_can_have_is_counted(scene: Scene) -> None:
+    scene.begin("horovod")
+    for number, name in enumerate(("20261129140323", "20261129140324"), start=1):
+        (scene.root / f"checkpoint-{name}.pt").write_bytes(by_torch(number))
+        found = scene.next().record
+        assert (found.step, found.order) == (number, int(name))
+
+
 class Passing(threading.Condition):
     """Time that passes only while a watcher waits. Every 0.1 s of it the program writes, until the end."""
 
