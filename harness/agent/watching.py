@@ -28,6 +28,7 @@ from harness.errors import ConfigError
 from harness.watch import processes
 from harness.watch.adapter import Save, named
 from harness.watch.asking import ask, listens
+from harness.watch.lineage import Lineage
 from harness.watch.ours import LOCK, folder_of
 from harness.watch.place import move_aside
 from harness.watch.survey import Survey
@@ -156,6 +157,7 @@ class Watching:
         folder = move_aside(self.root, [*pointers, *gone], "fresh")
         if folder is not None:
             self._context.say(f"--fresh: {len(there.judged)} checkpoints are moved to {folder}")
+        Lineage(self.root).forget()
         self._finder = None
 
     def started(self, pid: int) -> None:

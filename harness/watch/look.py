@@ -116,6 +116,7 @@ class Candidate:
         is_directory: whether it is a directory.
         match: what its name says.
         order: candidates are in this order: by step, by epoch and step, or by when they were written.
+        is_dated: whether nothing tells its order but when it was written.
         step: its number; `None` if nothing says it, or if no snapshot can have such a step: a time may be a number.
         files: its files, by their paths in the watched directory.
         shared: files beside it that belong to it as well.
@@ -125,6 +126,7 @@ class Candidate:
     is_directory: bool
     match: Match
     order: int
+    is_dated: bool
     step: int | None
     files: Mapping[str, Seen]
     shared: Mapping[str, Seen]
@@ -133,6 +135,11 @@ class Candidate:
     def bytes(self) -> int:
         """Bytes of all of its files."""
         return sum(seen.size for seen in (*self.files.values(), *self.shared.values()))
+
+    @property
+    def seen(self) -> frozenset[Seen]:
+        """All of its files, whatever their names are: a file may be renamed."""
+        return frozenset((*self.files.values(), *self.shared.values()))
 
     def inside(self, path: str) -> str:
         """Return a path below the watched directory as one below the checkpoint."""
@@ -150,8 +157,9 @@ def candidates(look: Look, adapter: Adapter) -> list[Candidate]:
         if files or layout.directory:
             number = _number_of(look, adapter, name, match)
             step = number if number is not None and number <= MAX_STEP else None
-            order = _order_of(match, adapter, files, number)
-            kept.append(Candidate(name, bool(layout.directory), match, order, step, files, shared))
+            order = _order_of(match, adapter, number)
+            written = modified_ns(files) if order is None else order
+            kept.append(Candidate(name, bool(layout.directory), match, written, order is None, step, files, shared))
     return sorted(kept, key=lambda candidate: (candidate.order, candidate.name))
 
 
@@ -227,10 +235,10 @@ def _number_of(look: Look, adapter: Adapter, name: str, match: Match) -> int | N
     return match.numbers.get(how or "step")
 
 
-def _order_of(match: Match, adapter: Adapter, files: Mapping[str, Seen], number: int | None) -> int:
+def _order_of(match: Match, adapter: Adapter, number: int | None) -> int | None:
     if adapter.checkpoint.step == WITHIN_EPOCH:
         number = match.numbers["epoch"] * _MOST_STEPS + match.numbers["step"]
-    return modified_ns(files) if number is None or number > _MOST_ORDER else number
+    return None if number is None or number > _MOST_ORDER else number
 
 
 def _field_of(data: bytes | None, field: str) -> int | None:

@@ -20,6 +20,8 @@ MOVED = "moved"
 """What was in the way of one, or torn."""
 POINTER = "pointer"
 """A pointer, until it is durable."""
+LINEAGE = "lineage"
+"""Which snapshots the directory has given, where only times tell the order of checkpoints."""
 _PREFIX = ".harness"
 
 

@@ -59,7 +59,8 @@ def fetch_files(
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    modified_ns = decode(manifest.parts[0].state).modified_ns
+    record = decode(manifest.parts[0].state)
+    when = max(record.modified_ns, record.order)  # the order is later where this machine's clock was behind another's
     for entry in files_of(manifest):
         target = folder / entry.path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ def fetch_files(
                 if given_up():
                     raise InterruptedError
                 write_at(file.fileno(), piece, offset)
-            os.utime(file.fileno(), ns=(modified_ns, modified_ns))  # which checkpoint is newer may depend on it
+            os.utime(file.fileno(), ns=(when, when))  # which checkpoint is newer may depend on it
             os.fsync(file.fileno())
     _sync_folders(folder)
 

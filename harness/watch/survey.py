@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.watch.adapter import Adapter, Pointer, built_in, named
 from harness.watch.judge import Circumstances, Lack, is_named_by, lack_of, pointed, shape_of
-from harness.watch.look import Candidate, Look, candidates, modified_ns, recognized
+from harness.watch.look import Candidate, Look, Seen, candidates, modified_ns, recognized
 from harness.watch.patterns import pattern
 from harness.watch.record import Record
 from harness.watch.sound import Sound
@@ -85,6 +85,16 @@ class Survey:
     def not_whole_after(self, order: int) -> list[Judged]:
         """Return what is newer than this, and torn or not known to be whole."""
         return [one for one in self.judged if one.lack is not None and one.candidate.order > order]
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether nothing tells the order of what lies there but when it was written."""
+        return any(one.candidate.is_dated for one in self.judged)
+
+    @property
+    def seen(self) -> frozenset[Seen]:
+        """The files of all candidates."""
+        return frozenset[Seen]().union(*(one.candidate.seen for one in self.judged))
 
     def pointers_without(self, gone: Collection[Judged]) -> list[str]:
         """Return the paths of the pointers that lead nowhere once these are gone.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from harness.watch import processes
 from harness.watch.adapter import Adapter, built_in
 from harness.watch.aside import Changed, Kept, set_aside, sweep
 from harness.watch.judge import Circumstances, Lack, lack_of, shape_of
+from harness.watch.lineage import Lineage
 from harness.watch.look import Candidate, Look, Seen, candidates, recognized
 from harness.watch.record import Record
 from harness.watch.sound import Sound
@@ -60,6 +61,8 @@ class Taken:
         files: what it consisted of.
         shape: see `shape_of`; empty if it is not known.
         ranks: how many ranks wrote it; `None` if that is not known.
+        older: files of all else that lay there when the program began, and is not newer. When they were written does
+            not tell that: another machine's clock may have set their times.
     """
 
     order: int = -1
@@ -67,6 +70,7 @@ class Taken:
     files: frozenset[tuple[str, Seen]] = frozenset()
     shape: frozenset[str] = frozenset()
     ranks: int | None = None
+    older: frozenset[Seen] = frozenset()
 
 
 class Watcher:
@@ -98,7 +102,7 @@ class Watcher:
         self._mark: tuple[str, str] | None = None
         self._hurries = self._closing = self._looks = False
         self._began = False
-        self._sound = Sound()
+        self._sound, self._lineage = Sound(), Lineage(root)
         self._before: Look | None = None
         self._changed_at: dict[str, tuple[Seen, float]] = {}
         self._family: list[int] = []
@@ -253,7 +257,7 @@ class Watcher:
         self._there = there if self._there is None else self._there
         if self._adapter is None:
             return
-        found = candidates(look, self._adapter)
+        found = self._in_order(candidates(look, self._adapter))
         newer = [one for one in found if self._is_newer(one)]
         late = [one for one in found if self._is_late(one)]
         known = self._circumstances(look, ended) if newer or late else Circumstances()
@@ -265,7 +269,7 @@ class Watcher:
         self._why, passing = "", False
         for candidate in reversed(newer):
             lack = lack_of(candidate, look, self._adapter, found, self._sound, known)
-            lack = lack or self._take(candidate, self._adapter)
+            lack = lack or self._take(candidate, self._adapter, found)
             if lack is None:
                 self._there, late, self._passed_over = there, [], ""
                 break
@@ -293,7 +297,22 @@ class Watcher:
         self._adapter = found
         if before is not None:
             self._say(f"{self._root}: {found.title} (adapter {found.name}); it was taken for {before.name} so far")
-            self._taken = Taken(step=self._taken.step)  # they are in another order
+            self._taken = Taken(step=self._taken.step, older=self._taken.older)  # they are in another order
+
+    def _in_order(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Return candidates in their order. Those without a number are newer if they are not known, by no clock."""
+        taken = self._taken
+        known = taken.older.union(seen for _, seen in taken.files)
+        newest, ordered = taken.order, list[Candidate]()
+        for one in found:
+            if not one.is_dated:
+                ordered.append(one)
+            elif one.seen <= known:
+                ordered.append(replace(one, order=min(one.order, taken.order)))
+            else:
+                newest = max(one.order, newest + 1)
+                ordered.append(replace(one, order=newest))
+        return sorted(ordered, key=lambda candidate: (candidate.order, candidate.name))
 
     def _is_newer(self, candidate: Candidate) -> bool:
         return candidate.order > self._taken.order and not _files_of(candidate) <= self._taken.files
@@ -301,7 +320,8 @@ class Watcher:
     def _is_late(self, candidate: Candidate) -> bool:
         """Whether a candidate is not newer by its number, but was written behind the newest one that is known."""
         assert self._there is not None, "it was set at the first look"
-        return candidate.order <= self._taken.order and not _files_of(candidate) <= self._there | self._taken.files
+        is_older = candidate.order <= self._taken.order and not candidate.is_dated
+        return is_older and not _files_of(candidate) <= self._there | self._taken.files
 
     def _pass_over(self, candidate: Candidate) -> None:
         """Say, once for each checkpoint that is taken, that what the program writes has no greater number."""
@@ -334,8 +354,8 @@ class Watcher:
             ended_well=bool(ended),
         )
 
-    def _take(self, candidate: Candidate, adapter: Adapter) -> Lack | None:
-        """Set a whole candidate aside. Return why that was not possible."""
+    def _take(self, candidate: Candidate, adapter: Adapter, found: Sequence[Candidate]) -> Lack | None:
+        """Set a whole candidate, one of those that were found, aside. Return why that was not possible."""
         files = {**candidate.files, **candidate.shared}
         is_at_rest = self._ended is not None and self._is_last and not self._family
         may_link = is_at_rest or not adapter.checkpoint.rewritten
@@ -354,7 +374,11 @@ class Watcher:
         if step is None or step <= self._taken.step:
             step = max(self._taken.step, 0) + 1
         record = record_of(candidate, adapter, step, self._ranks)
-        self._taken = Taken(candidate.order, step, _files_of(candidate), shape_of(candidate), self._ranks)
+        older = self._taken.older.union(seen for _, seen in self._taken.files)
+        if candidate.is_dated:
+            older = older.union(*(one.seen for one in found if one.is_dated and one.order < candidate.order))
+            self._lineage.add(candidate.order, candidate.seen, older - self._taken.older)
+        self._taken = Taken(candidate.order, step, _files_of(candidate), shape_of(candidate), self._ranks, older)
         self._found(Checkpoint(record, kept, time.monotonic() - began))
         return None
 
@@ -378,8 +402,13 @@ def _files_of(candidate: Candidate) -> frozenset[tuple[str, Seen]]:
     return frozenset({**candidate.files, **candidate.shared}.items())
 
 
-def taken_of(candidate: Candidate, record: Record | None) -> Taken:
-    """Return what is known of a checkpoint that lies in the directory as a snapshot has it, by its record."""
-    if record is None:
-        return Taken()
-    return Taken(candidate.order, record.step, _files_of(candidate), frozenset(record.shape), record.ranks)
+def taken_of(candidate: Candidate, record: Record, older: frozenset[Seen] = frozenset()) -> Taken:
+    """Return what is known of a checkpoint that lies in the directory as a snapshot has it, by its record.
+
+    Args:
+        candidate: the checkpoint.
+        record: of its snapshot.
+        older: see `Taken`.
+    """
+    order = max(candidate.order, record.order) if candidate.is_dated else candidate.order
+    return Taken(order, record.step, _files_of(candidate), frozenset(record.shape), record.ranks, older)

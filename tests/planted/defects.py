@@ -564,7 +564,7 @@ DEFECTS = (
     one(
         "a torn checkpoint stays where the program looks for the greatest number",
         "harness/agent/resume/laying_back.py",
-        "            newer = there.not_whole_after(order)\n",
+        "            newer = there.not_whole_after(-1 if is_same and there.is_dated else order)\n",
         "            newer = list[Judged]()\n",
         "tests/unit/agent/resume",
     ),
@@ -578,8 +578,8 @@ DEFECTS = (
     one(
         "an older snapshot is laid back over a newer checkpoint",
         "harness/agent/resume/laying_back.py",
-        "        return whole.order < record.order\n",
-        "        return whole.order != record.order\n",
+        "            return whole, (whole.order > record.order) - (whole.order < record.order)\n",
+        "            return whole, -(whole.order != record.order)\n",
         "tests/unit/agent/resume",
     ),
     one(

@@ -13,6 +13,8 @@ import pytest
 
 from harness.watch import processes, watcher
 from harness.watch.adapter import named
+from harness.watch.lineage import Lineage
+from harness.watch.look import Look, candidates
 from harness.watch.ours import ASIDE, folder_of
 from harness.watch.survey import Survey
 from harness.watch.watcher import Checkpoint, Taken, Watcher, taken_of
@@ -183,6 +185,38 @@ def test_a_number_that_no_snapshot_can_have_is_counted(scene: Scene) -> None:
         (scene.root / f"checkpoint-{name}.pt").write_bytes(by_torch(number))
         found = scene.next().record
         assert (found.step, found.order) == (number, int(name))
+
+
+AHEAD = 1 << 62
+"""The order of a snapshot that was taken where the clock was far ahead."""
+
+
+def test_a_file_without_a_number_is_newer_if_it_was_not_there_before(scene: Scene) -> None:
+    write(scene.root, "torch-save-one", 1)
+    (before,) = candidates(Look.at(scene.root), named("torch-save-one"))
+    scene.begin("torch-save-one", Taken(AHEAD, 7, older=before.seen))
+    scene.look_again()
+    assert scene.found.empty()
+    for number in (1, 2):
+        write(scene.root, "torch-save-one", number)
+        record = scene.next().record
+        assert (record.order, record.step) == (AHEAD + number, 7 + number)
+        standing = Lineage(scene.root).standing(record.order)
+        assert standing is not None
+        assert standing.age(candidates(Look.at(scene.root), named("torch-save-one"))[0].seen) == 0
+    scene.ended()
+    assert scene.found.empty()
+
+
+def test_a_file_that_is_renamed_is_no_newer_one(scene: Scene) -> None:
+    scene.begin("torch-save-dated")
+    (scene.root / "model_0.5.pt").write_bytes(by_torch(1))
+    (scene.root / "model_0.4.pt").write_bytes(by_torch(2))
+    assert scene.next().record.name == "model_0.4.pt"
+    (scene.root / "model_0.4.pt").rename(scene.root / "model_0.9.pt")
+    scene.look_again()
+    scene.ended()
+    assert scene.found.empty()
 
 
 class Passing(threading.Condition):

@@ -28,10 +28,10 @@ from harness.errors import ConfigError, NoSpace, SnapshotCorrupt
 from harness.snapshots import commit
 from harness.snapshots.candidates import StoredCopy
 from harness.watch import place
-from harness.watch.ours import ASIDE, FETCHED, MOVED, POINTER, folder_of
+from harness.watch.ours import ASIDE, FETCHED, LINEAGE, MOVED, POINTER, folder_of
 from harness.watch.survey import Survey
 from tests.support.context import a_context
-from tests.support.layouts import LAYOUTS, contents, everything
+from tests.support.layouts import LAYOUTS, by_torch, contents, everything
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content, Crash, ProtocolStore
 from tests.support.watched import publish_newest, write
 
@@ -72,7 +72,7 @@ class Scene:
 
     def bytes_here(self) -> Counter[bytes]:
         """Every file's bytes, wherever they lie, but for those that are only half fetched."""
-        mine = (FETCHED, POINTER, ASIDE)
+        mine = (FETCHED, POINTER, ASIDE, LINEAGE)
         ours = {path: data for path, data in everything(folder_of(self.root)).items() if not path.startswith(mine)}
         return Counter([*everything(self.root).values(), *ours.values()])
 
@@ -359,6 +359,77 @@ def test_a_snapshot_of_another_adapter_is_older_than_what_was_written_since(tmp_
     assert sorted(path.name for path in scene.root.iterdir()) == ["step-10"]
     assert scene.finder.laid.checkpoint == scene.root / "step-10"
     assert (scene.finder.laid.taken.order, scene.finder.laid.taken.step) == (-1, 1)
+
+
+AHEAD_NS = 600 * 10**9
+"""By which the clock of the machine that made the snapshots is ahead."""
+
+
+def ahead(tmp_path: Path) -> Scene:
+    """One file that is written again and again, by a machine whose clock is ahead, and laid back by another."""
+    scene = Scene(tmp_path, "torch-save-one")
+    scene.snapshot(1)
+    at_ns = (scene.made / "last.pt").stat().st_mtime_ns + AHEAD_NS
+    os.utime(scene.made / "last.pt", ns=(at_ns, at_ns))
+    scene.manifests[2] = publish_newest(scene.store, scene.made, scene.adapter, 2)
+    assert scene.find() is not None
+    return scene
+
+
+def test_what_is_written_here_is_newer_though_another_machine_s_clock_was_ahead(tmp_path: Path) -> None:
+    scene = ahead(tmp_path)
+    write(scene.root, "torch-save-one", 3)
+    before = everything(scene.root)
+    assert scene.find() is not None
+    assert everything(scene.root) == before
+    taken = scene.finder.laid.taken
+    assert (taken.step, taken.files) == (2, frozenset()), "it is still to be taken"
+
+
+def test_what_was_laid_back_is_found_again_by_what_it_is(tmp_path: Path) -> None:
+    scene = ahead(tmp_path)
+    assert scene.find() is not None
+    fetched = [event.bytes for event in scene.events if isinstance(event, events.Fetched)]
+    assert fetched[1:] == [0]
+    newest = Survey.of(scene.root, scene.adapter).judged[-1].candidate
+    assert {seen for _, seen in scene.finder.laid.taken.files} == newest.seen
+
+
+def test_what_was_left_here_is_older_than_what_another_machine_has_gone_on_to(tmp_path: Path) -> None:
+    scene = ahead(tmp_path)
+    write(scene.root, "torch-save-one", 3)
+    later_ns = (scene.root / "last.pt").stat().st_mtime_ns + 2 * AHEAD_NS
+    os.utime(scene.root / "last.pt", ns=(later_ns, later_ns))
+    before = scene.bytes_here()
+    write(scene.made, "torch-save-one", 4)
+    order_ns = (scene.made / "last.pt").stat().st_mtime_ns + AHEAD_NS + AHEAD_NS // 2
+    os.utime(scene.made / "last.pt", ns=(order_ns, order_ns))
+    scene.manifests[4] = publish_newest(scene.store, scene.made, scene.adapter, 4)
+    assert scene.find() is not None
+    assert scene.is_there(4)
+    assert not before - scene.bytes_here(), "it is kept aside"
+
+
+def test_of_several_without_a_number_the_one_that_is_newer_than_the_snapshot_stays(tmp_path: Path) -> None:
+    """What was laid back has a later time than what was written since."""
+    scene = Scene(tmp_path, "torch-save-one")
+    scene.adapter = "torch-save-dated"
+    scene.made.mkdir()
+    at_ns = (scene.made.stat().st_mtime_ns) + AHEAD_NS
+    for number in (1, 2):
+        path = scene.made / f"model_0.{number}.pt"
+        path.write_bytes(by_torch(number))
+        os.utime(path, ns=(at_ns + number, at_ns + number))
+    scene.manifests[2] = publish_newest(scene.store, scene.made, scene.adapter, 2)
+    assert scene.find() is not None
+    (scene.root / "model_0.3.pt").write_bytes(by_torch(3))
+    assert scene.find() is not None
+    assert sorted(path.name for path in scene.root.iterdir()) == ["model_0.2.pt", "model_0.3.pt"]
+    assert scene.finder.laid.checkpoint == scene.root / "model_0.3.pt"
+    there = {one.candidate.name: one.candidate for one in Survey.of(scene.root, scene.adapter).judged}
+    taken = scene.finder.laid.taken
+    assert there["model_0.2.pt"].seen <= taken.older
+    assert not there["model_0.3.pt"].seen <= taken.older
 
 
 def test_a_checkpointer_s_snapshot_and_one_of_files_are_told_apart(tmp_path: Path) -> None:
