@@ -34,7 +34,7 @@ def watch(
             "files": len(one.candidate.files) + len(one.candidate.shared),
             "size": size(one.candidate.bytes),
             "whole": one.lack is None,
-            "why": "" if one.lack is None else f"it {one.lack.why}",
+            "why": f"it {why}" if (why := one.candidate.why_odd if one.lack is None else one.lack.why) else "",
         }
         for one in there.judged
     ]

@@ -127,8 +127,10 @@ def _keep(
 ) -> tuple[str, Receipt]:
     """Keep one file; return how, and its sums."""
     try:
-        source = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError as err:
+        source = os.open(root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a link, or a pipe by now
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+            raise
         raise Changed(path) from err
     try:
         if Seen.of(os.fstat(source)) != seen:
@@ -137,7 +139,7 @@ def _keep(
         try:
             if _clone(source, made):
                 return "reflink", _summed(made, given_up)
-            linked = may_link and _link(root / path, target)
+            linked = may_link and not (root / path).is_symlink() and _link(root / path, target)
             receipt = _summed(source, given_up) if linked else _copied(source, made, given_up)
             if Seen.of(os.fstat(source)) != seen or (linked and Seen.of(target.stat()) != seen):
                 raise Changed(path)
@@ -166,7 +168,7 @@ def _link(path: Path, target: Path) -> bool:
 def _check_same(root: Path, path: str, seen: Seen) -> None:
     """Raise Changed unless a file is what it was. One that is gone by now was kept before."""
     with contextlib.suppress(FileNotFoundError):
-        if Seen.of((root / path).stat(follow_symlinks=False)) != seen:
+        if Seen.of((root / path).stat()) != seen:
             raise Changed(path)
 
 

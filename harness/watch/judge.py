@@ -76,7 +76,7 @@ def lack_of(
         sound: looks into files.
         known: what is known beside the files.
     """
-    inside = {candidate.inside(path) for path in candidate.files}
+    inside = candidate.names
     torn = (
         _unfinished(candidate, look, adapter, inside)
         or _missing(candidate, look, adapter, inside)
@@ -182,7 +182,7 @@ def _missing_of(candidate: Candidate, look: Look, index: Index, inside: set[str]
             full = f"{folder}/{name}" if folder else name
             if full not in inside:
                 return f"lacks {full}, which {path} names"
-            if candidate.files[above + full].size < least_bytes:
+            if look.files[above + full].size < least_bytes:
                 return f"has a file that is cut off: {full}, which has {least_bytes} bytes by {path}"
     return None
 
@@ -314,7 +314,7 @@ def _first_of_its_shape(
 
 def _has_all_ranks(candidate: Candidate, adapter: Adapter, ranks: int | None) -> bool:
     """Whether the files of all ranks are counted, so that a mark that may come before them does not matter."""
-    inside = {candidate.inside(path) for path in candidate.files}
+    inside = candidate.names
     if any("{rank}" in text and _fits_unnumbered(text, inside) for text in adapter.complete.each_rank):
         return True  # it is named as that of the only rank
     if ranks is None:
@@ -334,6 +334,9 @@ def _in_flux(candidate: Candidate, look: Look, known: Circumstances) -> str | No
     if known.before is None:
         return None
     changed = next((path for path in paths if known.before.files.get(path) != look.files.get(path)), None)
+    changed = changed or next(
+        (path for path, to in candidate.links.items() if known.before.links.get(path) != to), None
+    )
     return None if changed is None else f"has just changed: {changed}"
 
 

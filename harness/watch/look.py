@@ -1,6 +1,6 @@
 """Look: what lies in a watched directory at one moment, and which of it is a checkpoint by an adapter's names.
 
-Owns the walk, which follows no link out of the directory, and the grouping of files into candidates. Judges nothing.
+Owns the walk, which goes into no directory by a link, and the grouping of files into candidates. Judges nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -53,15 +53,18 @@ class Look:
 
     Attributes:
         root: the directory.
-        files: every regular file below it, by its path.
+        files: every regular file below it, by its path; also what a link leads to, if that is one.
         links: every symbolic link, by its path, and where it leads.
         folders: every directory.
+        odd: what no snapshot can hold, by its path, and what it is; in place of bytes that are no text, the path has
+            lone surrogates.
     """
 
     root: Path
     files: Mapping[str, Seen]
     links: Mapping[str, str]
     folders: frozenset[str]
+    odd: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def at(cls, root: Path) -> Look:
@@ -69,15 +72,23 @@ class Look:
         files: dict[str, Seen] = {}
         links: dict[str, str] = {}
         folders: set[str] = set()
+        odd: dict[str, str] = {}
         for path, found in _walk(root, ""):
-            if stat.S_ISLNK(found.st_mode):
+            if isinstance(found, str):
+                odd[path] = found
+            elif stat.S_ISLNK(found.st_mode):
                 with contextlib.suppress(OSError):
                     links[path] = str((root / path).readlink())
+                    target = (root / path).stat()
+                    if stat.S_ISREG(target.st_mode):
+                        files[path] = Seen.of(target)
             elif stat.S_ISDIR(found.st_mode):
                 folders.add(path)
             elif stat.S_ISREG(found.st_mode):
                 files[path] = Seen.of(found)
-        return cls(root, files, links, frozenset(folders))
+            else:
+                odd[path] = "is neither a file nor a directory"
+        return cls(root, files, links, frozenset(folders), odd)
 
     def text(self, path: str, limit: int = _MOST_JSON) -> bytes | None:
         """Return what stands in a small file; `None` if it is gone or large."""
@@ -89,14 +100,21 @@ class Look:
         return data if len(data) <= limit else None
 
 
-def _walk(root: Path, below: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(root: Path, below: str) -> Iterator[tuple[str, os.stat_result | str]]:
+    """Yield each entry, with what it is; or with why it cannot be known."""
     try:
         entries = sorted(os.scandir(root / below), key=lambda entry: entry.name)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as err:
+        yield below, f"cannot be read ({err.strerror})"
         return
     for entry in entries:
         path = f"{below}/{entry.name}" if below else entry.name
-        if is_ours(entry.name) or not is_inside(path):
+        if is_ours(entry.name):
+            continue
+        if not is_inside(path):
+            yield path, "has a name that is no UTF-8, or too long"
             continue
         try:
             found = entry.stat(follow_symlinks=False)
@@ -120,6 +138,9 @@ class Candidate:
         step: its number; `None` if nothing says it, or if no snapshot can have such a step: a time may be a number.
         files: its files, by their paths in the watched directory.
         shared: files beside it that belong to it as well.
+        links: its links that lead to something in it, by their paths. Of another one to a file, `files` has the bytes.
+        folders: its directories that are empty.
+        odd: paths of what cannot be kept, and why.
     """
 
     name: str
@@ -130,6 +151,9 @@ class Candidate:
     step: int | None
     files: Mapping[str, Seen]
     shared: Mapping[str, Seen]
+    links: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    odd: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -141,6 +165,20 @@ class Candidate:
         """All of its files, whatever their names are: a file may be renamed."""
         return frozenset((*self.files.values(), *self.shared.values()))
 
+    @property
+    def why_odd(self) -> str:
+        """Why it cannot be kept, as the end of a sentence; empty if it can."""
+        if not self.odd:
+            return ""
+        path, why = min(self.odd.items())
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        return f"has a part that cannot be kept: {shown}, which {why}"
+
+    @property
+    def names(self) -> set[str]:
+        """The paths of its files and links below the checkpoint."""
+        return {self.inside(path) for path in (*self.files, *self.links)}
+
     def inside(self, path: str) -> str:
         """Return a path below the watched directory as one below the checkpoint."""
         return path[len(self.name) + 1 :] if self.is_directory else path
@@ -149,7 +187,9 @@ class Candidate:
 def candidates(look: Look, adapter: Adapter) -> list[Candidate]:
     """Return all candidates, the newest last."""
     layout = adapter.checkpoint
-    shared = {path: seen for path, seen in look.files.items() if _fits_one(layout.shared, path)}
+    shared = {
+        path: seen for path, seen in look.files.items() if path not in look.links and _fits_one(layout.shared, path)
+    }
     found = _directories(look, adapter) if layout.directory else _file_groups(look, adapter)
     kept = []
     for name, match, files in found:
@@ -159,8 +199,36 @@ def candidates(look: Look, adapter: Adapter) -> list[Candidate]:
             step = number if number is not None and number <= MAX_STEP else None
             order = _order_of(match, adapter, number)
             written = modified_ns(files) if order is None else order
-            kept.append(Candidate(name, bool(layout.directory), match, written, order is None, step, files, shared))
+            one = Candidate(name, bool(layout.directory), match, written, order is None, step, files, shared)
+            kept.append(_with_links(one, look, layout.leave_out) if layout.directory else one)
     return sorted(kept, key=lambda candidate: (candidate.order, candidate.name))
+
+
+def _with_links(candidate: Candidate, look: Look, leave_out: tuple[str, ...]) -> Candidate:
+    """Return a directory with its links, its empty directories, and what cannot be kept of it."""
+    begin = f"{candidate.name}/"
+
+    def below(paths: Iterable[str]) -> list[str]:
+        kept = (path for path in paths if path.startswith(begin))
+        return sorted(path for path in kept if not _fits_one(leave_out, path[len(begin) :]))
+
+    links, odd = dict[str, str](), {path: look.odd[path] for path in below(look.odd)}
+    for path in below(look.links):
+        to = os.path.normpath(PurePosixPath(path).parent / look.links[path])
+        is_there = to in look.files or to in look.folders or to in look.links
+        if to.startswith(begin) and is_there:
+            links[path] = look.links[path]
+        elif path not in look.files:
+            odd[path] = "is a link to no file, and to nothing in the checkpoint"
+    files = {path: seen for path, seen in candidate.files.items() if path not in links}
+    full = {above for path in (*files, *links, *odd, *below(look.folders)) for above in _above(path)}
+    empty = tuple(path for path in below(look.folders) if path not in full)
+    return replace(candidate, files=files, links=links, folders=empty, odd=odd)
+
+
+def _above(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def modified_ns(files: Mapping[str, Seen]) -> int:
@@ -188,7 +256,7 @@ def _is_marked(candidate: Candidate, look: Look, adapter: Adapter) -> bool:
     marks = adapter.complete
     if adapter.checkpoint.files_are == "one" and len(candidate.files) > 1:
         return False
-    there = [candidate.inside(path) for path in candidate.files] if candidate.is_directory else [*look.files]
+    there = candidate.names if candidate.is_directory else {*look.files}
     demanded = marks.has if marks.each_rank_or_none else (*marks.has, *marks.each_rank)
     if not all(any(_fits(text, path) for path in there) for text in demanded):
         return False
@@ -212,6 +280,8 @@ def _directories(look: Look, adapter: Adapter) -> Iterator[tuple[str, Match, dic
 def _file_groups(look: Look, adapter: Adapter) -> Iterator[tuple[str, Match, dict[str, Seen]]]:
     groups: dict[object, tuple[Match, dict[str, Seen]]] = {}
     for path, seen in look.files.items():
+        if path in look.links:
+            continue
         for text in adapter.checkpoint.files:
             match = pattern(text).match(path)
             if match is None or _fits_one(adapter.checkpoint.leave_out, path):

@@ -72,6 +72,11 @@ def fetch_files(
                 write_at(file.fileno(), piece, offset)
             os.utime(file.fileno(), ns=(when, when))  # which checkpoint is newer may depend on it
             os.fsync(file.fileno())
+    for path in record.folders:
+        (folder / path).mkdir(parents=True, exist_ok=True)
+    for path, to in record.links.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).symlink_to(to)
     _sync_folders(folder)
 
 

@@ -6,15 +6,18 @@ what a whole one looks like.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
 
+from harness.core.manifest import is_inside
 from harness.errors import SnapshotCorrupt
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A checkpoint that was taken as a snapshot.
 
     Attributes:
@@ -27,6 +30,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         ranks: how many ranks wrote it, if that was known.
         shape: names of its files, without their numbers.
         modified_ns: when its last file was written; Unix time.
+        links: symbolic links in it that lead to something in it, by their paths, as of files.
+        folders: paths of directories in it that are empty.
     """
 
     adapter: str
@@ -38,6 +43,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int | None
     shape: tuple[str, ...]
     modified_ns: int
+    links: dict[str, str] = {}
+    folders: tuple[str, ...] = ()
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -56,9 +63,14 @@ def encode(record: Record) -> bytes:
 def decode(state: bytes | msgspec.Raw) -> Record:
     """Return the record in a small state. Raises SnapshotCorrupt if it is a Checkpointer's."""
     try:
-        return _STATES.decode(bytes(state)).watch
+        record = _STATES.decode(bytes(state)).watch
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
         raise SnapshotCorrupt(f"it is no snapshot of files: {err}") from err
+    leads_to = (os.path.normpath(PurePosixPath(path).parent / to) for path, to in record.links.items())
+    for path in (*record.links, *leads_to, *record.folders):
+        if not (is_inside(path) and path.startswith(f"{record.name}/")):
+            raise SnapshotCorrupt(f"it has a link or a directory that leads out of {record.name}: {path[:200]!r}")
+    return record
 
 
 def is_of_files(state: Mapping[str, Any]) -> bool:

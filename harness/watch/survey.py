@@ -141,6 +141,8 @@ def record_of(candidate: Candidate, adapter: Adapter, step: int, ranks: int | No
         ranks=ranks,
         shape=tuple(sorted(shape_of(candidate))),
         modified_ns=modified_ns({**candidate.files, **candidate.shared}),
+        links=dict(candidate.links),
+        folders=candidate.folders,
     )
 
 

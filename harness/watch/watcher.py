@@ -356,6 +356,8 @@ class Watcher:
 
     def _take(self, candidate: Candidate, adapter: Adapter, found: Sequence[Candidate]) -> Lack | None:
         """Set a whole candidate, one of those that were found, aside. Return why that was not possible."""
+        if candidate.odd:
+            return self._told(candidate, candidate.why_odd, once="odd")
         files = {**candidate.files, **candidate.shared}
         is_at_rest = self._ended is not None and self._is_last and not self._family
         may_link = is_at_rest or not adapter.checkpoint.rewritten
@@ -387,11 +389,12 @@ class Watcher:
         disk = os.statvfs(self._root)
         return disk.f_bavail * disk.f_frsize - candidate.bytes > _NOT_BELOW_BYTES
 
-    def _told(self, candidate: Candidate, why: str) -> Lack:
-        """Say once why a checkpoint is not saved."""
-        if (words := f"{candidate.name} {why}") not in self._said:
-            self._said.add(words)
-            self._say(words)
+    def _told(self, candidate: Candidate, why: str, once: str = "") -> Lack:
+        """Say once why a checkpoint is not saved; with `once`, not again of each one that comes."""
+        words = f"{candidate.name} {why}"
+        if (key := once or words) not in self._said:
+            self._said.add(key)
+            self._say(f"{words}: it is not saved")
         return Lack(why, is_torn=False)
 
 

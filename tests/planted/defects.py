@@ -515,8 +515,8 @@ DEFECTS = (
     one(
         "a shard that is shorter than its metadata say counts as whole",
         "harness/watch/judge.py",
-        "            if candidate.files[above + full].size < least_bytes:\n",
-        "            if candidate.files[above + full].size < 0:\n",
+        "            if look.files[above + full].size < least_bytes:\n",
+        "            if look.files[above + full].size < 0:\n",
         WATCH,
     ),
     one(

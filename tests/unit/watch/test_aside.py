@@ -53,6 +53,25 @@ def test_what_the_program_deletes_or_writes_anew_is_kept(root: Path) -> None:
     assert (root / "checkpoint-1" / "a.bin").exists()
 
 
+def test_what_a_link_leads_to_is_kept_and_gets_no_second_name(root: Path, tmp_path: Path) -> None:
+    """It is not the program's checkpoint alone: another one may write there."""
+    (tmp_path / "base").write_bytes(b"base")
+    (root / "link").symlink_to(tmp_path / "base")
+    seen = {"link": Seen.of((tmp_path / "base").stat())}
+    (kept,) = set_aside(root, seen, "1", may_link=True).files
+    assert kept.source.read_bytes() == b"base"
+    assert not kept.source.samefile(tmp_path / "base")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(root: Path) -> None:
+    seen = files(root)
+    path = root / next(iter(seen))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Changed):
+        set_aside(root, seen, "1", may_link=False)
+
+
 @pytest.mark.parametrize("what", ["grown", "written", "replaced", "gone", "link"])
 def test_what_has_changed_since_it_was_judged_is_not_kept(root: Path, what: str) -> None:
     seen, path = files(root), root / "checkpoint-1" / "a.bin"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.watch.adapter import Adapter, Layout, Resume, built_in, named
-from harness.watch.look import Look, candidates, recognized
+from harness.watch.look import Look, Seen, candidates, recognized
 from tests.support.layouts import LAYOUTS
 from tests.support.watched import write
 
@@ -119,6 +119,55 @@ def test_links_and_our_own_names_are_not_followed(tmp_path: Path) -> None:
     assert set(look.files) == {"step-3/a"}
     assert look.links == {"step-1": str(outside / "step-1"), "loop": str(root)}
     assert found(root, table(directory="step-{step}")) == [("step-3", 3)]
+
+
+def test_links_are_kept_as_what_they_lead_to_needs_it(tmp_path: Path) -> None:
+    touch(tmp_path, "base.bin", "out/step-1/a", "out/step-1/deep/b", "out/step-2/a")
+    at = tmp_path / "out" / "step-2"
+    (at / "empty" / "deep").mkdir(parents=True)
+    (at / "inside").symlink_to("a")
+    (at / "empty" / "up").symlink_to("../a")
+    (at / "folder").symlink_to("empty")
+    (at / "outside").symlink_to(tmp_path / "base.bin")
+    (at / "before").symlink_to("../step-1/deep/b")
+    (at / "absolute").symlink_to(at / "a")
+    one, two = candidates(Look.at(tmp_path / "out"), table(directory="step-{step}"))
+    assert (one.links, one.folders, one.odd) == ({}, (), {})
+    assert two.links == {"step-2/inside": "a", "step-2/empty/up": "../a", "step-2/folder": "empty"}
+    assert set(two.files) == {"step-2/a", "step-2/outside", "step-2/before", "step-2/absolute"}
+    assert two.files["step-2/outside"] == Seen.of((tmp_path / "base.bin").stat())
+    assert (two.folders, two.odd) == (("step-2/empty/deep",), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "words"),
+    [
+        ("nowhere", "gone", "link to no file"),
+        ("out", "/", "link to no file"),
+        ("above", "..", "link to no file"),
+        ("pipe", None, "neither a file nor a directory"),
+        ("caf\udce9", "", r"caf\xe9, which has a name that is no UTF-8"),
+    ],
+)
+def test_what_cannot_be_kept_is_told(name: str, to: str | None, words: str, tmp_path: Path) -> None:
+    touch(tmp_path, "step-1/a", "step-1/log/b")
+    path = os.path.join(tmp_path, "step-1", "log", name)  # noqa: PTH118  a path of Path would do as well
+    if to is None:
+        os.mkfifo(path)
+    elif to:
+        os.symlink(to, path)  # noqa: PTH211
+    else:
+        os.mkdir(path)  # noqa: PTH102
+    (one,) = candidates(Look.at(tmp_path), table(directory="step-{step}"))
+    assert words in one.why_odd
+    (one,) = candidates(Look.at(tmp_path), table(directory="step-{step}", leave_out=["log/*"]))
+    assert one.why_odd == ""
+
+
+def test_links_are_no_checkpoints_of_their_own(tmp_path: Path) -> None:
+    touch(tmp_path, "model_1.pt")
+    (tmp_path / "last.pt").symlink_to("model_1.pt")
+    assert found(tmp_path, named("torch-save-one")) == [("model_1.pt", None)]
 
 
 def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:

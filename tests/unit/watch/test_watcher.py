@@ -179,6 +179,20 @@ def test_one_whose_number_is_not_greater_is_told_once_and_not_taken(scene: Scene
     assert (scene.said.empty(), scene.found.empty()) == (True, True)
 
 
+def test_what_cannot_be_kept_is_told_once_and_not_taken(scene: Scene) -> None:
+    scene.begin()
+    for step in (10, 20):
+        (scene.root / f"checkpoint-{step}").mkdir()
+        (scene.root / f"checkpoint-{step}" / "weights").symlink_to("/")
+        write(scene.root, "transformers", step)
+        scene.look_again()
+    scene.ended()
+    assert scene.found.empty()
+    assert "checkpoint-10 has a part that cannot be kept: checkpoint-10/weights, which is a link" in scene.said.get()
+    assert scene.said.empty()
+    assert "checkpoint-20/weights" in scene.watcher.why
+
+
 def test_a_number_that_no_snapshot_can_have_is_counted(scene: Scene) -> None:
     scene.begin("horovod")
     for number, name in enumerate(("20261129140323", "20261129140324"), start=1):

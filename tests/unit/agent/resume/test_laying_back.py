@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cloud.digest import parse_crc
@@ -29,6 +30,7 @@ from harness.snapshots import commit
 from harness.snapshots.candidates import StoredCopy
 from harness.watch import place
 from harness.watch.ours import ASIDE, FETCHED, LINEAGE, MOVED, POINTER, folder_of
+from harness.watch.record import Record, decode, encode
 from harness.watch.survey import Survey
 from tests.support.context import a_context
 from tests.support.layouts import LAYOUTS, by_torch, contents, everything
@@ -359,6 +361,53 @@ def test_a_snapshot_of_another_adapter_is_older_than_what_was_written_since(tmp_
     assert sorted(path.name for path in scene.root.iterdir()) == ["step-10"]
     assert scene.finder.laid.checkpoint == scene.root / "step-10"
     assert (scene.finder.laid.taken.order, scene.finder.laid.taken.step) == (-1, 1)
+
+
+def test_links_and_empty_directories_come_back(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "transformers")
+    write(scene.made, "transformers", 10)
+    (tmp_path / "base").write_bytes(b"base")
+    at = scene.made / "checkpoint-10"
+    (at / "empty" / "deep").mkdir(parents=True)
+    (at / "inside").symlink_to("optimizer.pt")
+    (at / "outside").symlink_to(tmp_path / "base")
+    scene.manifests[10] = publish_newest(scene.store, scene.made, scene.adapter, 10)
+    assert scene.find() is not None
+    back = scene.root / "checkpoint-10"
+    assert (back / "empty" / "deep").is_dir()
+    assert str((back / "inside").readlink()) == "optimizer.pt"
+    assert not (back / "outside").is_symlink()
+    assert (back / "outside").read_bytes() == b"base"
+    assert scene.find() is not None
+    fetched = [event.bytes for event in scene.events if isinstance(event, events.Fetched)]
+    assert fetched[1:] == [0]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"links": {"checkpoint-10/a": "../../a"}},
+        {"links": {"checkpoint-10/a": "/etc"}},
+        {"links": {"../a": "b"}},
+        {"folders": ("../a",)},
+        {"folders": ("other/a",)},
+    ],
+)
+def test_a_record_that_leads_out_of_its_checkpoint_is_refused(odd: dict[str, Any]) -> None:
+    good = Record(
+        adapter="transformers",
+        name="checkpoint-10",
+        is_directory=True,
+        step=10,
+        order=10,
+        texts={},
+        ranks=None,
+        shape=(),
+        modified_ns=0,
+    )
+    assert decode(encode(good)) == good
+    with pytest.raises(SnapshotCorrupt, match="leads out of checkpoint-10"):
+        decode(encode(msgspec.structs.replace(good, **odd)))
 
 
 AHEAD_NS = 600 * 10**9
