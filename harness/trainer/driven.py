@@ -185,7 +185,7 @@ class Driven:
         Raises:
             StateError: its position cannot be restored exactly; says why, and the remedy.
         """
-        made = self.training.loaders.instrumented(loader, name)
+        made = self.training.loaders.instrumented(loader, name, alone=True)
         made.hook_iter(self._iterate)
 
     def _iterate(self, made: InstrumentedLoader) -> Iterator[Any] | None:

@@ -7,7 +7,7 @@ The Checkpointer decides when that happens; the agent decides which snapshot it 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -19,16 +19,13 @@ from harness.core.snapshot import SnapshotId
 from harness.errors import SnapshotCorrupt, StateError
 from harness.ipc.slots import SlotRecord
 from harness.trainer.link import Link, Ready
-from harness.trainer.loaders.hook import InstrumentedLoader
-from harness.trainer.loaders.instrument import instrument
-from harness.trainer.loaders.persistent import PersistentLoaders
+from harness.trainer.loaders.known import Loaders, StoredLoaders
 from harness.trainer.position import Position
 from harness.trainer.staging.stager import read_snapshot
 from harness.trainer.state.compare import references
 from harness.trainer.state.environment import environment
 from harness.trainer.state.kinds import is_array, is_tensor
 from harness.trainer.state.restore import restore, restore_values
-from harness.trainer.state.rng import capture_moment, restore_rng
 from harness.trainer.state.stored import Pieces
 from harness.trainer.state.unlisted import Unlisted
 
@@ -59,9 +56,8 @@ class SmallState:
         extra: the user's plain values, with a `TensorRef` in place of each tensor and array.
         states: every state by name, with a `TensorRef` in place of each tensor.
         devices: where tensors of `extra` were that were not on the CPU, by name.
-        loaders: the loaders' positions, by name.
+        loaders: where the loaders were.
         rng: the random state of every library.
-        persistent: names of the other loaders whose persistent workers were started.
     """
 
     resumed_from: ResumedFrom
@@ -70,9 +66,8 @@ class SmallState:
     extra: dict[str, Any]
     states: dict[str, Any]
     devices: dict[str, str]
-    loaders: dict[str, Any]
+    loaders: StoredLoaders
     rng: Any
-    persistent: tuple[str, ...]
 
     @classmethod
     def of(cls, snapshot: str, tier: str, record: SlotRecord) -> SmallState:
@@ -85,61 +80,9 @@ class SmallState:
             extra=small["extra"],
             states=small["states"],
             devices=small.get("extra_devices", {}),
-            loaders=small["loaders"],
+            loaders=StoredLoaders.of(small),
             rng=small["rng"],
-            persistent=tuple(small.get("persistent", ())),
         )
-
-
-class Loaders:
-    """The loaders of the program's loops, by name, as the loops begin; and restored positions without a loader yet."""
-
-    def __init__(self, *, seed_workers: bool) -> None:
-        """Begin without loaders. See `instrument` for `seed_workers`."""
-        self._seed_workers = seed_workers
-        self._known: dict[str, tuple[Any, InstrumentedLoader]] = {}
-        self._pending: dict[str, Any] = {}
-        self._pending_rng: Any = None
-        self._missed = False
-        self.persistent = PersistentLoaders(capture_moment, restore_rng)
-        """Loaders that the Checkpointer does not know."""
-
-    def instrumented(self, loader: Any, name: str) -> InstrumentedLoader:
-        """Return the loader of the loop called `name`, made resumable. A restored position that waits for it is set.
-
-        A loop may bring a new object each epoch: under one name it counts as the same loader.
-
-        Raises:
-            StateError: the loader's position cannot be restored exactly; says why, and the remedy.
-        """
-        known = self._known.get(name)
-        if known is not None and known[0] is loader:
-            return known[1]
-        made = instrument(loader, name, capture_moment, restore_rng, self._seed_workers)
-        self._known[name] = (loader, made)
-        if name in self._pending:
-            made.restore(self._pending.pop(name), self._pending_rng)
-        return made
-
-    def forget_inner(self) -> None:
-        """Drop the positions of loaders whose loops have not begun: the place in those loops was not reached."""
-        self._missed = True
-
-    def positions(self) -> dict[str, Any]:
-        """Return the position of each loader, by name."""
-        return {name: loader.position() for name, (_, loader) in self._known.items()}
-
-    def restore(self, positions: dict[str, Any], rng: Any, persistent: Iterable[str]) -> None:
-        """Restore the loaders that are known now, and the others when their loops begin. Sets the global RNG, last."""
-        self._pending = dict(positions)
-        for name, (_, loader) in self._known.items():
-            if name in self._pending:
-                loader.restore(self._pending.pop(name), rng)
-        if self._missed:
-            self._pending = {}
-        self.persistent.restore(persistent)
-        restore_rng(rng)
-        self._pending_rng = rng
 
 
 class Resumption:
@@ -221,12 +164,12 @@ class Resumption:
         with contextlib.suppress(StateError):
             make_live(ready, record_of(ready), self._states, self._unlisted, lambda _: None)
         small = SmallState.of(ready.snapshot, ready.tier, record_of(ready))
-        self._loaders.restore(small.loaders, small.rng, small.persistent)
+        self._loaders.restore(small.loaders, small.rng, arrives=False)
 
     def make_live(self, ready: Ready) -> SmallState:
         """Restore states, loaders and random numbers. Raises StateError if they differ: then nothing was changed."""
         small = make_live(ready, record_of(ready), self._states, self._unlisted, self._say)
-        self._loaders.restore(small.loaders, small.rng, small.persistent)
+        self._loaders.restore(small.loaders, small.rng, arrives=True)
         return small
 
     def _read(self, snapshot: str, tier: str, record: SlotRecord) -> SmallState:

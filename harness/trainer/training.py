@@ -30,10 +30,11 @@ from harness.trainer.boundary import Boundary
 from harness.trainer.distributed import gathered
 from harness.trainer.hazards import Hazards
 from harness.trainer.link import Link
+from harness.trainer.loaders.known import Loaders
 from harness.trainer.meeting import Meeting
 from harness.trainer.process import Process
 from harness.trainer.replay import Loop, Replay
-from harness.trainer.resuming import Loaders, ResumedFrom, Resumption, SmallState, refill
+from harness.trainer.resuming import ResumedFrom, Resumption, SmallState, refill
 from harness.trainer.saving import Saving
 from harness.trainer.staging.overlap import Overlap, before_updates
 from harness.trainer.staging.stager import Stager
@@ -97,7 +98,7 @@ class Training:
         self._refused: StateError | None = None
         self.sees_optimizers = any(_holds_optimizer(value) for value in states.values())
         self.boundary = Boundary(accumulate=accumulate, sees_optimizers=self.sees_optimizers)
-        self.loaders = Loaders(seed_workers=seed_workers)
+        self.loaders = Loaders(states, capture_moment, restore_rng, warn, seed_workers=seed_workers)
         self.unlisted = Unlisted(states, warn)
         self._finished = self._stepped_told = False
         self._wanted_at = 0.0
@@ -285,8 +286,7 @@ class Training:
             "place": self.replay.position(self.replay.place.kind, counted=self.boundary.counted).to_tree(),
             "states": captured.tree,
             "rng": capture_rng(),
-            "loaders": self.loaders.positions(),
-            "persistent": self.loaders.persistent.started(),
+            **self.loaders.store().to_tree(),
             "extra": captured.extra,
             "extra_devices": captured.devices,
         }
@@ -463,6 +463,7 @@ class Training:
             return
         self.resumed_from, self.boundary.step = small.resumed_from, small.step
         self.replay.aim(small.place)
+        self.loaders.aim(small.loaders)
         refill(self.extra, self._resumption.extra_of(small))
         self._extra = None
 

@@ -97,8 +97,8 @@ DEFECTS = (
     ),
     one(
         "random numbers are not restored",
-        "harness/trainer/resuming.py",
-        "        restore_rng(rng)\n        self._pending_rng = rng\n",
+        "harness/trainer/loaders/known.py",
+        "        self._restore_rng(rng)\n        self._pending_rng = rng\n",
         "        self._pending_rng = rng\n",
         TRAINER,
     ),

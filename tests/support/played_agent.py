@@ -57,6 +57,8 @@ class PlayedLink:
 
     def drop_ready(self) -> None: ...
 
+    def close_in_child(self) -> None: ...
+
     def close(self) -> None:
         """Both sides of the page, and every slot."""
         self.agent.close()

@@ -70,7 +70,7 @@ class AccelerateLoader:
         """
         _check(loader, name)
         self.name = name
-        self._loader, self._restore_rng = loader, restore_rng
+        self.loader, self._restore_rng = loader, restore_rng
         self._base = instrument(loader.base_dataloader, name)
         self._base.hook_iter(self._iterate_base)
         self._iter = type(loader).__iter__
@@ -102,7 +102,7 @@ class AccelerateLoader:
             )
         return {
             "kind": _KIND,
-            "iteration": self._loader.iteration,
+            "iteration": self.loader.iteration,
             "under_way": bool(live),
             "over": bool(live) and live[0].inside.is_over,
             "ahead": live[0].inside.moment if live else None,
@@ -121,13 +121,17 @@ class AccelerateLoader:
         if position["under_way"]:
             self._pending = position, rng
         else:
-            self._loader.iteration = position["iteration"]
+            self.loader.iteration = position["iteration"]
+
+    def generators(self) -> dict[str, Any]:
+        """See `InstrumentedLoader.generators`."""
+        return self._base.generators()
 
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""
         self._on_iter = weakly(on_iter)
-        if not is_hooked(self._loader):
-            hook(self._loader, self)
+        if not is_hooked(self.loader):
+            hook(self.loader, self)
 
     def on_iter(self) -> Iterator[Any] | None:
         """See `Hookable.on_iter`."""
@@ -136,16 +140,16 @@ class AccelerateLoader:
     def begin(self, inside: _Inside) -> Iterator[Any]:
         """Begin an iteration of the prepared loader; return its iterator, whose first batch is to be fetched next."""
         self._beginning = inside
-        batches: Iterator[Any] = self._iter(self._loader)
+        batches: Iterator[Any] = self._iter(self.loader)
         return batches
 
     def end(self) -> None:
         """Do what the prepared loader does behind its last batch."""
-        self._loader.iteration += 1
+        self.loader.iteration += 1
 
     def _continued(self, position: Tree, rng: Any) -> _Iteration:
         """Return the iteration that was under way at the snapshot; leave the global random states as they were then."""
-        self._loader.set_epoch(position["iteration"])  # the loader inside is iterated before its owner says so
+        self.loader.set_epoch(position["iteration"])  # the loader inside is iterated before its owner says so
         if position["over"]:
             self._restore_rng(rng)
             return _Iteration(self, is_over=True)

@@ -62,7 +62,7 @@ class TorchLoader:
         """See `loader.instrument`. Raises StateError if this loader cannot be resumed exactly."""
         _check(loader, name)
         self.name = name
-        self._loader = loader
+        self.loader = loader
         self._capture_rng = capture_rng
         self._restore_rng = restore_rng
         self._order = _Order(loader, name, capture_rng, restore_rng, seed_workers)
@@ -105,7 +105,7 @@ class TorchLoader:
             "kind": _KIND,
             "started": self._started,
             "generators": self._order.states(),
-            "workers_running": self._loader._iterator is not None,
+            "workers_running": self.loader._iterator is not None,
             "epoch": live[0].epoch.to_tree() if live else None,
         }
 
@@ -132,6 +132,10 @@ class TorchLoader:
         self._restore_rng(now)
         self._started = position["started"]
 
+    def generators(self) -> dict[str, Any]:
+        """See `InstrumentedLoader.generators`."""
+        return self._order.generators()
+
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""
         self._on_iter = weakly(on_iter)
@@ -146,7 +150,7 @@ class TorchLoader:
             number=self._started,
             seed=self._epoch_seed(),
             start=start,
-            workers_running=self._loader._iterator is not None,
+            workers_running=self.loader._iterator is not None,
             recent=self._recent(),
         )
         return epoch, self._open(epoch)
@@ -157,7 +161,7 @@ class TorchLoader:
         It depends only on the generator from which torch would have drawn its workers' seeds: a script that seeds
         torch, but not Python's `random`, has the same data in every run.
         """
-        generator = self._loader.generator or torch.default_generator
+        generator = self.loader.generator or torch.default_generator
         state = hashlib.blake2b(bytes(generator.get_state().tolist())).hexdigest()
         return word_of(f"{self.name}/{self._started}/{state}")
 
@@ -183,26 +187,26 @@ class TorchLoader:
     def _open(self, epoch: _Epoch) -> Iterator[Any]:
         self._order.epoch = epoch
         try:
-            batches = DataLoader.__iter__(self._loader)
+            batches = DataLoader.__iter__(self.loader)
         finally:
             self._order.epoch = None
-        if self._loader.num_workers == 0:
+        if self.loader.num_workers == 0:
             epoch.opened = self._order.moment()
         return batches
 
     def _match_workers(self, running: bool) -> None:
         """Start or drop persistent workers, so that they run if they were `running`. May draw from the global RNG."""
         if not running:
-            self._loader._iterator = None
-        elif self._loader._iterator is None and self._loader.persistent_workers:
+            self.loader._iterator = None
+        elif self.loader._iterator is None and self.loader.persistent_workers:
             self._order.empty = True  # otherwise they would prefetch, and read data
             try:
-                DataLoader.__iter__(self._loader)
+                DataLoader.__iter__(self.loader)
             finally:
                 self._order.empty = False
 
     def _recent(self) -> deque[Any]:
-        prefetched = self._loader.num_workers * (self._loader.prefetch_factor or 0)
+        prefetched = self.loader.num_workers * (self.loader.prefetch_factor or 0)
         return deque(maxlen=prefetched + 1)
 
 
@@ -378,14 +382,17 @@ class _Order:
         self._restore_rng(moment.rng)
         self.set_states(moment.generators)
 
+    def generators(self) -> dict[str, Any]:
+        return generators_in(self._roots)
+
     def states(self) -> dict[str, Any]:
-        return states(generators_in(self._roots))
+        return states(self.generators())
 
     def set_states(self, states: Mapping[str, Any]) -> None:
-        generators = generators_in(self._roots)
+        generators = self.generators()
         if not states.keys() <= generators.keys():
             self._draw_once()
-            generators = generators_in(self._roots)
+            generators = self.generators()
         set_states(generators, states, self._name)
 
     def _draw_once(self) -> None:
@@ -393,7 +400,7 @@ class _Order:
         now = self.moment()
         next(iter(self.batch_sampler), None)
         self._restore_rng(now.rng)
-        generators = generators_in(self._roots)
+        generators = self.generators()
         for path, state in now.generators.items():
             set_state(generators[path], state)
 

@@ -5,6 +5,7 @@ Owns the interface that every kind of loader implements, and the switch of a loa
 
 from __future__ import annotations
 
+import gc
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,10 +32,12 @@ class InstrumentedLoader(Protocol):
     """A loader whose iteration can be resumed exactly. Made by `instrument`; one thread.
 
     Attributes:
-        name: the loader's name in errors, and the key of its position in a snapshot.
+        name: the name of the loop that brought the loader first: its name in errors, and part of its workers' seeds.
+        loader: the program's own loader.
     """
 
     name: str
+    loader: Any
     repeats: bool
     """Whether the batch that was handed out last can be handed out again: see `iterate`."""
 
@@ -82,6 +85,10 @@ class InstrumentedLoader(Protocol):
         Raises:
             StateError: the position is of another kind of loader.
         """
+        ...
+
+    def generators(self) -> dict[str, Any]:
+        """Return the generators that the loader holds, by their paths in its position."""
         ...
 
     def hook_iter(self, on_iter: OnIter) -> None:
@@ -154,6 +161,26 @@ def instruments_of(loader: Any) -> InstrumentedLoader | None:
         delattr(loader, _HOOK)
         _set_class(loader, kind)
     return instrumented
+
+
+def is_held_elsewhere(instrumented: InstrumentedLoader, *, collects: bool = False) -> bool:
+    """Whether anything but its instruments holds a loader. They let go of it for a moment, and of a dead one for good.
+
+    One that cannot be referred to weakly, as a list, counts as not held.
+
+    Args:
+        instrumented: the instruments.
+        collects: collect garbage meanwhile: what is left in a cycle holds nothing.
+    """
+    try:
+        loader = weakref.ref(instrumented.loader)
+    except TypeError:
+        return False
+    instrumented.loader = None
+    if collects:
+        gc.collect()
+    instrumented.loader = loader()
+    return instrumented.loader is not None
 
 
 def weakly(on_iter: OnIter) -> Callable[[], OnIter | None]:

@@ -36,7 +36,7 @@ class OwnStateLoader:
         self, loader: Any, name: str, capture_rng: Callable[[], Any], restore_rng: Callable[[Any], None]
     ) -> None:
         self.name = name
-        self._loader = loader
+        self.loader = loader
         stateful = _is_stateful_data_loader(loader)
         self._moments = Moments(roots_of(loader) if stateful else {}, name, capture_rng, restore_rng)
         if stateful:
@@ -55,13 +55,13 @@ class OwnStateLoader:
         self._exhausted = False
         if self._pending is None:
             self._start = self._moments.take()
-            batches = self._iter(self._loader)
+            batches = self._iter(self.loader)
         else:
             position, rng = self._pending
             self._start = position["start"]
             self._moments.set(self._start)
-            self._loader.load_state_dict(_with_tensors(position["state"]))
-            batches = self._iter(self._loader)
+            self.loader.load_state_dict(_with_tensors(position["state"]))
+            batches = self._iter(self.loader)
             self._moments.set({"rng": rng, "generators": position["generators"]})
             self._pending = None
         iteration = self._hand_out(batches)
@@ -79,7 +79,7 @@ class OwnStateLoader:
         under_way = self._iteration() is not None and not self._exhausted
         # Not before the first iteration: StatefulDataLoader would start one, which draws. Not after a break: its state
         # is then in the middle, but the next iteration starts at the beginning.
-        state = _without_tensors(self._loader.state_dict()) if under_way or self._exhausted else None
+        state = _without_tensors(self.loader.state_dict()) if under_way or self._exhausted else None
         return {
             "kind": _KIND,
             "under_way": under_way,
@@ -102,17 +102,21 @@ class OwnStateLoader:
             return
         if position["state"] is not None:
             now = self._capture_rng()
-            self._loader.load_state_dict(_with_tensors(position["state"]))
-            self._loader.state_dict()  # makes StatefulDataLoader start, and draw, now and not in the next iteration
+            self.loader.load_state_dict(_with_tensors(position["state"]))
+            self.loader.state_dict()  # makes StatefulDataLoader start, and draw, now and not in the next iteration
             self._restore_rng(now)
             self._exhausted = True
         self._moments.set_generators(position["generators"])
 
+    def generators(self) -> dict[str, Any]:
+        """See `InstrumentedLoader.generators`."""
+        return self._moments.found()
+
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""
         self._on_iter = weakly(on_iter)
-        if not is_hooked(self._loader):
-            hook(self._loader, self)
+        if not is_hooked(self.loader):
+            hook(self.loader, self)
 
     def on_iter(self) -> Iterator[Any] | None:
         """See `Hookable.on_iter`."""

@@ -37,9 +37,13 @@ class Moments:
         self._restore_rng = restore_rng
         self.rng = capture_rng
 
+    def found(self) -> dict[str, Any]:
+        """Return all generators, by the path to each."""
+        return generators_in(self._roots)
+
     def generators(self) -> Tree:
         """Return the states of all generators."""
-        return states(generators_in(self._roots))
+        return states(self.found())
 
     def take(self) -> Tree:
         """Return all random states."""
@@ -52,7 +56,7 @@ class Moments:
 
     def set_generators(self, states: Tree) -> None:
         """Set what `generators` returned. Raises StateError if one is missing, or refuses its state."""
-        set_states(generators_in(self._roots), states, self.name)
+        set_states(self.found(), states, self.name)
 
 
 def replayable(sampler: Any, moments: Moments) -> Any:

@@ -28,7 +28,7 @@ class SequenceLoader:
         restore_rng: Callable[[Any], None],
     ) -> None:
         self.name = name
-        self._batches = batches
+        self.loader = batches
         self._capture_moment = capture_moment
         self._restore_rng = restore_rng
         self._repeating = False
@@ -43,10 +43,10 @@ class SequenceLoader:
         if self._pending is not None:
             position, rng = self._pending
             self._handed = position["handed"]
-            if self._handed > len(self._batches):
+            if self._handed > len(self.loader):
                 raise StateError(
                     f"{self.name} had given {self._handed} batches when the snapshot was taken, and has"
-                    f" {len(self._batches)} now: resume with the old ones, or start a new run"
+                    f" {len(self.loader)} now: resume with the old ones, or start a new run"
                 )
             self._restore_rng(again["rng"] if again else rng)
             self._handed -= self._repeating
@@ -73,6 +73,10 @@ class SequenceLoader:
             return
         self._pending = None if position["handed"] is None else (position, rng)
 
+    def generators(self) -> dict[str, Any]:
+        """See `InstrumentedLoader.generators`."""
+        return {}
+
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""
         raise StateError(
@@ -80,6 +84,6 @@ class SequenceLoader:
         )
 
     def _hand_out(self) -> Iterator[Any]:
-        for index in range(self._handed, len(self._batches)):  # not by iter(), which would read the skipped batches
+        for index in range(self._handed, len(self.loader)):  # not by iter(), which would read the skipped batches
             self._handed += 1
-            yield self._batches[index]
+            yield self.loader[index]
