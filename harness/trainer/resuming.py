@@ -25,6 +25,7 @@ from harness.trainer.staging.stager import read_snapshot
 from harness.trainer.state.compare import references
 from harness.trainer.state.environment import environment
 from harness.trainer.state.kinds import is_array, is_tensor
+from harness.trainer.state.random_states import RandomStates
 from harness.trainer.state.restore import restore, restore_values
 from harness.trainer.state.stored import Pieces
 from harness.trainer.state.unlisted import Unlisted
@@ -94,6 +95,7 @@ class Resumption:
         states: Mapping[str, Any],
         unlisted: Unlisted,
         loaders: Loaders,
+        random: RandomStates,
         say: Callable[[str], None],
     ) -> None:
         """Begin without a snapshot.
@@ -103,10 +105,11 @@ class Resumption:
             states: the Checkpointer's states, by name.
             unlisted: what they have besides their state_dicts.
             loaders: the loaders of the program.
+            random: its random states.
             say: shows a line to the user.
         """
         self._link, self._states, self._unlisted = link, states, unlisted
-        self._loaders, self._say = loaders, say
+        self._loaders, self._random, self._say = loaders, random, say
         self._snapshot = ""
 
     def take_others(self, unlisted: Unlisted) -> None:
@@ -164,12 +167,12 @@ class Resumption:
         with contextlib.suppress(StateError):
             make_live(ready, record_of(ready), self._states, self._unlisted, lambda _: None)
         small = SmallState.of(ready.snapshot, ready.tier, record_of(ready))
-        self._loaders.restore(small.loaders, small.rng, arrives=False)
+        self._loaders.restore(small.loaders, self._random.completed(small.rng), arrives=False)
 
     def make_live(self, ready: Ready) -> SmallState:
         """Restore states, loaders and random numbers. Raises StateError if they differ: then nothing was changed."""
         small = make_live(ready, record_of(ready), self._states, self._unlisted, self._say)
-        self._loaders.restore(small.loaders, small.rng, arrives=True)
+        self._loaders.restore(small.loaders, self._random.completed(small.rng), arrives=True)
         return small
 
     def _read(self, snapshot: str, tier: str, record: SlotRecord) -> SmallState:

@@ -41,7 +41,8 @@ from harness.trainer.staging.stager import Stager
 from harness.trainer.state.capture import Captured, capture
 from harness.trainer.state.environment import settle_threads
 from harness.trainer.state.extra import Extra
-from harness.trainer.state.rng import capture_moment, capture_rng, restore_rng
+from harness.trainer.state.random_states import RandomStates
+from harness.trainer.state.rng import capture_moment, capture_rng
 from harness.trainer.state.unlisted import Unlisted
 from harness.trainer.voice import say, warn
 from harness.trainer.witness import Witness
@@ -93,12 +94,13 @@ class Training:
         self.extra: dict[str, Any] = Extra()
         self._extra: dict[str, Any] | None = None
         self.resumed_from: ResumedFrom | None = None
-        self.replay = Replay() if inert else Replay(capture_moment, restore_rng)
+        self.random = RandomStates(states)
+        self.replay = Replay() if inert else Replay(self.random.take, self.random.set)
         self.hazards = Hazards(capture_moment, states, warn)
         self._refused: StateError | None = None
         self.sees_optimizers = any(_holds_optimizer(value) for value in states.values())
         self.boundary = Boundary(accumulate=accumulate, sees_optimizers=self.sees_optimizers)
-        self.loaders = Loaders(states, capture_moment, restore_rng, warn, seed_workers=seed_workers)
+        self.loaders = Loaders(states, self.random, warn, seed_workers=seed_workers)
         self.unlisted = Unlisted(states, warn)
         self._finished = self._stepped_told = False
         self._wanted_at = 0.0
@@ -137,7 +139,7 @@ class Training:
         self._overlaps = link.settings.overlap if overlap is None else overlap
         if self._overlaps:
             self._hooks.append(before_updates(lambda: self.settle(updating=True)))
-        self._resumption = Resumption(link, self.states, self.unlisted, self.loaders, say)
+        self._resumption = Resumption(link, self.states, self.unlisted, self.loaders, self.random, say)
         self._adopt(self._resumption.learn())
         os.environ["HARNESS_RUN_ID"] = link.generation.run_id
         os.environ["HARNESS_RESTARTS"] = str(link.restarts)
@@ -486,7 +488,7 @@ class Training:
             self.led_back = True
         self.boundary.step, self.replay.place.calls = body.step, body.calls
         if body.kind in ("steps", "hand") and body.moment is not None:
-            restore_rng(body.moment)
+            self.random.set(body.moment)
 
     def miss(self) -> None:
         """Continue after a body that was to lead to the place of the snapshot, and did not."""

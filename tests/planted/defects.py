@@ -98,7 +98,7 @@ DEFECTS = (
     one(
         "random numbers are not restored",
         "harness/trainer/loaders/known.py",
-        "        self._restore_rng(rng)\n        self._pending_rng = rng\n",
+        "        self._random.set(rng)\n        self._pending_rng = rng\n",
         "        self._pending_rng = rng\n",
         TRAINER,
     ),

@@ -5,8 +5,9 @@ Owns what a new process would bring: the seeds, and no Checkpointer. The agent i
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -79,25 +80,39 @@ def check_goes_on(program: Program, stops: Iterable[int | tuple[int, ...]]) -> N
         program: the program.
         stops: each a step at which it is broken off, or several for one life after the other.
     """
-    unbroken, _ = live(program)
+    unbroken = live(program)
     for stop in stops:
-        sealed: Slot | None = None
-        for step in stop if isinstance(stop, tuple) else (stop,):
-            before, sealed = live(program, stop=step, resumes=sealed)
-            assert before is None, f"it ended before step {step}"
-            assert sealed is not None, f"nothing was saved before step {step}"
-        after, _ = live(program, resumes=sealed)
+        with contextlib.ExitStack() as stack:
+            sealed: Slot | None = None
+            for step in stop if isinstance(stop, tuple) else (stop,):
+                link = stack.enter_context(played(sealed))
+                assert _lived(program, link, step) is None, f"it ended before step {step}"
+                sealed = link.sealed
+                assert sealed is not None, f"nothing was saved before step {step}"
+            after = _lived(program, stack.enter_context(played(sealed)), None)
         assert same(after, unbroken), f"broken off at step {stop}"
 
 
-def live(program: Program, *, stop: int | None = None, resumes: Slot | None = None) -> tuple[Any, Slot | None]:
-    """Return what a life has come to, `None` if it was broken off; and its last snapshot."""
+def live(program: Program) -> Any:
+    """Return what a life comes to that is not broken off."""
+    with played(None) as link:
+        return _lived(program, link, None)
+
+
+@contextlib.contextmanager
+def played(resumes: Slot | None) -> Iterator[PlayedLink]:
+    """Context manager around an agent for one life, which asks for a snapshot at each step."""
     link = PlayedLink(resumes, every_steps=1, generation=1 if resumes is None else 2)
+    with contextlib.closing(link):
+        yield link
+
+
+def _lived(program: Program, link: PlayedLink, stop: int | None) -> Any:
     with as_before():
         try:
-            return program(Life(link, stop)), link.sealed
+            return program(Life(link, stop))
         except BrokenOff:
-            return None, link.sealed
+            return None
 
 
 def same(one: Any, other: Any) -> bool:

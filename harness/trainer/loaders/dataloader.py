@@ -42,6 +42,7 @@ from harness.trainer.loaders.generators import generators_in, roots_of, set_stat
 from harness.trainer.loaders.hook import OnIter, Tree, call, check_kind, hook, switch, weakly
 from harness.trainer.loaders.order import draws_at_once, draws_in_turns, ends_early, fingerprint, other_order, varies
 from harness.trainer.loaders.workers import SeededBatch, SeededDataset, Workers
+from harness.trainer.state.random_states import global_ones
 
 _KIND = "DataLoader"
 
@@ -443,9 +444,9 @@ class _Order:
         """
         yield from islice(indices, 1)
         while not self._draws_at_once:
-            before = self._capture_rng()
+            before = global_ones(self._capture_rng())
             following = list(islice(indices, 1))
-            if self._capture_rng() != before:
+            if global_ones(self._capture_rng()) != before:
                 raise draws_in_turns(self._name, self._sampler)
             if not following:
                 return

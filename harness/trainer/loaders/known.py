@@ -20,6 +20,7 @@ from harness.trainer.loaders.hook import InstrumentedLoader, Tree, is_held_elsew
 from harness.trainer.loaders.instrument import instrument
 from harness.trainer.loaders.persistent import Form, PersistentLoaders, all_loaders, form_of
 from harness.trainer.loaders.sequence import SequenceLoader
+from harness.trainer.state.random_states import RandomStates
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ class Loaders:
     def __init__(
         self,
         states: Mapping[str, Any],
-        capture_rng: Callable[[], Any],
-        restore_rng: Callable[[Any], None],
+        random: RandomStates,
         warn: Callable[[str], None],
         *,
         seed_workers: bool,
@@ -81,13 +81,12 @@ class Loaders:
 
         Args:
             states: the Checkpointer's states, by name: a generator among them is restored as a state.
-            capture_rng: returns the state of every global RNG. Draws nothing.
-            restore_rng: takes such a state.
+            random: the random states on which a batch may depend, but for those of the loaders' own generators.
             warn: shows a warning to the user.
             seed_workers: see `instrument`.
         """
         self._states, self._warn = states, warn
-        self._capture_rng, self._restore_rng = capture_rng, restore_rng
+        self._random = random
         self._seed_workers = seed_workers
         self._known: dict[str, _Known] = {}
         self._loops: dict[str, str] = {}
@@ -96,7 +95,7 @@ class Loaders:
         self._pending_rng: Any = None
         self._there: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         self._arrived = self._missed = self._told_alike = False
-        self.persistent = PersistentLoaders(capture_rng, restore_rng)
+        self.persistent = PersistentLoaders(random.take, random.set)
         """Loaders that the Checkpointer does not know."""
 
     # ---- as loops begin ---------------------------------------------------------------------------------------------
@@ -135,7 +134,7 @@ class Loaders:
             name = self._free(self._aimed.loops.get(loop, loop))
         else:
             name = self._name_behind(loader, loop, form) or self._free(loop, but=self._pending)
-        made = instrument(loader, _first(name), self._capture_rng, self._restore_rng, self._seed_workers)
+        made = instrument(loader, _first(name), self._random.take, self._random.set, self._seed_workers)
         known = self._known[name] = _Known(name, form, made)
         if name in self._pending:
             made.restore(self._without_settled(known, self._pending.pop(name)), self._pending_rng)
@@ -214,11 +213,11 @@ class Loaders:
         self._missed = True
 
     def restore(self, stored: StoredLoaders, rng: Any, *, arrives: bool) -> None:
-        """Restore the loaders that are known now, and the others when their loops begin. Sets the global RNG, last.
+        """Restore the loaders that are known now, and the others when their loops begin. Sets the random states, last.
 
         Args:
             stored: the loaders of the snapshot.
-            rng: the global random states of the snapshot.
+            rng: the random states of the snapshot.
             arrives: whether the program is at the place of the snapshot, and not on the way in a body.
         """
         self._aimed, self._pending = stored, dict(stored.positions)
@@ -231,7 +230,7 @@ class Loaders:
             self._there.update(all_loaders())
         self._arrived |= arrives
         self.persistent.restore(stored.persistent)
-        self._restore_rng(rng)
+        self._random.set(rng)
         self._pending_rng = rng
 
     def _without_settled(self, known: _Known, position: Tree) -> Tree:

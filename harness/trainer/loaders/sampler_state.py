@@ -17,6 +17,7 @@ import torch
 from harness.trainer.loaders.generators import generators_in, set_states, states
 from harness.trainer.loaders.hook import Tree
 from harness.trainer.loaders.order import draws_at_once, draws_in_turns, ends_early, fingerprint, other_order
+from harness.trainer.state.random_states import global_ones
 
 _WATCHED = 1000
 """So many of a pass's indices are watched, which takes some 20 µs each: a sampler that draws in turns does so soon."""
@@ -108,9 +109,9 @@ class _Indices:
             self._first = self._moments.take()
             index = next(self._indices)
         elif self._drawn < self._watched:
-            before = self._moments.rng()
+            before = global_ones(self._moments.rng())
             index = next(self._indices)
-            if self._moments.rng() != before:
+            if global_ones(self._moments.rng()) != before:
                 raise draws_in_turns(self._moments.name, self._sampler)
         else:
             index = next(self._indices)

@@ -64,8 +64,7 @@ def classify(name: str, state: object) -> Kind:
         return Kind.SCHEDULER
     if isinstance(state, torch.Generator):
         return Kind.TORCH_GENERATOR
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None and isinstance(state, numpy.Generator):
+    if is_numpy_generator(state):
         return Kind.NUMPY_GENERATOR
     if isinstance(state, random.SystemRandom):
         _refuse_state(name, state, "the operating system's generator has no state: use random.Random(seed)")
@@ -234,6 +233,12 @@ def name_of_function(value: object) -> str | None:
     if isinstance(value, types.FunctionType) and value.__module__.startswith("torch."):
         return f"{value.__module__}.{value.__qualname__}"
     return None
+
+
+def is_numpy_generator(value: object) -> bool:
+    """Whether `value` is a generator of numpy. Does not import numpy."""
+    numpy = sys.modules.get("numpy.random")
+    return numpy is not None and isinstance(value, numpy.Generator)
 
 
 def is_array(value: object) -> bool:

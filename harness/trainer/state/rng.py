@@ -38,8 +38,7 @@ def capture_rng() -> dict[str, Any]:
 def capture_moment() -> dict[str, Any]:
     """Return what `capture_rng` returns, in a form that is encoded ten times faster; `restore_rng` takes it too."""
     state = capture_rng()
-    version, words, gauss = state["python"]
-    return state | {"python": (version, array.array("I", words).tobytes(), gauss)}
+    return state | {"python": python_bytes(state["python"])}
 
 
 def restore_rng(tree: object) -> None:
@@ -52,7 +51,7 @@ def restore_rng(tree: object) -> None:
     if not isinstance(tree, dict) or not ({"python", "torch"} <= set(tree) <= {"python", "torch", "numpy", *_DEVICES}):
         raise SnapshotCorrupt("the stored state of the random number generators has unknown or missing parts")
     try:
-        random.setstate(_python_state(tree["python"]))
+        random.setstate(python_state(tree["python"]))
         torch.set_rng_state(bytes_tensor(tree["torch"]))
         if "numpy" in tree:
             numpy_random = importlib.import_module("numpy.random")
@@ -73,7 +72,14 @@ def _indexes(module: Any) -> Sequence[int]:
     return range(module.device_count()) if find_rank(os.environ).is_alone else [module.current_device()]
 
 
-def _python_state(state: Any) -> Any:
+def python_bytes(state: Any) -> Any:
+    """Return the state of a generator of Python with bytes in place of its words; `python_state` is the inverse."""
+    version, words, gauss = state
+    return version, array.array("I", words).tobytes(), gauss
+
+
+def python_state(state: Any) -> Any:
+    """Return what `python_bytes` got; anything else as it is."""
     if not (isinstance(state, tuple) and len(state) == 3 and isinstance(state[1], bytes)):
         return state
     return (state[0], tuple(array.array("I", state[1])), state[2])
