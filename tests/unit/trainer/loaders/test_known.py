@@ -62,7 +62,7 @@ def in_two_stages(life: Life) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("program", "stops"), [(twice_an_epoch, (4, 7, 8, 10, 13, 14)), (in_two_stages, (8,))], ids=lambda each: str(each)
+    ("program", "stops"), [(twice_an_epoch, (4, 7, 8, 10, 13, 14)), (in_two_stages, (8,))], ids=["epoch", "stages"]
 )
 def test_a_loader_in_two_loops_is_one_loader(program: Callable[[Life], Any], stops: tuple[int, ...]) -> None:
     check_goes_on(program, stops)
