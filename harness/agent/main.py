@@ -196,6 +196,7 @@ class Agent:
             agent_pid=os.getpid(),
             trainer_pid=next((connection.pid for connection in self._ranks.connections), None),
             ranks=self._lateness.status(),
+            unsaved="" if self._watching is None else self._watching.why_not(),
         )
 
     def _begin(self) -> None:

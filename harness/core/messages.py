@@ -433,6 +433,7 @@ class Status(Message, frozen=True, kw_only=True):
         agent_pid: of the process that answers.
         trainer_pid: of the connected trainer.
         ranks: each of several ranks; empty for one.
+        unsaved: of a program that saves by itself: why the newest thing that it has written is not saved.
     """
 
     run: str
@@ -460,6 +461,7 @@ class Status(Message, frozen=True, kw_only=True):
     agent_pid: int
     trainer_pid: int | None
     ranks: tuple[RankStatus, ...] = ()
+    unsaved: str = ""
 
     def fields(self) -> dict[str, Any]:
         """Return the document that `harness status --json` shows."""

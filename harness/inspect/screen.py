@@ -38,6 +38,8 @@ def _live(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("moving", _moving(found)),
         ("notice", _notice(found)),
     ]
+    if found["unsaved"]:
+        rows.insert(2, ("unsaved", found["unsaved"]))
     if found["ranks"]:
         rows.insert(3, ("ranks", _ranks(found["ranks"])))
     if found["bytes_pending"]:

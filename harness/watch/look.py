@@ -292,7 +292,14 @@ def _file_groups(look: Look, adapter: Adapter) -> Iterator[tuple[str, Match, dic
             groups.setdefault(key, (match, {}))[1][path] = seen
             break
     for match, files in groups.values():
-        yield min(files), match, files
+        kept = _unnumbered(files) if adapter.general and adapter.checkpoint.files_are == "one" else files
+        yield min(kept), match, kept
+
+
+def _unnumbered(files: dict[str, Seen]) -> dict[str, Seen]:
+    """Return the only file of several whose name has no number: the others are kept beside it, one for each step."""
+    found = {path: seen for path, seen in files.items() if not _DIGITS.search(path)}
+    return found if len(found) == 1 else files
 
 
 def _number_of(look: Look, adapter: Adapter, name: str, match: Match) -> int | None:

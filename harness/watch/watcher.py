@@ -9,6 +9,7 @@ Owns one thread, and the newest checkpoint that was set aside. Knows no snapshot
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +18,12 @@ from pathlib import Path
 
 from cloud.priority import Background
 from harness.watch import processes
-from harness.watch.adapter import Adapter, built_in
+from harness.watch.adapter import Adapter
 from harness.watch.aside import Changed, Kept, set_aside, sweep
+from harness.watch.choice import Choice
 from harness.watch.judge import Circumstances, Lack, lack_of, shape_of
 from harness.watch.lineage import Lineage
-from harness.watch.look import Candidate, Look, Seen, candidates, recognized
+from harness.watch.look import Candidate, Look, Seen, candidates
 from harness.watch.record import Record
 from harness.watch.sound import Sound
 from harness.watch.survey import record_of
@@ -33,6 +35,8 @@ _IN_VAIN = 3  # looks at a checkpoint that has just changed each time, until two
 _LEAST_S = 0.02  # between them, at last
 _SHARE = 0.1  # of the time, at most, that looks at a directory of very many files take
 _SURVIVORS_S = 5.0  # how long processes of a program that has ended are waited for; then they are killed, if it died
+_STANDS_S = 60.0  # until a reason why nothing is saved is told while the program runs
+_DIGITS = re.compile(r"[0-9]+")
 _NOT_BELOW_BYTES = 256 << 20  # of the disk, that a copy leaves free
 
 
@@ -103,6 +107,7 @@ class Watcher:
         self._hurries = self._closing = self._looks = False
         self._began = False
         self._sound, self._lineage = Sound(), Lineage(root)
+        self._choice = Choice(self._sound)
         self._before: Look | None = None
         self._changed_at: dict[str, tuple[Seen, float]] = {}
         self._family: list[int] = []
@@ -114,6 +119,8 @@ class Watcher:
         self._passed_over = ""
         self._passing = 0
         self._said = set[str]()
+        self._stands = "", 0.0
+        """A reason without its numbers, and since when it stands."""
         self._background = Background()
 
     # ---- from other threads -----------------------------------------------------------------------------------------
@@ -136,6 +143,7 @@ class Watcher:
             self._mark = mark
             self._ended, self._before, self._family, self._ranks = None, None, [], None
             self._there, self._passed_over = None, ""
+            self._choice.begin(adapter, taken.step)
             self._changed_at.clear()
             if not self._began:
                 self._began = True
@@ -252,9 +260,9 @@ class Watcher:
     def _look(self, ended: bool | None) -> None:
         """Look once. `ended`: whether the program has ended, and well; `None` while it lives."""
         look = Look.at(self._root)
-        self._recognize(look)
         there = frozenset(look.files.items())
         self._there = there if self._there is None else self._there
+        self._recognize(look, self._there)
         if self._adapter is None:
             return
         found = self._in_order(candidates(look, self._adapter))
@@ -276,28 +284,36 @@ class Watcher:
             self._why = self._why or f"{candidate.name} {lack.why}"
             passing = passing or lack.is_passing
         self._passing = self._passing + 1 if passing else 0
+        self._tell_what_stands()
         for candidate in late:
             if not lack_of(candidate, look, self._adapter, found, self._sound, known):
                 self._pass_over(candidate)
         self._before = look
         self._sound.forget_others({(path, seen) for path, seen in look.files.items()})
 
-    def _recognize(self, look: Look) -> None:
-        """Choose the adapter by what lies there. Choose again as long as the choice may be wrong.
-
-        It may be if nothing was taken by it yet, or if many programs have such names: the first file that looks like a
-        checkpoint may be none.
-        """
-        before = self._adapter
-        if self._is_named or (before is not None and self._taken.order >= 0 and not before.general):
+    def _recognize(self, look: Look, there: frozenset[tuple[str, Seen]]) -> None:
+        """Choose the adapter by what lies there, unless the user has named it."""
+        before, taken = self._adapter, self._taken
+        if self._is_named:
             return
-        found = next(iter(recognized(look, built_in())), None)
-        if found is None or found == before or (before is not None and found.general):
+        known = {seen for _, seen in there | taken.files} | taken.older
+        found = self._choice.of(look, before, known, has_taken=taken.order >= 0)
+        if found is None or found == before:
             return
         self._adapter = found
         if before is not None:
             self._say(f"{self._root}: {found.title} (adapter {found.name}); it was taken for {before.name} so far")
-            self._taken = Taken(step=self._taken.step, older=self._taken.older)  # they are in another order
+            older = taken.older.union(seen for _, seen in taken.files)
+            self._taken = Taken(step=taken.step, older=older)  # they are in another order
+
+    def _tell_what_stands(self) -> None:
+        """Say, once for each kind of reason, why nothing newer was saved for a while: it may be so until the end."""
+        kind, now = _DIGITS.sub("#", self._why), time.monotonic()
+        if kind != self._stands[0] or self._passing:
+            self._stands = kind, now
+        elif kind and kind not in self._said and now - self._stands[1] >= _STANDS_S:
+            self._said.add(kind)
+            self._say(f"{self._why}: it is not saved so far")
 
     def _in_order(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates in their order. Those without a number are newer if they are not known, by no clock."""

@@ -37,6 +37,12 @@ def test_a_run_that_is_well() -> None:
     ]
 
 
+def test_why_what_a_program_has_written_is_not_saved() -> None:
+    assert (
+        shown(LIVE, unsaved="last.pt is cut off: it is not saved")["unsaved"] == "last.pt is cut off: it is not saved"
+    )
+
+
 def test_a_notice_that_would_cost_something() -> None:
     assert shown(LIVE, notice={"in_s": 120.0, "needs_s": 140.0, "lost_steps": 1345})["notice"] == (
         "of 120 s would cost 1 345 steps: saving takes 2.3 min"

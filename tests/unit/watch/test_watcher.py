@@ -103,6 +103,43 @@ def test_a_first_file_that_is_no_checkpoint_does_not_hide_those_that_come(scene:
     assert "it was taken for torch-save-one so far" in scene.said.get()
 
 
+def test_a_file_that_is_rewritten_is_taken_though_numbered_ones_come_beside_it(scene: Scene) -> None:
+    scene.begin(None)
+    for number in range(1, 5):
+        write(scene.root, "torch-save-one", number)
+        if number > 2:
+            (scene.root / f"step_{number}.pt").write_bytes(by_torch(number))
+        record = scene.next().record
+        assert (record.adapter, record.name, record.step) == ("torch-save-one", "last.pt", number)
+
+
+def test_a_guess_gives_way_to_another_one_and_the_steps_go_on(scene: Scene) -> None:
+    scene.begin(None)
+    (scene.root / "tokens.pt").write_bytes(by_torch(9))
+    assert scene.next().record.adapter == "torch-save-one"
+    for number in (1, 2):
+        (scene.root / f"epoch{number}.pt").write_bytes(by_torch(number))
+        scene.look_again()
+    record = scene.next().record
+    assert (record.adapter, record.step) == ("torch-save", 2)
+    assert "it was taken for torch-save-one so far" in scene.said.get()
+
+
+def test_why_nothing_is_saved_is_told_once_it_has_been_so_for_a_while(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "_STANDS_S", 0.0)
+    scene.begin("torch-save-one")
+    for name in ("model.pt", "optim.pt"):
+        (scene.root / name).write_bytes(by_torch(1))
+    words = scene.said.get(timeout=HANG_S)
+    assert "nothing shows whether model.pt and optim.pt are of one moment: it is not saved so far" in words
+    assert scene.watcher.why
+    scene.look_again()
+    scene.ended()
+    assert scene.said.empty()
+
+
 def test_the_adapter_that_the_user_has_named_stays(scene: Scene) -> None:
     scene.begin("torch-save-one")
     (scene.root / "last.pt").write_bytes(by_torch(1))
