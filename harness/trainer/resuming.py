@@ -162,9 +162,10 @@ class Resumption:
     def lead_back(self, ready: Ready) -> None:
         """Restore what a body needs that runs again up to the place of the snapshot: near to what it was.
 
-        Where the states differ from those of the snapshot, they stay as they are: the body may change that.
+        Where the states differ from those of the snapshot, they stay as they are: the body may change that. Modules
+        stay in training mode, or not: the body may have begun otherwise than it came to the place, a validation.
         """
-        with contextlib.suppress(StateError):
+        with contextlib.suppress(StateError), self._unlisted.keeping_modes():
             make_live(ready, record_of(ready), self._states, self._unlisted, lambda _: None)
         small = SmallState.of(ready.snapshot, ready.tier, record_of(ready))
         self._loaders.restore(small.loaders, self._random.completed(small.rng), arrives=False)

@@ -1,15 +1,17 @@
 """Unlisted: what belongs to modules and optimizers, and is not in their state_dicts.
 
-Owns how it is captured and restored: which parameters require a gradient, gradients that a later step reads, buffers
-that are not persistent, states of torchmetrics, and parameter groups that an optimizer got during the training. Only
+Owns how it is captured and restored: which parameters require a gradient, which modules are in training mode,
+gradients that a later step reads, buffers that are not persistent, states of torchmetrics, and parameter groups that an
+optimizer got during the training. Only
 what has changed since the Checkpointer was made is stored: everything else the program makes again. Tensors that a
 module keeps as plain attributes are not stored; one that changes is warned of, once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -82,6 +84,7 @@ class Unlisted:
                 "Make it a buffer of its module (register_buffer)"
             )
         node: dict[str, Any] = {"requires_grad": noted.flags_changed(params, plain)}
+        node["training"] = noted.modes_changed(module)
         if found := metrics.capture(name, module, walk):
             node["metrics"] = found
         if buffers := noted.buffers_changed(module):
@@ -157,11 +160,26 @@ class Unlisted:
             for put in buffers.values():
                 put()
             noted.changed_buffers.update(buffers)
+            if "training" in node:
+                noted.restore_modes(module, node["training"])
             if "requires_grad" in node:
                 noted.restore_flags(by_plain, node["requires_grad"])
                 _restore_gradients(by_plain, grads, set(node.get("zero_grads", ())))
 
         return restore
+
+    @contextlib.contextmanager
+    def keeping_modes(self) -> Iterator[None]:
+        """Context manager around a restore that leaves every module in the mode, training or not, in which it is."""
+        modules = [
+            child for state in self._states.values() if isinstance(state, nn.Module) for child in state.modules()
+        ]
+        modes = [child.training for child in modules]
+        try:
+            yield
+        finally:
+            for child, mode in zip(modules, modes, strict=True):
+                child.training = mode
 
     def _prepare_buffer(
         self, module: nn.Module, key: str, ref: TensorRef, stored: Stored, like: Tensor | None
@@ -202,6 +220,7 @@ class _Module:
         params = dict(module.named_parameters(remove_duplicate=False))
         self._flags = {plain: params[key].requires_grad for key, plain in plain_keys(module, params).items()}
         self._changed_flags: set[str] = set()
+        self._modes = {plain: child.training for plain, child in _plain_modules(module)}
         self._buffers = {key: (weakref.ref(buffer), _version(buffer)) for key, buffer in _buffers(module).items()}
         self.changed_buffers: set[str] = set()
         self._attributes = [_Attribute(path, child) for path, child in module.named_modules()]
@@ -229,6 +248,22 @@ class _Module:
             wanted = stored.get(key, self._flags.get(key, param.requires_grad))
             if param.requires_grad != wanted:
                 param.requires_grad_(wanted)
+
+    def modes_changed(self, module: nn.Module) -> dict[str, bool]:
+        """Return `training` of the modules in which it differs from what it was at the beginning."""
+        return {
+            plain: child.training
+            for plain, child in _plain_modules(module)
+            if self._modes.get(plain, child.training) != child.training
+        }
+
+    def restore_modes(self, module: nn.Module, stored: Mapping[str, bool]) -> None:
+        """Set `training` as it was stored, and elsewhere as it was at the beginning.
+
+        Of each module alone: its `train` may do more, and that is in the snapshot already.
+        """
+        for plain, child in _plain_modules(module):
+            child.training = stored.get(plain, self._modes.get(plain, child.training))
 
     def attribute_changed(self) -> str | None:
         """Return the name of a tensor that is a plain attribute and has changed, once; `None` if there is none."""
@@ -285,6 +320,13 @@ def _restore_gradients(params: Mapping[str, Tensor], stored: Mapping[str, Tensor
             param.grad.zero_()
         else:  # in place: DistributedDataParallel may have made it a view of a bucket
             param.grad.copy_(grad)
+
+
+def _plain_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module and all in it, by their paths without those of wrappers; a wrapper has that of what it wraps."""
+    modules = {f"{path}.": child for path, child in module.named_modules(remove_duplicate=False)}
+    plain = plain_keys(module, modules)
+    yield from ((plain[path].strip("."), child) for path, child in modules.items())
 
 
 def _node_of(watched: Watched) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from harness.core import tree
 from harness.errors import StateError
@@ -18,6 +19,10 @@ from harness.trainer.state.capture import Captured, capture
 from harness.trainer.state.gradients import Habit
 from harness.trainer.state.restore import restore
 from harness.trainer.state.unlisted import Unlisted
+from tests.support.broken_off import Life, check_goes_on, rows
+from tests.support.played_agent import no_checkpointer
+
+as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 
 
 class Counting(nn.Module):
@@ -142,6 +147,79 @@ def test_a_flag_that_changes_inside_ddp_is_refused_with_the_remedy() -> None:
 
     with pytest.raises(StateError, match=r"requires_grad of 0\.bias has changed .* learning rate of 0"):
         program.capture()
+
+
+# ---- training mode --------------------------------------------------------------------------------------------------
+
+
+def modes(module: nn.Module) -> list[bool]:
+    return [child.training for child in module.modules()]
+
+
+def test_a_module_that_was_put_into_evaluation_mode_comes_back_so() -> None:
+    before, after = Program(), Program()
+    before.model[1].eval()
+    after.model.eval()  # on the way
+
+    after.restore(before.capture())
+
+    assert modes(after.model) == [True, True, False]
+
+
+def test_modes_that_have_not_changed_are_the_programs_own() -> None:
+    before = Program()
+    after = Program(nn.Sequential(nn.Linear(3, 4).eval(), nn.Linear(4, 1)))
+
+    after.restore(before.capture())
+
+    assert modes(after.model) == [True, False, True]
+
+
+def test_modes_are_kept_by_names_without_those_of_wrappers() -> None:
+    before, after = Program(nn.DataParallel(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))), Program()
+    before.model.module[0].eval()
+
+    after.restore(before.capture())
+
+    assert modes(after.model) == [True, False, True]
+
+
+def test_modes_are_stored_by_the_path_of_each_module() -> None:
+    program = Program()
+    program.model.eval()
+
+    assert program.capture().tree["model"]["training"] == {"": False, "0": False, "1": False}
+
+
+def test_a_snapshot_of_an_older_version_changes_no_mode() -> None:
+    before, after = Program(), Program()
+    captured = before.capture()
+    del captured.tree["model"]["training"]
+    after.model.eval()
+
+    after.restore(captured)
+
+    assert modes(after.model) == [False, False, False]
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_training_that_stays_in_evaluation_mode_goes_on_in_it(evaluated: bool) -> None:
+    def program(life: Life) -> Any:
+        batches = DataLoader(rows(12), batch_size=4, shuffle=True)
+        ckpt = life.begin()
+        for epoch in ckpt.epochs(3):
+            for (x,) in ckpt.batches(batches):
+                life.step(x)
+                if evaluated and life.ckpt.batch == 1:
+                    with ckpt.evaluating():
+                        life.model.eval()
+            if epoch == 0:
+                life.model[1].eval()
+            elif evaluated:
+                life.model.train()
+        return life.outcome
+
+    check_goes_on(program, (1, 2, 3, 4, 5, 8))
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------
