@@ -56,7 +56,7 @@ def compare_state(name: str, state: Any, node: dict[str, Any], names: Mapping[in
         case Kind.OPTIMIZER:
             _compare_optimizer(name, state, node, names)
         case Kind.SCHEDULER:
-            _compare_scheduler(name, state.state_dict(), mapping(name, saved))
+            _compare_scheduler(name, state, mapping(name, saved))
         case Kind.NUMPY_GENERATOR:
             live = state.bit_generator.state["bit_generator"]
             if mapping(name, saved).get("bit_generator") != live:
@@ -93,10 +93,6 @@ def _tie(twin: str, plain: str, side: str) -> str:
     return f"{side} tied to {twin}" if twin != plain else f"{side} on its own"
 
 
-_WRITTEN_LATER: Final = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "param_names"}
-"""Options that schedulers and torch itself add to an optimizer's groups, perhaps long after the start (SWALR)."""
-
-
 def _compare_optimizer(name: str, optimizer: Optimizer, node: dict[str, Any], names: Mapping[int, str]) -> None:
     saved, params = mapping(name, node["state"]), node.get("params")
     live_params = describe_parameters(optimizer, names)
@@ -120,27 +116,29 @@ def _compare_optimizer(name: str, optimizer: Optimizer, node: dict[str, Any], na
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or len(groups) != len(live_params) + added:
         return  # an optimizer with its own form of state_dict, which its load_state_dict checks
-    for index, (group, live) in enumerate(zip(groups[: len(params)], optimizer.param_groups, strict=True)):
-        written = set(mapping(name, group)) - _WRITTEN_LATER
-        expected = optimizer.defaults.keys() | (live.keys() & written)
-        compare_names(f"{name}.param_groups[{index}]", sorted(written), sorted(expected), "option")
+    for index, group in enumerate(groups[: len(params)]):
+        # More may be stored: schedulers add options, and so do optimizers that count in `step` (Lamb). Loading takes
+        # the stored group as it is.
+        where, written = f"{name}.param_groups[{index}]", sorted(mapping(name, group))
+        compare_names(where, written, sorted(optimizer.defaults), "option", more=True)
 
 
-def _compare_scheduler(name: str, live: Mapping[str, Any], saved: dict[str, Any]) -> None:
-    compare_names(name, list(saved), list(live), "value")
-    here, there = live.get("_schedulers"), saved.get("_schedulers")
-    if isinstance(here, list) and isinstance(there, list):  # SequentialLR, ChainedScheduler
+def _compare_scheduler(name: str, scheduler: Any, saved: dict[str, Any]) -> None:
+    own = not type(scheduler).__module__.startswith("torch.")  # the user's own may keep values that it has only later
+    compare_names(name, list(saved), list(scheduler.state_dict()), "value", more=own)
+    here, there = getattr(scheduler, "_schedulers", None), saved.get("_schedulers")
+    if isinstance(here, (list, tuple)) and isinstance(there, list):  # SequentialLR, ChainedScheduler
         if len(here) != len(there):
             raise StateError(f"{name}: stored {len(there)} schedulers, live {len(here)}: {SAME_PROGRAM}")
-        for index, (a, b) in enumerate(zip(here, there, strict=True)):
-            _compare_scheduler(f"{name}._schedulers[{index}]", a, mapping(name, b))
+        for index, (inner, state) in enumerate(zip(here, there, strict=True)):
+            _compare_scheduler(f"{name}._schedulers[{index}]", inner, mapping(name, state))
 
 
-def compare_names(where: str, saved: Sequence[str], live: Sequence[str], what: str) -> None:
-    """Raise StateError if one side has names that the other side lacks."""
+def compare_names(where: str, saved: Sequence[str], live: Sequence[str], what: str, *, more: bool = False) -> None:
+    """Raise StateError if one side has names that the other side lacks; with `more`, the stored side may have more."""
     only_saved = [name for name in saved if name not in set(live)]
     only_live = [name for name in live if name not in set(saved)]
-    if not (only_saved or only_live):
+    if not only_live and (more or not only_saved):
         return
     parts = []
     if only_saved:

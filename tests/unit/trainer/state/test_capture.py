@@ -774,6 +774,52 @@ def test_a_changed_optimizer_is_refused_and_the_model_is_left_as_it_was(build: A
     assert identical(fresh.state_dict(), before)
 
 
+class Counting(torch.optim.SGD):
+    """Adds an option to its groups as it steps, as Lamb of timm does."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_an_option_that_an_optimizer_adds_as_it_steps_comes_back() -> None:
+    live, fresh = Net(0), Net(1)
+    run, again = (Counting(model.parameters(), lr=0.1) for model in (live, fresh))
+    train(live, run, 0, 3)
+
+    carry({"model": live, "optimizer": run}, {"model": fresh, "optimizer": again})
+
+    assert again.param_groups[0]["steps"] == 3
+
+
+class Late(lr_scheduler.LRScheduler):
+    """Has a value only from its second epoch on."""
+
+    def get_lr(self) -> list[float | Tensor]:
+        if self.last_epoch > 1:
+            self.warm = True
+        return list(self.base_lrs)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_value_that_a_scheduler_of_ones_own_has_only_later_comes_back(inside: bool) -> None:
+    def made(seed: int) -> tuple[dict[str, Any], Late]:
+        model = Net(seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        late = Late(optimizer)
+        scheduler = lr_scheduler.ChainedScheduler([late], optimizer) if inside else late
+        return {"model": model, "optimizer": optimizer, "scheduler": scheduler}, late
+
+    (live, _), (fresh, late) = made(0), made(1)
+    train(live["model"], live["optimizer"], 0, 3, live["scheduler"])
+
+    carry(live, fresh)
+
+    assert late.warm is True
+    assert fresh["scheduler"].state_dict() == live["scheduler"].state_dict()
+
+
 @pytest.mark.parametrize(("stored", "live"), [("StepLR", "OneCycleLR"), ("SequentialLR", "ChainedScheduler")])
 def test_another_scheduler_is_refused(stored: str, live: str) -> None:
     with pytest.raises(StateError, match=r"(optimizer|scheduler).*stored but not live"):
