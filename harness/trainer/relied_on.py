@@ -17,7 +17,10 @@ from harness.errors import ConfigError
 _NAMES: Mapping[str, tuple[object, tuple[str, ...]]] = {
     "torch": (torch, ("_foreach_copy_",)),
     "Tensor": (torch.Tensor, ("_version", "_indices", "_values")),
-    "Module": (nn.Module(), ("_non_persistent_buffers_set",)),
+    "Module": (
+        nn.Module(),
+        ("_non_persistent_buffers_set", "_buffers", "_load_from_state_dict", "_load_state_dict_pre_hooks"),
+    ),
     "DataLoader": (dataloader.DataLoader, ("_get_iterator", "_index_sampler")),
     "the iterator of a DataLoader": (
         getattr(dataloader, "_MultiProcessingDataLoaderIter", None),

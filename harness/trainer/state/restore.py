@@ -22,6 +22,7 @@ from harness.core.tree import EnumValue, TensorRef, format_path
 from harness.errors import StateError
 from harness.trainer.state.capture import alias_of
 from harness.trainer.state.compare import compare_names, compare_state, mapping, node_of
+from harness.trainer.state.entries import empty_buffers
 from harness.trainer.state.kinds import (
     SAME_PROGRAM,
     Kind,
@@ -151,15 +152,20 @@ def _prepare_module(
         value = saved[plain]
         if key not in own or not isinstance(value, TensorRef):  # extra state: a module may keep the very object
             state[key] = _revive(value, live[key], stored, [*path, plain])
-        elif alias_of(live[key]) == alias_of(own[key]) is not None:
+        elif alias_of(live[key]) == alias_of(own[key]) is not None and own[key].shape == stored.view(value).shape:
             stored.put(value, live[key])
             state[key] = own[key]  # loading a tensor into itself costs nothing
-        else:  # a hook of state_dict returns another tensor than the module's
+        else:  # a hook of state_dict returns another tensor than the module's; or loading changes the shape
             state[key] = stored.copy(value, live[key])  # a copy: hooks may write to it
+    like = next(module.parameters(), None)
+    made = {plain: where for plain, where in empty_buffers(module).items() if plain in saved}
+    state |= {key: stored.copy(saved[plain], like) for plain, (key, _, _) in made.items()}
     if hasattr(live, "_metadata"):
         state._metadata = live._metadata  # type: ignore[attr-defined]  # versions of the modules' own formats
 
     def load() -> None:
+        for key, owner, leaf in made.values():
+            owner._buffers[leaf] = state[key]
         with torch.no_grad():  # a hook may change its argument in place, and here that is the module's own tensor
             module.load_state_dict(state, strict=True)
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from harness.core.tree import TensorRef
 from harness.errors import StateError
 from harness.trainer.state import metrics
+from harness.trainer.state.entries import Entries
 from harness.trainer.state.gradients import Gradients, Habit, Watched
 from harness.trainer.state.kinds import added_groups, describe_parameters, parameter_names, plain_keys
 from harness.trainer.state.stored import Stored
@@ -82,6 +83,12 @@ class Unlisted:
             self._warn(
                 f"{name}.{attribute} is a tensor that changes, and no state_dict has it: a resume resets it. "
                 "Make it a buffer of its module (register_buffer)"
+            )
+        if (change := noted.entry_changed(module)) is not None:
+            self._warn(
+                f"{name}: {change} since Checkpointer(...) was made. A start makes the module as it was then, so that "
+                "a resume is refused, unless the program makes this change before its loop again. Give the module its "
+                "final form before Checkpointer(...): prune with a mask of ones, give each buffer its shape"
             )
         node: dict[str, Any] = {"requires_grad": noted.flags_changed(params, plain)}
         node["training"] = noted.modes_changed(module)
@@ -220,6 +227,7 @@ class _Module:
         params = dict(module.named_parameters(remove_duplicate=False))
         self._flags = {plain: params[key].requires_grad for key, plain in plain_keys(module, params).items()}
         self._changed_flags: set[str] = set()
+        self._entries: Entries | None = Entries(module)
         self._modes = {plain: child.training for plain, child in _plain_modules(module)}
         self._buffers = {key: (weakref.ref(buffer), _version(buffer)) for key, buffer in _buffers(module).items()}
         self.changed_buffers: set[str] = set()
@@ -270,6 +278,13 @@ class _Module:
         changed = next((key for noted in self._attributes if (key := noted.changed()) is not None), None)
         if changed is not None:
             self._attributes = []
+        return changed
+
+    def entry_changed(self, module: nn.Module) -> str | None:
+        """Return in words the first change of the state_dict's entries that no start could take, once; else `None`."""
+        changed = None if self._entries is None else self._entries.changed(module)
+        if changed is not None:
+            self._entries = None
         return changed
 
     def buffers_changed(self, module: nn.Module) -> dict[str, Tensor]:
