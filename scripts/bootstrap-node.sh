@@ -851,8 +851,8 @@ write_command() {
 #!/usr/bin/env bash
 # The harness of this node, with the settings of its run. Written by bootstrap-node.sh.
 set -a
-source /etc/harness/local.env
 source /etc/harness/node.env
+source /etc/harness/local.env # last, as in harness.service: in node.env, HARNESS_PYTHON is empty or the base's
 as=()
 $as
 exec "\${as[@]}" "\$HARNESS_PYTHON" -P -m harness "\$@"

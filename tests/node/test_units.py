@@ -103,6 +103,26 @@ def test_with_an_image_resume_runs_in_it_with_every_setting_by_name(prepared: Ma
     assert "a b" not in unit  # no value is in a unit, where % and $ would mean something
 
 
+def test_the_command_of_the_node_uses_the_interpreter_that_was_prepared(prepared: Machine) -> None:
+    prepared.settings["HARNESS_PYTHON"] = ""  # as Terraform writes it, unless `python` is given
+    python = prepared.root / "python"
+    python.write_text('#!/bin/sh\necho "$HARNESS_RUN, $HARNESS_LOCAL: $*"\n')
+    python.chmod(0o755)
+    (prepared.root / "etc/harness/local.env").write_text(
+        f'HARNESS_LOCAL="/mnt/harness/local"\nHARNESS_PYTHON="{python}"\n'
+    )
+    prepared.replace_program("runuser", 'shift 3; exec "$@"')  # -u harness --
+
+    assert prepared.prepare("units").returncode == 0
+
+    command = prepared.root / "usr/local/bin/harness"
+    command.write_text(command.read_text().replace("/etc/harness", f"{prepared.root}/etc/harness"))
+    done = subprocess.run(
+        [command, "status"], env={"PATH": prepared.environment["PATH"]}, check=False, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("gpt, /mnt/harness/local: -P -m harness status\n", "")
+
+
 def test_the_log_is_shipped_where_the_image_has_an_agent(prepared: Machine) -> None:
     agent = prepared.root / "opt/aws/amazon-cloudwatch-agent"
     (agent / "bin").mkdir(parents=True)

@@ -90,13 +90,16 @@ def node(machine: Machine, tmp_path: Path, _why_no_init: str) -> Iterator[Node]:
         lacking("init", _why_no_init)
     box = Box(tmp_path, machine)
     (machine.root / "opt/harness/bin/resume.sh").write_bytes((ROOT / "scripts/resume.sh").read_bytes())
+    (machine.root / "opt/pytorch/bin").mkdir(parents=True)
+    write_python(machine.root / "opt/pytorch/bin/python")
     with FleetServer() as server:
         (instance,) = server.create_group(GROUP)
         server.client("sns").create_topic(Name="harness-gpt")
         server.waiting.add(instance)
         with MetadataSimulator(instance_id=instance, region=REGION, tags={"harness-run": "gpt"}) as metadata:
             machine.settings |= {
-                "HARNESS_STORE": str(tmp_path / "store"), "HARNESS_PYTHON": str(write_python(tmp_path / "python")),
+                "HARNESS_STORE": str(tmp_path / "store"),
+                "HARNESS_PYTHON": "",  # as Terraform writes it, unless `python` is given
                 "HARNESS_COMMAND": "true", "HARNESS_GROUP": GROUP, "HARNESS_TOPIC": TOPIC, "HARNESS_HOOK": "drain",
                 "HARNESS_LAUNCH_HOOK": "ready", "HARNESS_METRICS": "Harness", "HARNESS_METADATA": metadata.url,
                 "HARNESS_MAX_CRASHES": "1", "HARNESS_RUNTIME_DIR": "/run/harness-agents",
