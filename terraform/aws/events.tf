@@ -94,7 +94,9 @@ resource "aws_cloudwatch_event_target" "topic" {
   arn       = aws_sns_topic.this.arn
 
   input_transformer {
-    input_paths    = each.value.paths
-    input_template = jsonencode(each.value.mail)
+    input_paths = each.value.paths
+    # A JSON string. Not by jsonencode, which writes < as \u003c, and EventBridge replaces only a literal <name>. Neither
+    # a mail nor the name of a run has a quote or a backslash.
+    input_template = "\"${each.value.mail}\""
   }
 }
