@@ -17,6 +17,8 @@ pytestmark = [
     # Some styles draw before their loop, or count its batches by themselves, and need not be told.
     pytest.mark.filterwarnings("ignore:.*random numbers were drawn between Checkpointer"),
     pytest.mark.filterwarnings("ignore:a resume in the middle of"),
+    # Some make a module grow, and make it as large before their loop when they start again.
+    pytest.mark.filterwarnings("ignore:.* since Checkpointer.* was made"),
 ]
 
 ALL = {**STYLES, **VALIDATED, **INSIDE, **BESIDE}
