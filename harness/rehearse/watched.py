@@ -32,15 +32,19 @@ from harness.errors import ConfigError, ExitCode
 from harness.ipc.process import safe_python
 from harness.rehearse.passes import ProgramFailed, offline
 from harness.snapshots import records
+from harness.watch import processes
+from harness.watch.adapter import named
+from harness.watch.look import Look, candidates
 from harness.watch.ours import folder_of
 from harness.watch.place import fetch_files, files_of
-from harness.watch.record import decode
+from harness.watch.record import Record, decode
 
 _CHECKPOINTS = 3
 _LOOK_S = 0.2
 _SAY_S = 15.0
 _CALL_S = 30.0
 _LAST_LINES = 20
+_KILLS = 2  # the second one of what a process was starting while it was killed
 _KEYS = RunKeys("rehearsal")
 _NO_TENSORS = (".json", ".txt", ".yaml", ".yml", ".md", ".csv", ".log")
 
@@ -54,17 +58,20 @@ class WatchedVerdict:
         compared: steps of the checkpoints that were compared.
         different: step and path of the first file that has other tensors, or is missing; `None` if there is none.
         beside: paths of files that differ in what is no tensor, such as a time.
+        anew: what it has written again after the kill, and had before; `None` if it went on from its checkpoint.
     """
 
     killed_at: int | None
     compared: tuple[int, ...] = ()
     different: tuple[int, str] | None = None
     beside: tuple[str, ...] = ()
+    anew: str | None = None
 
     @property
     def places(self) -> tuple[str, ...]:
         """Where the program was interrupted, in words."""
-        return () if self.killed_at is None or not self.compared else (f"{self.killed_at} (killed, and moved)",)
+        shown = self.compared or self.anew is not None
+        return () if self.killed_at is None or not shown else (f"{self.killed_at} (killed, and moved)",)
 
     @property
     def step(self) -> int:
@@ -74,7 +81,7 @@ class WatchedVerdict:
     @property
     def identical(self) -> bool:
         """Whether the checkpoints have the same tensors, and there was anything to compare."""
-        return bool(self.places) and self.different is None
+        return bool(self.places) and self.different is None and self.anew is None
 
     @property
     def summary(self) -> str:
@@ -83,6 +90,11 @@ class WatchedVerdict:
             return (
                 "nothing is shown: the program came to its end before it could be killed behind a checkpoint. Let it "
                 "train longer, or save more often"
+            )
+        if self.anew is not None:
+            return (
+                f"it does NOT GO ON from its checkpoint: killed behind step {self.killed_at}, it has written "
+                f"{self.anew} again, which it had before"
             )
         if not self.compared:
             return (
@@ -99,6 +111,8 @@ class WatchedVerdict:
     def lines(self) -> list[str]:
         """The verdict, line by line."""
         lines = [self.summary]
+        if self.anew is not None:
+            return [*lines, "usual cause: it needs an option to resume, such as --resume '{checkpoint}'"]
         if self.different is not None:
             lines += ["usual causes:", *(f"  - {cause}" for cause in _CAUSES)]
         return lines + [f"not compared: {path} differs in what is no tensor" for path in self.beside]
@@ -111,6 +125,7 @@ class WatchedVerdict:
             "interrupted_at": list(self.places),
             "compared": list(self.compared),
             "difference": found,
+            "anew": self.anew,
             "beside": list(self.beside),
             "verdict": self.summary,
         }
@@ -153,14 +168,17 @@ def rehearse_watched(
         passes = _Passes(command, environ, Path(name), say, watch, adapter)
         say(f"rehearsing {_CHECKPOINTS} checkpoints, twice, in 3 starts of the program. All of it goes to {name}")
         passes.start("unbroken", lambda taken: len(taken) >= _CHECKPOINTS and passes.is_numbered("unbroken"))
-        wanted = passes.taken("unbroken")
+        wanted, is_numbered = passes.taken("unbroken"), passes.is_numbered("unbroken")
+        # A file without a number shows by what it was before that it begins again.
+        least = 1 if is_numbered or len(wanted) < _CHECKPOINTS else 2
         say(f"unbroken: {len(wanted)} checkpoints in {duration(passes.seconds)}. Now it is killed, and moved")
-        if passes.start("interrupted", lambda taken: len(taken) >= 1):
+        if passes.start("interrupted", lambda taken: len(taken) >= least):
             return WatchedVerdict(None)
-        killed_at = passes.taken("interrupted")[-1].step
-        last = wanted[-1].step if passes.is_numbered("unbroken") else None
-        passes.start("interrupted", lambda taken: last is not None and taken[-1].step >= last)
-        return _compared(passes, killed_at)
+        killed = passes.taken("interrupted")
+        killed_at, last = killed[-1].step, wanted[-1].step if is_numbered else None
+        passes.start("interrupted", lambda taken: last is not None and taken[-1].step >= last, laid_back=killed[-1])
+        anew = passes.anew or (None if is_numbered else _again(passes, killed[:-1], killed[-1]))
+        return WatchedVerdict(killed_at, anew=anew) if anew is not None else _compared(passes, killed_at)
 
 
 class _Passes:
@@ -183,6 +201,11 @@ class _Passes:
         self._environ = offline(environ, scratch)
         self._starts = 0
         self.seconds = 0.0
+        self._root, self._adapter = Path(watch.replace(OUT, str(self._out))), adapter
+        self._mark = "HARNESS_RUNTIME_DIR", self._environ["HARNESS_RUNTIME_DIR"]
+        self._laid_back: Record | None = None
+        self.anew: str | None = None
+        """A checkpoint that was written again, although the program was given that one or a newer one."""
 
     def store(self, name: str) -> DirectoryStore:
         """Return the store of a pass."""
@@ -201,13 +224,21 @@ class _Passes:
         newest = decode(self.manifest(name, self.taken(name)[-1]).parts[0].state)
         return newest.step == newest.order
 
-    def start(self, name: str, is_enough: Callable[[list[SnapshotId]], bool]) -> bool:
+    def start(
+        self, name: str, is_enough: Callable[[list[SnapshotId]], bool], laid_back: SnapshotId | None = None
+    ) -> bool:
         """Start the program in an empty directory, as on another machine, and kill it once it has saved enough.
+
+        Args:
+            name: of the pass.
+            is_enough: whether these snapshots are enough.
+            laid_back: the snapshot that it is to go on from. It is killed as well once it writes that one again.
 
         Returns:
             Whether it came to its own end before.
         """
         self._starts += 1
+        self._laid_back = None if laid_back is None else decode(self.manifest(name, laid_back).parts[0].state)
         shutil.rmtree(self._out, ignore_errors=True)
         shutil.rmtree(folder_of(self._out), ignore_errors=True)
         self._out.mkdir()
@@ -221,8 +252,9 @@ class _Passes:
             )
             try:
                 code = self._wait(process, name, is_enough, began_at)
+                self._note_anew()
             finally:
-                _kill(process)
+                _kill(process, self._mark)
         self.seconds = time.monotonic() - began_at
         if code is None:
             return False
@@ -244,6 +276,9 @@ class _Passes:
             except subprocess.TimeoutExpired:
                 survey = records.survey(self.store(name), _KEYS, Deadline.after(_CALL_S))
                 taken = list(survey.commits)
+            self._note_anew()
+            if self.anew is not None:
+                return None
             if survey.finished_at is not None:
                 continue  # it is at its end, and about to exit
             if len(taken) > before and is_enough(taken):
@@ -252,6 +287,28 @@ class _Passes:
                 said_at = time.monotonic()
                 newest = f"the newest of step {taken[-1].step}" if taken else "none yet"
                 self._say(f"{len(taken)} checkpoints, {newest}, {duration(said_at - began_at)} after the start")
+
+    def _note_anew(self) -> None:
+        """Note a checkpoint that is not newer than the one that was laid back, and whose files are all of now."""
+        if (record := self._laid_back) is None:
+            return
+        laid_ns = max(record.modified_ns, record.order)
+        for one in candidates(Look.at(self._root), named(self._adapter or record.adapter)):
+            is_newer = one.is_dated or one.order > record.order
+            if not is_newer and one.files and all(seen.modified_ns > laid_ns for seen in one.files.values()):
+                self.anew = one.name
+
+
+def _again(passes: _Passes, before: Sequence[SnapshotId], laid_back: SnapshotId) -> str | None:
+    """Return a file that has, behind the one that was laid back, the content that it had before that."""
+    sums = [_sums(passes.manifest("interrupted", snapshot)) for snapshot in before]
+    later = [snapshot for snapshot in passes.taken("interrupted") if snapshot > laid_back]
+    found = (_sums(passes.manifest("interrupted", snapshot)) for snapshot in later)
+    return next((min(files) for files in found if files in sums), None)
+
+
+def _sums(manifest: Manifest) -> dict[str, tuple[int, str]]:
+    return {file.path: (file.size, file.crc64nvme) for file in files_of(manifest)}
 
 
 def _compared(passes: _Passes, killed_at: int) -> WatchedVerdict:
@@ -277,7 +334,7 @@ def _compared(passes: _Passes, killed_at: int) -> WatchedVerdict:
 
 def _different(passes: _Passes, here: Manifest, there: Manifest) -> dict[str, bool]:
     """Return the paths of files that differ, each with whether they differ in tensors. Fetches them only then."""
-    sums = [{file.path: (file.size, file.crc64nvme) for file in files_of(manifest)} for manifest in (here, there)]
+    sums = [_sums(manifest) for manifest in (here, there)]
     differing = [path for path in sums[0].keys() | sums[1].keys() if sums[0].get(path) != sums[1].get(path)]
     if not differing:
         return {}
@@ -304,11 +361,18 @@ def _tensors(path: Path) -> dict[str, tuple[int, int]]:
         return {name: (info.file_size, info.CRC) for name, info in members if name.startswith("data/")}
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the agent, its program and all that they have started, as if the machine were gone."""
+def _kill(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:
+    """Kill the agent, its program and all that they have started, as if the machine were gone.
+
+    Args:
+        process: of the agent.
+        mark: a variable, and its value, in the environment of all of them: torchrun gives each rank its own session.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for _ in range(_KILLS):
+        processes.kill(processes.alive(processes.marked(*mark)))
 
 
 def _check(code: int, output: Path, *, has_saved: bool) -> None:

@@ -14,6 +14,7 @@ and has no checkpoint, as transformers' examples do.
     --die-in STEP:N            SIGKILL itself before the N-th write of the checkpoint of STEP, in the first life only
     --keep N                   delete all checkpoints but the newest N
     --await-commits            after each checkpoint, stay until its snapshot is committed, or the agent has died
+    --never-resumes            begins at step 0 in each life
     --forgets                  goes on with another state than it has saved
     --raise-at STEP            raise an exception after STEP, in the first life only
 """
@@ -175,6 +176,7 @@ def main() -> int:
     parser.add_argument("--keep", type=int, default=0)
     parser.add_argument("--await-commits", action="store_true")
     parser.add_argument("--forgets", action="store_true")
+    parser.add_argument("--never-resumes", action="store_true")
     parser.add_argument("--raise-at", type=int)
     options = parser.parse_args()
     out = Path(options.out)
@@ -184,7 +186,7 @@ def main() -> int:
     program = Program(options)
     for name in options.on_signal:
         signal.signal(signal.Signals[name], program.on_signal)
-    if (newest := program.newest()) is not None:
+    if (newest := program.newest()) is not None and not options.never_resumes:
         program.load(newest)
     return program.train()
 

@@ -8,6 +8,7 @@ from cloud.store import ObjectStore
 from harness.agent.generation import Generation
 from harness.agent.save.jobs import FilesSnapshot
 from harness.core.manifest import Manifest
+from harness.core.snapshot import RunKeys
 from harness.snapshots import commit
 from harness.watch.aside import set_aside
 from harness.watch.survey import Survey, record_of
@@ -24,7 +25,7 @@ def write(root: Path, name: str, *steps: int) -> None:
             pass
 
 
-def publish_newest(store: ObjectStore, root: Path, adapter: str, step: int) -> Manifest:
+def publish_newest(store: ObjectStore, root: Path, adapter: str, step: int, keys: RunKeys = KEYS) -> Manifest:
     """Commit the newest checkpoint of a directory under a step, and let go of what was kept for it."""
     there = Survey.of(root, adapter)
     assert there.adapter is not None
@@ -33,6 +34,6 @@ def publish_newest(store: ObjectStore, root: Path, adapter: str, step: int) -> M
     kept = set_aside(root, {**whole.files, **whole.shared}, "test", may_link=False)
     made = Generation(1, RUN_ID, "0123456789abcdef")
     job = FilesSnapshot(Checkpoint(record, kept, 0.0), made, 0.0)
-    manifest = commit.publish(store, KEYS, job.stage(), "remote", FOREVER, lambda event: None, attempt=job.attempt())
+    manifest = commit.publish(store, keys, job.stage(), "remote", FOREVER, lambda event: None, attempt=job.attempt())
     kept.let_go()
     return manifest

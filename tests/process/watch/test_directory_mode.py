@@ -346,6 +346,7 @@ def test_the_commands_that_look_at_a_run_know_files(world: World) -> None:
         (["--layout", "numbered"], 0, "are identical, after it was killed behind step"),
         (["--layout", "one", "--steps", "20"], 0, "are identical, after it was killed behind step"),
         (["--layout", "numbered", "--forgets"], 70, r"checkpoint-\d+/state.bin differs first, at step"),
+        (["--layout", "numbered", "--never-resumes"], 70, r"it has written checkpoint-\d+ again"),
         (["--steps", "2"], 64, "has written no whole checkpoint"),
         (["--raise-at", "2"], 70, "ArithmeticError"),
         (["--layout", "numbered", "--steps", "5"], 70, "nothing is shown"),
