@@ -276,6 +276,8 @@ class Agent:
         self._watch_step()
         self._pipeline.tell_silence()
         self._notices.tell_silence()
+        if self._watching is not None:
+            self._watching.pass_on_in_time()
         self._drain.save_what_there_is_in_time()
         self._drain.conclude_drill()
         self.trainer.tell_restarted()
@@ -549,7 +551,9 @@ class Agent:
         began = self._drain.current is None
         self._state.move(RunState.DRAINING)
         self._drain.begin(deadline, code, trains=self._saves)
-        if began and self._watching is not None and code is not ExitCode.CTRL_C:
+        if began and self._watching is not None and code is ExitCode.CTRL_C:
+            self._watching.interrupted()
+        elif began and self._watching is not None:
             if self._watching.awaits_start:
                 self.trainer.give_up()
             self._watching.leave(by_signal=self._told_to_leave or code is ExitCode.SUPERSEDED)
@@ -578,7 +582,8 @@ class Agent:
         self._journal.emit(events.TrainerLeft(code=code, step=self._step))
         if self._watching is not None:
             leaves = self._drain.current is not None or self._told_to_leave
-            self._watching.ended(well=code == 0 and not leaves, is_last=code == 0 or leaves)
+            leaves_s = min(self._left_s, self.settings.grace_s) / 2 if leaves else None
+            self._watching.ended(well=code == 0 and not leaves, is_last=code == 0 or leaves, leaves_s=leaves_s)
         if code == 0 and not attempt.connected:
             self._say("the program ended without ever creating a Checkpointer: nothing was saved")
         if self._drain.current is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import signal
 import threading
@@ -25,6 +26,7 @@ from harness.agent.resume.laying_back import CheckpointFinder, Laid
 from harness.agent.resume_point import ResumePoint
 from harness.core import events
 from harness.errors import ConfigError
+from harness.ipc.process import is_in_foreground
 from harness.watch import processes
 from harness.watch.adapter import Save, named
 from harness.watch.asking import ask, listens
@@ -39,6 +41,8 @@ PLACEHOLDER = "{checkpoint}"
 VARIABLE = "HARNESS_CHECKPOINT"
 EARLIER_S = 10.0  # data workers of torch look each 5 s whether their program lives
 _TELL_S = 1.0
+_NOT_HEARD_S = 1.0  # until a program that Ctrl-C has not reached gets it
+_HEARD_S = 10.0  # the same where a terminal has sent it to the program as well, which may take a while to save
 _LOOK_S = 0.1
 _COARSE_NS = 20_000_000  # so much may a file's time be behind the clock
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -83,6 +87,8 @@ class Watching:
         self._pid: int | None = None
         self._asked: Save | None = None
         self._asked_ns = 0
+        self._pass_on_at = math.inf
+        self._leaves = False
         self.awaits_start = False
         """Whether a program is to be started once it is known what it goes on from."""
 
@@ -228,21 +234,45 @@ class Watching:
         """
         if self._pid is None or self._asked is not None:
             return
-        self._watcher.hurry()
-        save = self._save
-        how = ask(save, self.root, self._pid)
-        if how is not None:
-            self._asked, self._asked_ns = save, time.time_ns() - _COARSE_NS
-            self._context.say(f"the program is asked to save: {how}")
-        elif by_signal:
+        if self._ask(self._pid):
+            return
+        if by_signal:
             self._tell.signal(signal.SIGTERM)
         else:
             self._context.say("the program has no way to be asked to save: it goes on until the time is up")
 
-    def ended(self, *, well: bool, is_last: bool) -> None:
+    def _ask(self, pid: int) -> bool:
+        """Ask a program to save. Return whether there is a way that it would hear."""
+        self._watcher.hurry()
+        save = self._save
+        how = ask(save, self.root, pid)
+        if how is not None:
+            self._asked, self._asked_ns = save, time.time_ns() - _COARSE_NS
+            self._context.say(f"the program is asked to save: {how}")
+        return how is not None
+
+    def interrupted(self) -> None:
+        """Have the program leave after Ctrl-C. A terminal sends that to it as well; a command may not."""
+        self._pass_on_at = time.monotonic() + (_HEARD_S if is_in_foreground() else _NOT_HEARD_S)
+
+    def pass_on_in_time(self) -> None:
+        """Ask the program to save and to leave after Ctrl-C, or send it that, if it shows no sign of having got it."""
+        if self._pid is None or self._asked is not None or time.monotonic() < self._pass_on_at:
+            return
+        family = processes.family(self._pid)
+        if processes.open_for_writing(family, self.root):  # it saves
+            self._pass_on_at = time.monotonic() + _NOT_HEARD_S
+            return
+        self._pass_on_at = math.inf
+        if not self._ask(self._pid):
+            self._context.say("the program gets Ctrl-C")
+            processes.send(family, signal.SIGINT)  # to all, as a terminal does: a shell waits for what it has started
+
+    def ended(self, *, well: bool, is_last: bool, leaves_s: float | None = None) -> None:
         """Look once more at what a program has left. See `Watcher.program_ended`."""
-        self._pid = None
-        self._watcher.program_ended(well=well, is_last=is_last)
+        self._pid, self._pass_on_at = None, math.inf
+        self._leaves = leaves_s is not None
+        self._watcher.program_ended(well=well, is_last=is_last, leaves_s=leaves_s)
 
     def why_not(self) -> str:
         """Return why the newest thing in the directory is no snapshot; empty if it is one."""
@@ -251,8 +281,10 @@ class Watching:
         return f"{self._watcher.why}: it is not saved" if self._watcher.why else ""
 
     def close(self) -> None:
-        """Stop looking, and unlock the directory once the programs have ended as well."""
+        """Stop looking, and unlock the directory once the programs have ended as well: they have if they are to."""
         self._watcher.close()
+        if self._leaves and self._mark is not None:  # the time was up
+            processes.kill(processes.alive(processes.marked(*self._mark)))
         if self._lock_fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._lock_fd)

@@ -58,6 +58,20 @@ def heed_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def is_in_foreground() -> bool:
+    """Return whether this process has a terminal whose Ctrl-C reaches it, and what it has started as well."""
+    try:
+        fd = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def pidfd_dead(pidfd: int) -> bool:
     """Return whether the process behind `pidfd` has ended."""
     poll = select.poll()

@@ -50,11 +50,16 @@ def marked(variable: str, value: str) -> list[int]:
     return [pid for pid in _pids() if _environ(pid).get(variable) == value]
 
 
+def send(pids: Iterable[int], signum: int) -> None:
+    """Send a signal to processes. Those of another user do not get it."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
 def kill(pids: Iterable[int]) -> None:
     """Kill processes, and wait until they have ended. Those of another user live on."""
-    for pid in (told := list(pids)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    send(told := list(pids), signal.SIGKILL)
     give_up_at = time.monotonic() + _GONE_S
     while alive(told) and time.monotonic() < give_up_at:
         threading.Event().wait(0.005)

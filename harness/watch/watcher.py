@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -103,6 +104,7 @@ class Watcher:
         self._pid: int | None = None
         self._ended: bool | None = None
         self._is_last = False
+        self._leaves_s: float | None = None
         self._mark: tuple[str, str] | None = None
         self._hurries = self._closing = self._looks = False
         self._began = False
@@ -150,16 +152,18 @@ class Watcher:
                 threading.Thread(target=self._run, name="harness-watch", daemon=True).start()
             self._condition.notify_all()
 
-    def program_ended(self, *, well: bool, is_last: bool) -> None:
+    def program_ended(self, *, well: bool, is_last: bool, leaves_s: float | None = None) -> None:
         """Look once more, and then no more until the next program.
 
         Args:
             well: it says that it has reached its end.
             is_last: whether no other will be started here: then nothing writes to its files any more.
+            leaves_s: how long processes that live on may take to end, since the run is interrupted; then they are
+                killed. `None` if it is not.
         """
         with self._condition:
             if self._pid is not None:
-                self._ended, self._is_last = well, is_last
+                self._ended, self._is_last, self._leaves_s = well, is_last, leaves_s
             self._condition.notify_all()
 
     def hurry(self) -> None:
@@ -222,21 +226,48 @@ class Watcher:
         """Wait for the processes of a program that has ended. Return whether some live on.
 
         They do not live on beside the next program, which would write to the same files: ranks that have lost their
-        launcher are killed after a while. Those of a program that has ended well, or is not started again here, are
-        left alone.
+        launcher are killed after a while. Nor do they where the run is interrupted: what they would write is not saved.
+        Those of a program that has ended well are left alone.
         """
+        if self._leaves_s is not None:
+            self._have_them_leave(self._leaves_s)
         self._family = sorted({*self._family, *self._marked()})
         give_up_at = time.monotonic() + _SURVIVORS_S
         while lives := processes.alive(self._family):
             if time.monotonic() > give_up_at:
                 break
             threading.Event().wait(0.05)
-        if lives and not self._ended and not self._is_last and (ours := processes.alive(self._marked())):
+        if (
+            lives
+            and not self._ended
+            and self._leaves_s is None
+            and not self._is_last
+            and (ours := processes.alive(self._marked()))
+        ):
             self._say(f"processes that have outlived the program are killed: {', '.join(map(str, ours))}")
             processes.kill(ours)
             lives = processes.alive(lives)
         self._family = lives
         return bool(lives)
+
+    def _have_them_leave(self, within_s: float) -> None:
+        """End what a program has left, such as the one that a shell script had started. Look meanwhile.
+
+        One that writes gets half of the time to do so. Only then it gets the signal that ends most programs.
+        """
+        give_up_at, asked = time.monotonic() + within_s / 2, False
+        while (lives := processes.alive(self._marked())) and not self._closing:
+            is_over = time.monotonic() > give_up_at
+            if asked and is_over:
+                self._say(f"processes that have outlived the program are killed: {', '.join(map(str, lives))}")
+                return processes.kill(lives)
+            if not asked and (is_over or not processes.open_for_writing(lives, self._root)):
+                give_up_at, asked = time.monotonic() + within_s / 2, True
+                self._say(f"processes that have outlived the program get SIGTERM: {', '.join(map(str, lives))}")
+                processes.send(lives, signal.SIGTERM)
+            self._look(None)
+            threading.Event().wait(0.05)
+        return None
 
     def _marked(self) -> list[int]:
         return [] if self._mark is None else processes.marked(*self._mark)

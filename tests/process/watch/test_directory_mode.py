@@ -125,6 +125,32 @@ def test_one_that_cannot_be_asked_loses_what_it_has_not_saved_and_nothing_else(w
     host.check_tiny(STEPS, world)
 
 
+def test_a_program_behind_a_shell_script_does_not_outlive_the_run(world: World) -> None:
+    """Only the script gets the signal, and ends by it."""
+    command = ["bash", "-c", '"$@"; true', "train.sh", *program(world, "--hold-at", "7")]
+    process = start(world, command=command)
+    wait_taken(process, 5)
+    world.wait_until(lambda: world.steps_of_curve()[-1] == 7, "step 7")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 75, process.stderr
+    assert "processes that have outlived the program get SIGTERM" in process.stderr
+    world.released.touch()
+    again = start(world, command=program(world))
+    assert again.wait() == 0, again.stderr
+    assert world.steps_of_curve().count(8) == 1, "no other process has trained on"
+    world.check_tiny(STEPS)
+
+
+@pytest.mark.parametrize("asked", [["--on-signal", "SIGTERM"], []], ids=["can-be-asked", "cannot"])
+def test_a_ctrl_c_that_reaches_the_agent_alone_is_passed_on(asked: list[str], world: World) -> None:
+    process = start(world, command=program(world, "--hold-at", "7", *asked))
+    wait_taken(process, 5)
+    world.wait_until(lambda: world.steps_of_curve()[-1] == 7, "step 7")
+    process.signal(signal.SIGINT)
+    assert process.wait() == 130, process.stderr
+    assert world.check_commits()[-1].step == (7 if asked else 5)
+
+
 def test_one_that_saves_and_goes_on_is_ended_once_that_is_kept(world: World) -> None:
     table = world.root / "mine.toml"
     table.write_text(

@@ -54,9 +54,9 @@ class Scene:
             while self.watcher._before is before:
                 threading.Event().wait(0.005)
 
-    def ended(self, *, well: bool = True, is_last: bool = False) -> None:
+    def ended(self, *, well: bool = True, is_last: bool = False, leaves_s: float | None = None) -> None:
         """The program has ended; returns after the last look."""
-        self.watcher.program_ended(well=well, is_last=is_last)
+        self.watcher.program_ended(well=well, is_last=is_last, leaves_s=leaves_s)
         while not self.watcher.settled:
             threading.Event().wait(0.005)
 
@@ -406,3 +406,31 @@ def test_children_of_a_program_that_died_are_killed_before_it_starts_again(
     scene.ended(well=well)
     assert ["a child" for _ in processes.alive(processes.marked(*mark))] == lives
     assert scene.said.empty() is well
+
+
+READER = PARENT.replace('file = open(sys.argv[1], "ab")', "pass")
+STUBBORN = PARENT.replace("if not os.fork():", "if not os.fork():\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+
+
+@pytest.mark.parametrize(
+    ("code", "within_s", "words"),
+    [(READER, HANG_S, ["get SIGTERM"]), (STUBBORN, 0.02, ["get SIGTERM", "are killed"])],
+    ids=["ends", "stubborn, and writes"],
+)
+def test_what_an_interrupted_program_has_left_ends_before_the_last_look(
+    scene: Scene, python: Callable[..., Process], code: str, within_s: float, words: list[str]
+) -> None:
+    """A shell script ends by the signal that it gets, and what it has started trains on."""
+    mark = ("MARK", str(scene.root))
+    process = python(code, scene.root / "log", env=dict([mark]))
+    process.wait_for("open")
+    scene.begin(pid=process.pid, mark=mark)
+    process.input.close()
+    assert process.wait_exit() == 0
+    write(scene.root, "transformers", 10)
+    scene.ended(well=False, is_last=True, leaves_s=within_s)
+    assert processes.alive(processes.marked(*mark)) == []
+    assert scene.next().record.step == 10
+    for expected in words:
+        assert expected in scene.said.get(timeout=HANG_S)
+    assert scene.said.empty()
