@@ -127,6 +127,10 @@ class AccelerateLoader:
         """See `InstrumentedLoader.generators`."""
         return self._base.generators()
 
+    def changed_outside(self) -> str | None:
+        """See `InstrumentedLoader.changed_outside`."""
+        return self._base.changed_outside()
+
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""
         self._on_iter = weakly(on_iter)

@@ -38,9 +38,18 @@ from torch.utils.data import (
 )
 
 from harness.errors import StateError
-from harness.trainer.loaders.generators import generators_in, roots_of, set_state, set_states, states, word_of
+from harness.trainer.loaders.generators import (
+    generators_in,
+    make_missing,
+    roots_of,
+    set_state,
+    set_states,
+    states,
+    word_of,
+)
 from harness.trainer.loaders.hook import OnIter, Tree, call, check_kind, hook, switch, weakly
 from harness.trainer.loaders.order import draws_at_once, draws_in_turns, ends_early, fingerprint, other_order, varies
+from harness.trainer.loaders.sampler_values import SamplerValues
 from harness.trainer.loaders.workers import SeededBatch, SeededDataset, Workers
 from harness.trainer.state.random_states import global_ones
 
@@ -106,6 +115,7 @@ class TorchLoader:
             "kind": _KIND,
             "started": self._started,
             "generators": self._order.states(),
+            "values": self._order.kept_values(under_way=bool(live)),
             "workers_running": self.loader._iterator is not None,
             "epoch": live[0].epoch.to_tree() if live else None,
         }
@@ -115,7 +125,7 @@ class TorchLoader:
         check_kind(position, _KIND, self.name)
         if self._repeating:
             self._repeating = False
-            self._order.set_states(position["generators"])
+            self._order.set_position(position)
             return
         begun = list(self._live)  # before the restore, by a script that keeps an iterator
         self._live.clear()
@@ -129,13 +139,17 @@ class TorchLoader:
         self._pending = None
         now = self._capture_rng()
         self._match_workers(position["workers_running"])
-        self._order.set_states(position["generators"])
+        self._order.set_position(position)
         self._restore_rng(now)
         self._started = position["started"]
 
     def generators(self) -> dict[str, Any]:
         """See `InstrumentedLoader.generators`."""
         return self._order.generators()
+
+    def changed_outside(self) -> str | None:
+        """See `InstrumentedLoader.changed_outside`."""
+        return self._order.values.changed_outside()
 
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""
@@ -147,6 +161,7 @@ class TorchLoader:
 
     def _begin(self) -> tuple[_Epoch, Iterator[Any]]:
         start = self._order.moment()
+        self._order.values.begin()
         epoch = _Epoch(
             number=self._started,
             seed=self._epoch_seed(),
@@ -172,6 +187,7 @@ class TorchLoader:
             epoch.repeat_last()
         self._match_workers(epoch.workers_running)
         self._order.set_moment(epoch.start)
+        self._order.values.begin()
         batches = self._open(epoch)
         if epoch.drawn < epoch.skip:  # 0 workers: nothing was prefetched, so the sampler has not drawn its order yet
             if epoch.first_draw is not None:
@@ -179,9 +195,9 @@ class TorchLoader:
             self._order.skip(epoch)
         if again:
             first_draw = epoch.first_draw if not epoch.skip else None
-            self._order.set_moment(first_draw or _Moment(**again))
+            self._order.set_moment(first_draw or _Moment.of(again))
         else:
-            self._order.set_states(position["generators"])
+            self._order.set_position(position)
             self._restore_rng(rng)
         return epoch, batches
 
@@ -238,6 +254,12 @@ class _Moment(NamedTuple):
 
     rng: Any
     generators: dict[str, Any]
+    values: dict[str, Any]
+
+    @classmethod
+    def of(cls, tree: Tree) -> _Moment:
+        """Return the moment that `_asdict` has described; one of an older version has no values."""
+        return cls(tree["rng"], tree["generators"], tree.get("values", {}))
 
 
 @dataclass(eq=False)
@@ -295,10 +317,10 @@ class _Epoch:
         return cls(
             number=tree["number"],
             seed=tree["seed"],
-            start=_Moment(**tree["start"]),
+            start=_Moment.of(tree["start"]),
             workers_running=tree["workers_running"],
             recent=recent,
-            first_draw=tree["first_draw"] and _Moment(**tree["first_draw"]),
+            first_draw=tree["first_draw"] and _Moment.of(tree["first_draw"]),
             skip=tree["handed"],
             expected=tree["last"],
             handed=tree["handed"],
@@ -365,6 +387,7 @@ class _Order:
         self._restore_rng = restore_rng
         self._seeds = seed_workers and loader.num_workers > 0
         self._roots = roots_of(loader)
+        self.values = SamplerValues(self._roots)
         self._draws_at_once = draws_at_once(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
@@ -377,11 +400,23 @@ class _Order:
         return len(self.batch_sampler)
 
     def moment(self) -> _Moment:
-        return _Moment(self._capture_rng(), self.states())
+        return _Moment(self._capture_rng(), self.states(), self.values.kept())
 
     def set_moment(self, moment: _Moment) -> None:
         self._restore_rng(moment.rng)
         self.set_states(moment.generators)
+        self.values.set(moment.values)
+
+    def set_position(self, position: Tree) -> None:
+        """Set what the loader's parts had when `position` was taken; one of an older version has no values."""
+        self.set_states(position["generators"])
+        self.values.set(position.get("values", {}))
+
+    def kept_values(self, *, under_way: bool) -> dict[str, Any]:
+        """Return the values that samplers have counted. `under_way`: whether an iteration is, which may count too."""
+        if under_way:
+            self.values.note()
+        return self.values.kept()
 
     def generators(self) -> dict[str, Any]:
         return generators_in(self._roots)
@@ -393,14 +428,16 @@ class _Order:
         generators = self.generators()
         if not states.keys() <= generators.keys():
             self._draw_once()
+            make_missing(self._roots, states)
             generators = self.generators()
         set_states(generators, states, self._name)
 
     def _draw_once(self) -> None:
         """Draw a batch of indices for nothing: some samplers create their generator when they are first drawn from."""
-        now = self.moment()
+        now, values = self.moment(), self.values.everything()
         next(iter(self.batch_sampler), None)
         self._restore_rng(now.rng)
+        self.values.set_back(values)
         generators = self.generators()
         for path, state in now.generators.items():
             set_state(generators[path], state)
@@ -418,9 +455,12 @@ class _Order:
         for indices in epoch.indices:
             epoch.recent.append(indices)
             epoch.drawn += 1
+            if epoch.drawn == 1:
+                self.values.note()
             if epoch.repeats and epoch.drawn == epoch.skip + 1:
                 self._check_same(epoch)
             yield SeededBatch(epoch.seed, epoch.drawn, indices) if self._seeds else indices
+        self.values.note()
 
     def skip(self, epoch: _Epoch) -> None:
         """Draw the indices of the batches that were handed out before the snapshot. Reads no data."""

@@ -6,7 +6,9 @@ included: `state/rng.py` has those. Does not import numpy: a process without num
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import random
 import sys
 import types
@@ -24,6 +26,7 @@ _MOST_OBJECTS = 2000
 _MOST_DEPTH = 6  # dataset → .dataset (Subset) → .transform → .transforms (Compose) → [0] → .generator
 _MOST_ITEMS = 64  # a list of transforms has fewer, a list of samples has more
 _PARTS = ("generator", "sampler", "batch_sampler", "dataset", "collate_fn")
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Tensor)
 
 
@@ -72,6 +75,36 @@ def set_states(generators: Mapping[str, Any], states: Mapping[str, Any], name: s
             raise StateError(
                 f"the generator at {name}.{path} refused its stored state ({err}): {SAME_PROGRAM}"
             ) from err
+
+
+def make_missing(roots: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Make the generators that have a state in `states` and that an object makes only when it first draws.
+
+    Only where that object keeps it as an attribute that is None or not there yet, and only kinds of ours.
+    """
+    for path in states.keys() - generators_in(roots).keys():
+        root, *names = path.split(".")
+        owner = roots.get(root)
+        for name in names[:-1]:
+            owner = getattr(owner, name, None)
+        made = _made_for(states[path])
+        if made is not None and names and owner is not None and getattr(owner, names[-1], None) is None:
+            with contextlib.suppress(AttributeError, TypeError):  # one that takes no attributes
+                setattr(owner, names[-1], made)
+
+
+def _made_for(state: Any) -> Any:
+    """Return a new generator of the kind that has such a state; `None` if there is none."""
+    if isinstance(state, bytes):
+        return torch.Generator()
+    if isinstance(state, tuple):
+        return random.Random()
+    kind = state.get("bit_generator") if isinstance(state, dict) else None
+    if kind not in _BIT_GENERATORS:
+        return None
+    numpy_random = importlib.import_module("numpy.random")
+    legacy = "has_gauss" in state
+    return numpy_random.RandomState() if legacy else numpy_random.Generator(getattr(numpy_random, kind)())
 
 
 def set_state(generator: Any, state: Any) -> None:

@@ -91,6 +91,13 @@ class InstrumentedLoader(Protocol):
         """Return the generators that the loader holds, by their paths in its position."""
         ...
 
+    def changed_outside(self) -> str | None:
+        """Return the path of something in its sampler that the program has changed since the last iteration.
+
+        Only of what cannot be restored; `None` if there is nothing.
+        """
+        ...
+
     def hook_iter(self, on_iter: OnIter) -> None:
         """Have a plain `for batch in loader` call `on_iter(self)`, which returns the iterator; `None` for its own.
 

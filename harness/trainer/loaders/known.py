@@ -95,6 +95,7 @@ class Loaders:
         self._pending_rng: Any = None
         self._there: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         self._arrived = self._missed = self._told_alike = False
+        self._told_changed: set[str] = set()
         self.persistent = PersistentLoaders(random.take, random.set)
         """Loaders that the Checkpointer does not know."""
 
@@ -117,6 +118,13 @@ class Loaders:
         known = self._find(loader, loop) or self._meet(loader, loop, alone=alone)
         self._known[known.name] = self._known.pop(known.name)  # the one used last comes last
         self._loops[loop] = known.name
+        if (path := known.made.changed_outside()) is not None and path not in self._told_changed:
+            self._told_changed.add(path)
+            self._warn(
+                f"{path} of the loader of {_first(known.name)} has been changed since its last iteration. A start "
+                "makes it as it was at first, so that its order cannot be drawn again and a resume is refused, unless "
+                "the program sets it before the loop again: keep it in ckpt.extra, and take it from there"
+            )
         return known.made
 
     def _find(self, loader: Any, loop: str) -> _Known | None:

@@ -62,7 +62,8 @@ class OwnStateLoader:
             self._moments.set(self._start)
             self.loader.load_state_dict(_with_tensors(position["state"]))
             batches = self._iter(self.loader)
-            self._moments.set({"rng": rng, "generators": position["generators"]})
+            values = position.get("values", {})
+            self._moments.set({"rng": rng, "generators": position["generators"], "values": values})
             self._pending = None
         iteration = self._hand_out(batches)
         self._iteration = weakref.ref(iteration)
@@ -86,6 +87,7 @@ class OwnStateLoader:
             "state": state,
             "start": self._start if under_way else None,
             "generators": self._moments.generators(),
+            "values": self._moments.kept_values(under_way=under_way),
         }
 
     def restore(self, position: Tree, rng: Any) -> None:
@@ -107,10 +109,15 @@ class OwnStateLoader:
             self._restore_rng(now)
             self._exhausted = True
         self._moments.set_generators(position["generators"])
+        self._moments.values.set(position.get("values", {}))
 
     def generators(self) -> dict[str, Any]:
         """See `InstrumentedLoader.generators`."""
         return self._moments.found()
+
+    def changed_outside(self) -> str | None:
+        """See `InstrumentedLoader.changed_outside`."""
+        return self._moments.values.changed_outside()
 
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from harness.trainer.loaders.generators import generators_in, set_states, states
+from harness.trainer.loaders.generators import generators_in, make_missing, set_states, states
 from harness.trainer.loaders.hook import Tree
 from harness.trainer.loaders.order import draws_at_once, draws_in_turns, ends_early, fingerprint, other_order
+from harness.trainer.loaders.sampler_values import SamplerValues
 from harness.trainer.state.random_states import global_ones
 
 _WATCHED = 1000
@@ -35,6 +36,7 @@ class Moments:
         """`roots`: the objects to be searched for generators; `name`: the loader's."""
         self.name = name
         self._roots = roots
+        self.values = SamplerValues(roots)
         self._restore_rng = restore_rng
         self.rng = capture_rng
 
@@ -48,15 +50,23 @@ class Moments:
 
     def take(self) -> Tree:
         """Return all random states."""
-        return {"rng": self.rng(), "generators": self.generators()}
+        return {"rng": self.rng(), "generators": self.generators(), "values": self.values.kept()}
 
     def set(self, moment: Tree) -> None:
         """Set what `take` returned. Raises StateError: see `set_generators`."""
         self.set_generators(moment["generators"])
+        self.values.set(moment.get("values", {}))
         self._restore_rng(moment["rng"])
+
+    def kept_values(self, *, under_way: bool) -> Tree:
+        """Return the values that samplers have counted. `under_way`: whether an iteration is, which may count too."""
+        if under_way:
+            self.values.note()
+        return self.values.kept()
 
     def set_generators(self, states: Tree) -> None:
         """Set what `generators` returned. Raises StateError if one is missing, or refuses its state."""
+        make_missing(self._roots, states)
         set_states(self.found(), states, self.name)
 
 
@@ -83,6 +93,7 @@ class _Replayable:
 
     def __iter__(self) -> Iterator[Any]:
         opened = self._moments.take()
+        self._moments.values.begin()
         indices = iter(self._sampler)
         return indices if is_stateful(indices) else _Indices(self._sampler, indices, opened, self._moments)
 
@@ -108,6 +119,7 @@ class _Indices:
         if self._first is None:
             self._first = self._moments.take()
             index = next(self._indices)
+            self._moments.values.note()
         elif self._drawn < self._watched:
             before = global_ones(self._moments.rng())
             index = next(self._indices)
@@ -130,6 +142,7 @@ class _Indices:
         """
         self._opened, self._first = state["opened"], state["first"]
         self._moments.set(self._opened)
+        self._moments.values.begin()
         self._indices = iter(self._sampler)
         if self._first is not None:
             self._moments.set(self._first)

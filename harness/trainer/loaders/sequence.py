@@ -77,6 +77,10 @@ class SequenceLoader:
         """See `InstrumentedLoader.generators`."""
         return {}
 
+    def changed_outside(self) -> str | None:
+        """See `InstrumentedLoader.changed_outside`."""
+        return None
+
     def hook_iter(self, on_iter: OnIter) -> None:
         """See `InstrumentedLoader.hook_iter`."""
         raise StateError(
