@@ -7,14 +7,16 @@ included: `state/rng.py` has those. Does not import numpy: a process without num
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import random
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,11 +29,14 @@ _MOST_DEPTH = 6  # dataset → .dataset (Subset) → .transform → .transforms 
 _MOST_ITEMS = 64  # a list of transforms has fewer, a list of samples has more
 _PARTS = ("generator", "sampler", "batch_sampler", "dataset", "collate_fn")
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-_OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Tensor)
+_OPAQUE = (type, types.ModuleType, torch.Tensor)
 
 
 def generators_in(roots: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every generator that `roots` hold as attributes and items, nearest first, by the path to it."""
+    """Return every generator that `roots` hold as attributes and items, nearest first, by the path to it.
+
+    So do their functions, in their closures, and those of a module that their functions and methods name.
+    """
     found: dict[str, Any] = {}
     seen: set[int] = set()
     queue = deque((path, root, 0) for path, root in roots.items())
@@ -149,7 +154,66 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         return [(f"[{key!r}]", part) for key, part in value.items()] if len(value) <= _MOST_ITEMS else []
     if isinstance(value, list | tuple):
         return [(f"[{index}]", part) for index, part in enumerate(value)] if len(value) <= _MOST_ITEMS else []
-    return [(f".{key}", part) for key, part in getattr(value, "__dict__", {}).items()]
+    if isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        return [(f".{name}", _content(cell)) for name, cell in cells] + _globals_of(_looked_at(value)[1])
+    if isinstance(value, types.MethodType):
+        return [(".__self__", value.__self__), (".__func__", value.__func__)]
+    if isinstance(value, functools.partial):
+        return [(f".{name}", getattr(value, name)) for name in ("func", "args", "keywords")]
+    slots, names = _looked_at(type(value))
+    parts = [(f".{key}", part) for key, part in getattr(value, "__dict__", {}).items()]
+    parts += [(f".{name}", getattr(value, name, None)) for name in slots]
+    return parts + _globals_of(names)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+_Names: TypeAlias = tuple[tuple[dict[str, Any], str], ...]
+"""Names of variables of a module, each with the module's variables."""
+_KNOWN: weakref.WeakKeyDictionary[Any, tuple[tuple[str, ...], _Names]] = weakref.WeakKeyDictionary()
+"""What `_looked_at` has returned: the search is repeated at each snapshot."""
+
+
+def _looked_at(code: type | types.FunctionType) -> tuple[tuple[str, ...], _Names]:
+    """Return the slots of a class, and the variables of modules that its methods which read data name; or a function's.
+
+    Functions, classes and modules among these are left out.
+    """
+    known = _KNOWN.get(code)
+    if known is None:
+        names: list[str] = []
+        functions: list[Any] = [code]
+        if isinstance(code, type):
+            slots = [vars(each).get("__slots__", ()) for each in code.__mro__]
+            names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+            functions = [getattr(code, name, None) for name in ("__getitem__", "__getitems__", "__call__", "__iter__")]
+        known = _KNOWN[code] = (
+            tuple(name for name in names if name not in ("__dict__", "__weakref__")),
+            tuple(name for each in functions if isinstance(each, types.FunctionType) for name in _names_in(each)),
+        )
+    return known
+
+
+def _names_in(function: types.FunctionType) -> _Names:
+    code = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+    variables = function.__globals__
+    return tuple(
+        (variables, name)
+        for name in function.__code__.co_names
+        if name in variables and not isinstance(variables[name], code)
+    )
+
+
+def _globals_of(names: _Names) -> list[tuple[str, Any]]:
+    """Return the generators among the variables of modules; but for torch's own, which is among the global ones."""
+    found = ((f".{name}", variables.get(name)) for variables, name in names)
+    return [(name, each) for name, each in found if is_generator(each) and each is not torch.default_generator]
 
 
 def is_generator(value: Any) -> bool:

@@ -12,34 +12,38 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
-from harness.trainer.loaders.generators import generators_in, set_state, states
+from harness.trainer.loaders.generators import generators_in, make_missing, set_state, states
 from harness.trainer.loaders.sampler_state import is_stateful
 from harness.trainer.loaders.workers import StandIn
 from harness.trainer.state.rng import capture_moment, restore_rng
 
+_SEARCHES = 4
+"""In each worker, at its first batches: a generator may be made at its first use."""
 _RANDOM, _GENERATORS, _OWN = "random", "generators", "own"
 
 
-def remembering(dataset: Any) -> Any:
+def remembering(dataset: Any, collate_fn: Any) -> Any:
     """Return a stand-in for a dataset, whose state includes the worker's random states; a pipe itself."""
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         return dataset
     if not isinstance(dataset, IterableDataset):
-        return _Samples(dataset)
-    return _StatefulStream(dataset) if is_stateful(dataset) else _Stream(dataset)
+        return _Samples(dataset, collate_fn)
+    return (_StatefulStream if is_stateful(dataset) else _Stream)(dataset, collate_fn)
 
 
 class _Random:
-    """The random states of a worker: the global ones, and those of the generators that its dataset holds."""
+    """The random states of a worker: the global ones, and those of the generators that its parts hold."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._found: dict[str, Any] | None = None  # once in each worker
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
+        self._roots = {"dataset": dataset, "collate_fn": collate_fn}
+        self._found: dict[str, Any] = {}
+        self._searches = 0
 
     @property
     def _generators(self) -> dict[str, Any]:
-        if self._found is None:
-            self._found = generators_in({"dataset": self._dataset})
+        if self._searches < _SEARCHES:
+            self._searches += 1
+            self._found = generators_in(self._roots)
         return self._found
 
     def with_own(self, own: Any) -> dict[str, Any]:
@@ -50,18 +54,20 @@ class _Random:
         """Restore what `with_own` returned. The user's object first: that may draw."""
         if state[_OWN] is not None:
             load_own(state[_OWN])
+        make_missing(self._roots, state[_GENERATORS])
+        self._found, self._searches = generators_in(self._roots), _SEARCHES
         for path, value in state[_GENERATORS].items():
-            if path in self._generators:
-                set_state(self._generators[path], value)
+            if path in self._found:
+                set_state(self._found[path], value)
         restore_rng(state[_RANDOM])
 
 
 class _Samples(StandIn):
     """For a dataset that is indexed."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
         super().__init__(dataset)
-        self._random = _Random(dataset)
+        self._random = _Random(dataset, collate_fn)
 
     def __getitem__(self, index: Any) -> Any:
         return self.dataset[index]
@@ -80,10 +86,14 @@ class _Samples(StandIn):
 class _Stream(StandIn):
     """For a dataset that is iterated over. One without a state is read again from its beginning, random numbers too."""
 
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
+        super().__init__(dataset)
+        self._collate_fn = collate_fn
+
     def __iter__(self) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(self.dataset)
         if is_stateful(iterator) or is_stateful(self.dataset):
-            return _StatefulIterator(iterator, _Random(self.dataset))
+            return _StatefulIterator(iterator, _Random(self.dataset, self._collate_fn))
         return iterator
 
 

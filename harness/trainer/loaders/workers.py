@@ -28,14 +28,21 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from harness.trainer.loaders.generators import generators_in, halves, reseed, word_of
 
+_SEARCHES = 2
+"""In each worker, at its first batches: what collates may make its generator at its first use."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Workers:
     """Starts data workers with a stand-in for the dataset and our own init function; ends them at exit."""
 
-    def __init__(self, stand_in: Callable[[Any], Any] | None) -> None:
-        """`stand_in`: returns what the workers get in place of the user's dataset; `None`: they get the user's."""
+    def __init__(self, stand_in: Callable[[Any, Any], Any] | None) -> None:
+        """Start none yet.
+
+        Args:
+            stand_in: returns what the workers get in place of the user's dataset, the first argument; the second one is
+                the user's collate_fn. `None`: they get the user's dataset.
+        """
         self._stand_in = stand_in
         self._iterators: weakref.WeakSet[Any] | None = None
 
@@ -50,7 +57,7 @@ class Workers:
             atexit.register(_end_workers, self._iterators, os.getpid())
         dataset, worker_init_fn = loader.dataset, loader.worker_init_fn
         if self._stand_in is not None:
-            object.__setattr__(loader, "dataset", self._stand_in(dataset))  # DataLoader.__setattr__ refuses
+            object.__setattr__(loader, "dataset", self._stand_in(dataset, loader.collate_fn))  # its own refuses
         context = loader.multiprocessing_context or multiprocessing.get_context()
         has_server = context.get_start_method() == "forkserver"
         loader.worker_init_fn = _WorkerStart(worker_init_fn, has_server)
@@ -89,18 +96,33 @@ class StandIn:
 class SeededDataset(StandIn):
     """Seeds, then fetches from the user's dataset. Takes each batch as a `SeededBatch`."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
         super().__init__(dataset)
-        self._generators: dict[str, Any] | None = None  # found once in each worker
+        self._roots = {"dataset": dataset, "collate_fn": collate_fn}  # torch collates behind `__getitems__`
+        self._generators: dict[str, Any] = {}
+        self._seen = 0
 
     def __getitems__(self, batch: Any) -> Any:
-        if isinstance(batch, SeededBatch):
-            if self._generators is None:
-                self._generators = generators_in({"dataset": self.dataset})
-            _seed(batch, self._generators)
-            batch = batch.indices
+        if not isinstance(batch, SeededBatch):
+            return self._fetch(batch)
+        self._seen += 1
+        if self._seen <= _SEARCHES:
+            self._generators = generators_in(self._roots)
+        _seed(batch, self._generators)
+        fetched = self._fetch(batch.indices)
+        if self._seen > 1:
+            return fetched
+        found = generators_in(self._roots)
+        if found.keys() == self._generators.keys():
+            return fetched
+        # Made at its first use, and not seeded for it. In a worker that has made it before, it would have been.
+        self._generators = found
+        _seed(batch, self._generators)
+        return self._fetch(batch.indices)
+
+    def _fetch(self, indices: Any) -> Any:
         getitems = getattr(self.dataset, "__getitems__", None)
-        return getitems(batch) if getitems else [self.dataset[index] for index in batch]
+        return getitems(indices) if getitems else [self.dataset[index] for index in indices]
 
 
 class _WorkerStart:
