@@ -567,8 +567,11 @@ install_resolved() {
     fi
     ((code == 0)) || exit "$FAULT"
     say "packages: as in $(record "$key")"
-    install_recorded "$work/resolved" || fail "packages: pip cannot install what an earlier node of this run had:" \
-        "$(record "$key"). To have them resolved anew, delete that object"
+    # Not from the record, which would publish the password of an index: the same files are here, or there is no record.
+    "$python" -c "$REQUIREMENTS" "${@:2}" >"$work/options"
+    install_recorded "$work/resolved" "$work/options" ||
+        fail "packages: pip cannot install what an earlier node of this run had: $(record "$key"). To have them resolved" \
+            "anew, delete that object"
 }
 
 # pip would skip a version that the base has already, whatever this wheel holds.
@@ -585,12 +588,14 @@ resolve() {
     "$python" -c "$RESOLVED" "$work/report" "$(readlink -f "$current")" >"$work/resolved"
 }
 
+# install_recorded RECORD OPTIONS — from where the options say, as pip reads them in a requirements file.
 install_recorded() {
     local also arguments
-    ! grep -q '^[^#]' "$1" || pip install --quiet --no-deps --require-hashes --requirement "$1" || return
+    ! grep -q '^[^#]' "$1" ||
+        pip install --quiet --no-deps --require-hashes --requirement "$2" --requirement "$1" || return
     while IFS= read -r also; do # of a repository, or of the archive itself: pip knows no sums for them
         read -ra arguments <<<"$also"
-        pip install --quiet --no-deps "${arguments[@]}" || return
+        pip install --quiet --no-deps --requirement "$2" "${arguments[@]}" || return
     done < <(sed -n 's/^# also: //p' "$1")
 }
 
@@ -631,6 +636,43 @@ WHEEL_NEEDS='
 import sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as wheel:
     print(*(wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA")))'
+# What a requirements file and those that it names say besides packages: its options, with paths that hold elsewhere.
+# A variable stays one: pip puts its value in.
+read -r -d '' REQUIREMENTS <<'PYTHON' || true
+import os, re, shlex, sys
+files, options = {}, []
+def expanded(value):
+    return re.sub(r"\$\{([A-Z0-9_]+)\}", lambda found: os.environ.get(found[1]) or found[0], value)
+def pairs(line):
+    found = []
+    for word in shlex.split(line):
+        if word.startswith("--"):
+            found.append([*word.split("=", 1), ""][:2])
+        elif word.startswith("-"):
+            found.append([word[:2], word[2:]])
+        elif found:
+            found[-1][1] = word
+    return found
+def read(path):
+    if path in files or not os.path.isfile(path):
+        return
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        files[path] = file.read()
+    lines = (re.sub(r"(^|\s)#.*", "", line).rstrip() for line in files[path].splitlines())
+    for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines():
+        for name, value in pairs(line) if line.lstrip().startswith("-") else ():
+            beside = os.path.join(os.path.dirname(path), expanded(value))
+            if name in ("-r", "--requirement", "-c", "--constraint"):
+                read(beside)
+            elif name in ("-e", "--editable"):
+                break
+            elif name != "--require-hashes": # the record has one for each that pip knows one of
+                there = name in ("-f", "--find-links") and os.path.exists(beside)
+                options.append(f"{name} {shlex.quote(os.path.abspath(beside) if there else value) if value else ''}")
+for path in sys.argv[1:]:
+    read(path)
+print(*options, sep="\n")
+PYTHON
 read -r -d '' RESOLVED <<'PYTHON' || true
 import json, os, sys, urllib.parse, urllib.request
 report, current = sys.argv[1:]

@@ -130,6 +130,49 @@ def test_a_later_node_installs_what_the_first_one_did_though_the_index_has_a_new
     assert [line.split()[0] for line in lines] == ["extra==1", "library==1"]
 
 
+def simple_index(folder: Path, name: str) -> str:
+    """The address of an index with one package."""
+    publish(folder, name, "1")
+    (folder / name).mkdir()
+    (folder / name / "index.html").write_text(f'<a href="../{name}-1-py3-none-any.whl">{name}-1-py3-none-any.whl</a>')
+    return folder.as_uri()
+
+
+@pytest.mark.parametrize("where", ["--index-url={0}", "--extra-index-url ${{INDEX_OF_MINE}}", "-i {0} --pre"])
+def test_a_later_node_asks_the_indexes_that_the_requirements_name_and_no_record_has_their_addresses(
+    nodes: list[Machine], store: S3Server, code: Path, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "private").mkdir()
+    private = simple_index(tmp_path / "private", "special")
+    (code / "requirements.txt").write_text(f"-r more.txt\n{where.format(private)}  # of mine\n")
+    (code / "more.txt").write_text("special\n")
+    commit(code)
+    for node in nodes:
+        node.environment |= {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": (tmp_path / "none").as_uri()}
+        node.settings["INDEX_OF_MINE"] = private
+
+    prepared(nodes[0])
+    prepared(nodes[1])
+
+    assert [version_on(node, "special") for node in nodes] == ["1", "1"]
+    assert [line.split()[0] for line in records(store)["packages"].splitlines()] == ["library==1", "special==1"]
+
+
+@pytest.mark.parametrize("folder", [".", "needs"])
+def test_a_later_node_looks_in_the_folders_of_its_own_code(nodes: list[Machine], code: Path, folder: str) -> None:
+    """A path is relative to the file that has it; the code may lie elsewhere on another node."""
+    (code / folder / "mine").mkdir(parents=True)
+    publish(code / folder / "mine", "special", "1")
+    (code / "requirements.txt").write_text(f"-r {folder}/more.txt\n")
+    (code / folder / "more.txt").write_text("special\n-f \\\n  mine\n")
+    commit(code)
+
+    prepared(nodes[0])
+    prepared(nodes[1])
+
+    assert version_on(nodes[1], "special") == "1"
+
+
 def test_other_bytes_of_the_same_version_are_not_installed(nodes: list[Machine], index: Path, code: Path) -> None:
     commit(code)
     prepared(nodes[0])
