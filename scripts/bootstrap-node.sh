@@ -552,6 +552,7 @@ install_resolved() {
     [[ -n "$package" || $# -gt 0 ]] || return 0
     if ! has_records; then resolve "$package" "$@"; return; fi
     [[ "$package" != *.whl ]] || needs="$("$python" -c "$WHEEL_NEEDS" "$package")"
+    [[ ! -d "$package" ]] || needs+=" $(readlink "$current")"
     key="packages.$(environment_key "$needs").txt"
     recall "$key" "$work/resolved" || code=$?
     if ((code == 3)); then
@@ -568,7 +569,7 @@ install_resolved() {
     ((code == 0)) || exit "$FAULT"
     say "packages: as in $(record "$key")"
     # Not from the record, which would publish the password of an index: the same files are here, or there is no record.
-    "$python" -c "$REQUIREMENTS" "${@:2}" >"$work/options"
+    "$python" -P -c "$REQUIREMENTS" options "" "${@:2}" >"$work/options"
     install_recorded "$work/resolved" "$work/options" ||
         fail "packages: pip cannot install what an earlier node of this run had: $(record "$key"). To have them resolved" \
             "anew, delete that object"
@@ -603,7 +604,7 @@ install_recorded() {
 set_up() {
     local key="" known="" code=0
     if has_records; then
-        key="setup.$(environment_key "$HARNESS_SETUP").txt"
+        key="setup.$(environment_key "$HARNESS_SETUP" "$(readlink "$current")").txt" # it may read any file of the code
         recall "$key" "$work/setup" || code=$?
         ((code == 0 || code == 3)) || exit "$FAULT"
         ((code == 3)) || known="$work/setup"
@@ -616,12 +617,13 @@ set_up() {
     keep "$key" "$work/setup" || warn "setup_command: its versions are not recorded by this node"
 }
 
-# What decides which packages fit: of another base, or for another code, they are resolved anew.
+# environment_key WORD… — a name for all that decides which packages fit: of another base, by other words, or for code
+# with other requirements, they are resolved anew.
 environment_key() {
     {
         "$base" -c "$BASE_HAS"
-        printf '%s\0' "$1"
-        [[ ! -f requirements.txt ]] || cat requirements.txt
+        printf '%s\0' "$@"
+        [[ ! -f requirements.txt ]] || "$python" -P -c "$REQUIREMENTS" key "$(readlink "$current")" requirements.txt
     } | sha256sum | cut -c -16
 }
 
@@ -636,16 +638,45 @@ WHEEL_NEEDS='
 import sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as wheel:
     print(*(wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA")))'
-# What a requirements file and those that it names say besides packages: its options, with paths that hold elsewhere.
-# A variable stays one: pip puts its value in.
+# options CODE FILE — what a requirements file and those that it names say besides packages, with paths that hold in any
+# folder. A variable stays one: pip puts its value in.
+# key CODE FILE — what decides which packages they ask for: their text, and CODE if some come from a path.
 read -r -d '' REQUIREMENTS <<'PYTHON' || true
 import os, re, shlex, sys
-files, options = {}, []
-def expanded(value):
-    return re.sub(r"\$\{([A-Z0-9_]+)\}", lambda found: os.environ.get(found[1]) or found[0], value)
+wanted, code, *given = sys.argv[1:]
+texts, options, has_paths = {}, [], False
+def read(path):
+    if path in texts or not os.path.isfile(path): # it may be an address
+        return
+    with open(path, "rb") as file:
+        texts[path] = file.read()
+    lines = texts[path].decode("utf-8-sig", "replace").splitlines()
+    text = "\n".join(re.sub(r"(^|\s)#.*", "", line).strip() for line in lines)
+    for line in text.replace("\\\n", "").splitlines():
+        if line.startswith("-"):
+            read_options(path, line)
+        elif line:
+            look_at(line)
+def read_options(path, line):
+    for name, value in pairs(line):
+        beside = os.path.join(os.path.dirname(path), expanded(value))
+        if name in ("-r", "--requirement", "-c", "--constraint"):
+            read(beside)
+        elif name in ("-e", "--editable"):
+            look_at(f"./{value}" if os.path.exists(value) else value)
+            return
+        elif name in ("-f", "--find-links") and os.path.exists(beside):
+            look_at("file:")
+            options.append(f"{name} {shlex.quote(os.path.abspath(beside))}")
+        elif name != "--require-hashes": # the record has the sums that pip knows
+            options.append(f"{name} {shlex.quote(value)}" if value else name)
 def pairs(line):
+    try:
+        words = shlex.split(line)
+    except ValueError: # pip will say so
+        words = line.split()
     found = []
-    for word in shlex.split(line):
+    for word in words:
         if word.startswith("--"):
             found.append([*word.split("=", 1), ""][:2])
         elif word.startswith("-"):
@@ -653,25 +684,19 @@ def pairs(line):
         elif found:
             found[-1][1] = word
     return found
-def read(path):
-    if path in files or not os.path.isfile(path):
-        return
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        files[path] = file.read()
-    lines = (re.sub(r"(^|\s)#.*", "", line).rstrip() for line in files[path].splitlines())
-    for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines():
-        for name, value in pairs(line) if line.lstrip().startswith("-") else ():
-            beside = os.path.join(os.path.dirname(path), expanded(value))
-            if name in ("-r", "--requirement", "-c", "--constraint"):
-                read(beside)
-            elif name in ("-e", "--editable"):
-                break
-            elif name != "--require-hashes": # the record has one for each that pip knows one of
-                there = name in ("-f", "--find-links") and os.path.exists(beside)
-                options.append(f"{name} {shlex.quote(os.path.abspath(beside) if there else value) if value else ''}")
-for path in sys.argv[1:]:
+def expanded(value):
+    return re.sub(r"\$\{([A-Z0-9_]+)\}", lambda found: os.environ.get(found[1]) or found[0], value)
+def look_at(requirement):
+    global has_paths
+    name = re.split(r"[\[;\s]", requirement)[0]
+    is_path = "://" not in name and (name.startswith(".") or "/" in name or os.path.isfile(name))
+    has_paths = has_paths or is_path or "file:" in requirement
+for path in given:
     read(path)
-print(*options, sep="\n")
+if wanted == "options":
+    print(*options, sep="\n")
+else:
+    sys.stdout.buffer.write(b"\0".join([*texts.values(), *([code.encode()] if has_paths else [])]))
 PYTHON
 read -r -d '' RESOLVED <<'PYTHON' || true
 import json, os, sys, urllib.parse, urllib.request

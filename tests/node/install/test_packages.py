@@ -213,6 +213,110 @@ def test_new_requirements_are_resolved_anew(nodes: list[Machine], index: Path, c
     assert version_on(nodes[1], "library") == "2"
 
 
+def bring(code: Path, node: Machine) -> None:
+    """Have new code reach the node, as a new archive or reference does."""
+    commit(code)
+    node.settings["HARNESS_SOURCE"] = f"git+file://{code}"
+
+
+@pytest.mark.parametrize(
+    "requirements",
+    [
+        "-r needs/base.txt\n",
+        "--requirement=needs/all.txt\n",
+        "tool\n-c needs/base.txt\n",
+        "-c \\\n  ${NEEDS}/base.txt # pinned\ntool\n",
+    ],
+)
+def test_new_requirements_behind_requirements_are_resolved_anew(
+    nodes: list[Machine], index: Path, code: Path, requirements: str
+) -> None:
+    publish(index, "tool", "1")
+    publish(index, "tool", "2")
+    (code / "needs").mkdir()
+    (code / "needs/all.txt").write_text("-rbase.txt\n")
+    (code / "requirements.txt").write_text(requirements)
+    (code / "needs/base.txt").write_text("tool==1\n")
+    for node in nodes:
+        node.settings["NEEDS"] = "needs"
+    commit(code)
+    prepared(nodes[0])
+    (code / "needs/base.txt").write_text("tool==2\n")
+    bring(code, nodes[1])
+
+    prepared(nodes[1])
+
+    assert version_on(nodes[1], "tool") == "2"
+
+
+@pytest.mark.parametrize("line", ["./mine-1-py3-none-any.whl", "mine-1-py3-none-any.whl"])
+def test_what_a_package_in_the_code_needs_is_resolved_anew_for_new_code(
+    nodes: list[Machine], index: Path, code: Path, line: str
+) -> None:
+    publish(index, "tool", "1")
+    publish(index, "tool", "2")
+    mine = code / "mine-1-py3-none-any.whl"
+    (code / "requirements.txt").write_text(line)
+    mine.write_bytes(wheel("mine", requires="tool==1"))
+    commit(code)
+    prepared(nodes[0])
+    mine.write_bytes(wheel("mine", requires="tool==2"))
+    bring(code, nodes[1])
+
+    prepared(nodes[1])
+
+    assert version_on(nodes[1], "tool") == "2"
+
+
+def test_new_wheels_in_a_folder_of_the_code_are_found(nodes: list[Machine], code: Path) -> None:
+    (code / "mine").mkdir()
+    (code / "requirements.txt").write_text("special\n-f mine\n")
+    publish(code / "mine", "special", "1")
+    commit(code)
+    prepared(nodes[0])
+    publish(code / "mine", "special", "2")
+    bring(code, nodes[1])
+
+    prepared(nodes[1])
+
+    assert version_on(nodes[1], "special") == "2"
+
+
+def test_a_setup_command_of_new_code_is_not_held_to_the_versions_of_the_old(
+    nodes: list[Machine], index: Path, code: Path
+) -> None:
+    publish(index, "tool", "1")
+    publish(index, "tool", "2")
+    (code / "setup.sh").write_text("pip install --quiet -r needs.txt\n")
+    (code / "needs.txt").write_text("tool==1\n")
+    commit(code)
+    for node in nodes:
+        node.settings["HARNESS_SETUP"] = "bash setup.sh"
+    prepared(nodes[0])
+    (code / "needs.txt").write_text("tool==2\n")
+    bring(code, nodes[1])
+
+    prepared(nodes[1])
+
+    assert version_on(nodes[1], "tool") == "2"
+
+
+def test_new_code_with_the_same_requirements_keeps_the_packages(nodes: list[Machine], index: Path, code: Path) -> None:
+    (code / "extra").mkdir()  # no path is meant: pip wants one to have a slash, or a dot at its beginning
+    (code / "extra/__init__.py").touch()
+    (code / "requirements.txt").write_text("extra\nother @ git+https://example.org/a/b ; python_version < '3'\n")
+    publish(index, "extra", "1")
+    commit(code)
+    prepared(nodes[0])
+    publish(index, "extra", "2")
+    (code / "train.py").write_text("another program")
+    bring(code, nodes[1])
+
+    prepared(nodes[1])
+
+    assert version_on(nodes[1], "extra") == "1"
+
+
 def test_setup_command_is_held_to_the_versions_of_the_first_node(
     nodes: list[Machine], store: S3Server, index: Path, code: Path
 ) -> None:
