@@ -6,7 +6,8 @@ trainer lives on and starts another, detached agent. So look for a run that is h
     our child ──SIGKILL──▶ its trainer, now our child, with a detached agent    } wait for it; its outcome is in the
     we ourselves ──SIGKILL──▶ our child, which listens on the run's socket      } store
 
-Nothing here kills a process: the supervisor exists to keep the trainer training.
+Nothing here kills a process: the supervisor exists to keep the trainer training. Only a watched program starts no
+agent: the supervisor ends one whose agent has died.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ Owns what the supervisor has to know of a run; decides nothing. Nothing is writt
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cloud.errors import CloudError
 from cloud.notice import Deadline
 from harness.agent.outcome import read_outcome
+from harness.config.settings import SOCKET_VARIABLE
 from harness.core.messages import RunState, Status
 from harness.core.snapshot import RunKeys
 from harness.errors import ConfigError, ExitCode, SnapshotCorrupt
@@ -23,6 +24,7 @@ from harness.node.guards import Guards
 from harness.node.job import Job
 from harness.snapshots import records
 from harness.snapshots.open import open_existing_store
+from harness.watch import processes
 
 STORE_S = 20.0
 
@@ -52,9 +54,30 @@ class RunStatus:
         return status is not None and status.state in (RunState.DRAINING, RunState.DONE)
 
     def find(self) -> RunAttempt | None:
-        """See `Runs`."""
-        answer, pids = self.ask(), [pid for pid in left_behind() if pid not in self._strangers]
+        """See `Runs`. A watched program starts no agent, so one without an agent is no run."""
+        if self.orphans():
+            return None
+        answer, pids = self.ask(), self._left_behind()
         return FoundAttempt(self.ask, self._outcome, pids, answer) if answer is not None or pids else None
+
+    def orphans(self) -> list[int]:
+        """See `Runs`."""
+        if self._job.settings.watch is None:
+            return []
+        try:
+            if ask_status(self._job.settings) is not None:
+                return []
+        except AgentSilent:
+            return []  # it is there
+        marked = processes.marked(SOCKET_VARIABLE, str(self._runtime_dir.socket))
+        return processes.alive(sorted({*marked, *self._left_behind()}))
+
+    def send(self, pids: Sequence[int], signum: int) -> None:
+        """See `Runs`."""
+        processes.send(pids, signum)
+
+    def _left_behind(self) -> list[int]:
+        return [pid for pid in left_behind() if pid not in self._strangers]
 
     def start(self, *, anew: bool) -> RunAttempt:
         """See `Runs`."""

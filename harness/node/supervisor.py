@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,12 +26,22 @@ from harness.node.fleet_reporter import FleetReporter
 from harness.node.guards import MOST_SUPERSEDED
 from harness.node.notices import Notices
 
+_LOOK_S = 0.2
+
 
 class Runs(Protocol):
     """The run, as far as it is on this host and in its store."""
 
     def find(self) -> RunAttempt | None:
         """Return a run that is under way here already, no matter which process started it; `None` if there is none."""
+        ...
+
+    def orphans(self) -> list[int]:
+        """Return the processes of a watched program whose agent has died: no other agent can take it over."""
+        ...
+
+    def send(self, pids: Sequence[int], signum: int) -> None:
+        """Send a signal to processes."""
         ...
 
     def start(self, *, anew: bool) -> RunAttempt:
@@ -61,12 +71,14 @@ class Limits:
         let_go_s: see `Actions`.
         tick_s: between two checks.
         back_off_s: before the first new start after an agent has died; doubled for each one without progress.
+        orphans_s: until a watched program whose agent has died is killed, after SIGTERM.
     """
 
     margin_s: float = 60.0
     let_go_s: float = 90.0
     tick_s: float = 1.0
     back_off_s: float = 1.0
+    orphans_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,7 @@ class Supervisor:
         """Return the run that is here already, else a new start; `None` if a signal asked us to exit."""
         self._announcements.forget()
         self._signals.forget()
+        self._end_orphans()
         attempt = self._runs.find()
         if attempt is not None:
             self._say(f"run {self._run!r} is being trained on this host already: waiting for its end")
@@ -219,6 +232,7 @@ class Supervisor:
             self._say(f"run {self._run!r} is over")  # by an earlier start, which could not end the job any more
             return Ending.FINISHED, 0.0
         if ending is Ending.AGENT_DIED:
+            self._end_orphans()
             if self._is_here():
                 self._say("the agent died; its program lives on with another agent")
                 return None, 0.0
@@ -230,6 +244,21 @@ class Supervisor:
                 return Ending.FAILED, 0.0
             return ending, decision.in_s
         return ending, 0.0
+
+    def _end_orphans(self) -> None:
+        """End a watched program whose agent has died. Nothing that it writes would be saved, and no notice be heard."""
+        if not (orphans := self._runs.orphans()):
+            return
+        shown = ", ".join(map(str, orphans))
+        self._say(f"the agent died; the program that it watched is ended, since nothing would save it: {shown}")
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            self._runs.send(orphans, signum)
+            until = self._clock() + self._limits.orphans_s
+            while (orphans := self._runs.orphans()) and self._clock() < until:
+                self._tick()
+                self._signals.pause(min(_LOOK_S, self._limits.tick_s))
+            if not orphans:
+                return
 
     def _after_death(self) -> GiveUp | Restart:
         durable = self._runs.durable_step()

@@ -205,6 +205,22 @@ def test_a_killed_agent_s_program_lives_on_and_is_waited_for(world: World) -> No
     assert world.steps_of_curve() == list(range(1, 21)), "one life, and no second one beside it"
 
 
+def test_a_watched_program_whose_agent_is_killed_is_ended_and_goes_on_from_its_checkpoint(world: World) -> None:
+    """It starts no agent of its own: nothing that it saves would become a snapshot."""
+    files = ["--out", world.root / "out", "--curve", world.curve, "--final", world.final]
+    held = ["--hold-at", "7", "--hold-until", world.released]
+    command = [sys.executable, "-m", "tests.support.saving_program", *files, *held]
+    process = resume(world, *world.options(), "--watch", world.root / "out", command=command)
+    os.kill(started(process), signal.SIGKILL)
+    process.wait_for("the program that it watched is ended")
+    world.released.touch()
+
+    assert process.wait() == 0, process.stderr
+    world.check_tiny()
+    assert world.steps_of_curve() == [*range(1, 8), *range(6, 21)]
+    assert world.survey().finished_at == 20
+
+
 def test_a_program_whose_agent_is_killed_while_it_leaves_is_told_again_and_waited_for(world: World) -> None:
     process = resume(world, *world.options(), command=world.tiny(*HOLD))
     agent = started(process)

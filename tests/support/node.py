@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -158,8 +159,19 @@ class FakeRuns:
         self.durable: list[int | None] = []
         self.is_over = False
         self.superseded_times = 1
+        self.orphaned: list[int] = []
+        self.sent = list[tuple[tuple[int, ...], int]]()
+        self.ends_by = {signal.SIGTERM, signal.SIGKILL}
         self.starts: list[bool] = []
         self.looks = 2
+
+    def orphans(self) -> list[int]:
+        return list(self.orphaned)
+
+    def send(self, pids: Sequence[int], signum: int) -> None:
+        self.sent.append((tuple(pids), signum))
+        if signum in self.ends_by:
+            self.orphaned = []
 
     def find(self) -> FakeLife | None:
         return self.found.pop(0) if self.found else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from harness.snapshots import commit
 from harness.snapshots.open import open_store
 from tests.support.clock import FakeClock
 from tests.support.node import INSTANCE, FakeSignals
+from tests.support.process import Process
 from tests.support.protocol import FOREVER, KEYS, RUN_ID, Content
 
 
@@ -117,6 +121,26 @@ def test_progress_is_the_newest_step_in_the_store(job: Job, store: ObjectStore) 
 
 def test_nothing_is_found_where_nobody_trains(job: Job) -> None:
     assert RunStatus(job, lambda: None).find() is None
+
+
+SLEEPER = "import signal, sys; print('up', file=sys.stderr, flush=True); signal.pause()"
+
+
+@pytest.mark.parametrize("watch", ["out", None])
+def test_a_watched_program_without_an_agent_is_an_orphan_and_no_run(
+    watch: str | None, job: Job, tmp_path: Path
+) -> None:
+    settings = dataclasses.replace(job.settings, watch=watch)
+    runs = RunStatus(dataclasses.replace(job, settings=settings), lambda: None)
+    socket = RuntimeDir.of(Path(settings.runtime_dir), settings.store_identity, settings.run).socket
+    process = Process([sys.executable, "-c", SLEEPER], cwd=tmp_path, env={"HARNESS_SOCKET": str(socket)})
+    process.wait_for("up")
+    try:
+        assert runs.orphans() == ([] if watch is None else [process.pid])
+        assert runs.find() is None
+    finally:
+        runs.send([process.pid], signal.SIGKILL)
+        process.reap()
 
 
 # ---- just after a boot ----------------------------------------------------------------------------------------------

@@ -358,6 +358,36 @@ def test_a_run_that_was_left_behind_here_is_waited_for_not_run_into(node: Node) 
     assert runs.starts == [False]
 
 
+@pytest.mark.parametrize(
+    ("ends_by", "sent"),
+    [(signal.SIGTERM, [signal.SIGTERM]), (signal.SIGKILL, [signal.SIGTERM, signal.SIGKILL])],
+)
+def test_a_watched_program_whose_agent_has_died_is_ended_and_started_again(
+    node: Node, ends_by: signal.Signals, sent: list[signal.Signals]
+) -> None:
+    runs = FakeRuns(Ended(137, 9), 0)
+    runs.ends_by = {ends_by}
+    start = runs.start
+
+    def leaves_an_orphan(*, anew: bool) -> FakeLife:
+        runs.orphaned = [41] if not runs.starts else []
+        return start(anew=anew)
+
+    runs.start = leaves_an_orphan  # type: ignore[method-assign]
+    assert node.supervise(runs) == 0
+    assert runs.sent == [((41,), signum) for signum in sent]
+    assert len(runs.starts) == 2
+    assert "the program that it watched is ended, since nothing would save it: 41" in " ".join(node.said)
+
+
+def test_what_an_earlier_supervisor_and_its_agent_have_left_is_ended_before_a_start(node: Node) -> None:
+    runs = FakeRuns(0)
+    runs.orphaned = [41]
+
+    assert node.supervise(runs) == 0
+    assert runs.sent == [((41,), signal.SIGTERM)]
+
+
 def test_a_run_that_was_found_and_given_up_on_is_no_interruption(node: Node) -> None:
     runs = FakeRuns()
     runs.found = [FakeLife(Ended(None), ours=False)]
