@@ -146,7 +146,7 @@ def test_links_are_kept_as_what_they_lead_to_needs_it(tmp_path: Path) -> None:
         ("out", "/", "link to no file"),
         ("above", "..", "link to no file"),
         ("pipe", None, "neither a file nor a directory"),
-        ("caf\udce9", "", r"caf\xe9, which has a name that is no UTF-8"),
+        ("\udce9tat", "", r"\xe9tat, which has a name that is no UTF-8"),
     ],
 )
 def test_what_cannot_be_kept_is_told(name: str, to: str | None, words: str, tmp_path: Path) -> None:
