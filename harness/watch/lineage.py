@@ -28,6 +28,9 @@ class _Line(msgspec.Struct, frozen=True):
     beside: tuple[Trace, ...]
 
 
+_LINES = msgspec.json.Decoder(_Line)
+
+
 @dataclass(frozen=True)
 class Standing:
     """What lay in a directory when a snapshot was taken there, or laid back.
@@ -105,7 +108,7 @@ class Lineage:
         found = []
         for line in data.splitlines():
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):  # the last one may be cut off
-                found.append(msgspec.json.decode(line, type=_Line))
+                found.append(_LINES.decode(line))
         return found
 
 
