@@ -17,12 +17,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.errors import StateError
 from harness.trainer.loaders.hook import UNWRAP
+from harness.trainer.state.kinds import Kind, classify, held_by, parameter_names
 
 _WATCHED_STEPS = 3
 _FRAMES_OF_A_STEP = 10
@@ -56,6 +58,8 @@ class Hazards:
         self._capture_moment, self._warn = capture_moment, warn
         self._states = states
         self._optimizers = [state for state in states.values() if isinstance(state, Optimizer)]
+        self._strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._told_stranger = self._looked_for_unsaved = False
         self.made_in = threading.get_ident()
         self.stepped_in: int | None = None
         self._scaler: GradScaler | None = None
@@ -172,6 +176,54 @@ class Hazards:
                 f"the program has a {type(each).__name__} that was not given to the Checkpointer: a resume resets it. "
                 "Pass it by name, like the model"
             )
+
+    def note_stranger(self, optimizer: Any, step: int) -> None:
+        """Note that an optimizer has stepped that is in no state. Warn, once, if it lives longer than one step."""
+        if self._told_stranger or self._strangers.setdefault(optimizer, step) == step:
+            return
+        self._told_stranger = True
+        self._warn(
+            f"an optimizer steps that was not given to the Checkpointer ({type(optimizer).__name__}): a resume resets "
+            "it, and the parameters of a model that was not given either. Pass both by name"
+        )
+
+    def look_for_inner(self) -> None:
+        """Warn if an optimizer among the states holds another one whose state is not in its own state_dict (SAM)."""
+        given = {id(state) for state in self._states.values()}
+        for name, outer in self._states.items():
+            if not isinstance(outer, Optimizer) or type(outer).state_dict is not Optimizer.state_dict:
+                continue
+            for path, inner in held_by(outer, Optimizer).items():
+                if id(inner) not in given and inner.state and inner.state is not outer.state:
+                    self._warn(
+                        f"{name}.{path} has a state of its own, and {name} does not save it: a resume resets it. Pass "
+                        f"it by name, before {name}"
+                    )
+
+    def look_for_unsaved(self, stored: Iterable[Tensor]) -> None:
+        """Warn, once, if an optimizer updates parameters that no state has.
+
+        Not if there is an object among the states of which it is not known what its state_dict copies.
+
+        Args:
+            stored: the tensors of a snapshot.
+        """
+        if self._looked_for_unsaved:
+            return
+        self._looked_for_unsaved = True
+        others = [each for each in self._states.values() if not isinstance(each, GradScaler)]
+        if any(classify("", each) is Kind.STATE for each in others):
+            return
+        names, places = parameter_names(self._states), {tensor.data_ptr() for tensor in stored}
+        for name, optimizer in self._states.items():
+            groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
+            lone = [param for group in groups for param in group["params"] if id(param) not in names]
+            lost = [param for param in lone if type(param) in (Tensor, nn.Parameter) and param.data_ptr() not in places]
+            if lost:
+                self._warn(
+                    f"{name} updates {len(lost)} parameters that are in no module among the states: a resume resets "
+                    "them. Pass the module by name, or keep them in one (nn.ParameterList)"
+                )
 
     def note_step(self) -> None:
         """Note the first step of an optimizer, from inside of it: its thread, and the gradient scaler that makes it."""

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
@@ -41,6 +40,7 @@ from harness.trainer.staging.stager import Stager
 from harness.trainer.state.capture import Captured, capture
 from harness.trainer.state.environment import settle_threads
 from harness.trainer.state.extra import Extra
+from harness.trainer.state.kinds import optimizers_in
 from harness.trainer.state.random_states import RandomStates
 from harness.trainer.state.rng import capture_moment, capture_rng
 from harness.trainer.state.unlisted import Unlisted
@@ -98,7 +98,7 @@ class Training:
         self.replay = Replay() if inert else Replay(self.random.take, self.random.set)
         self.hazards = Hazards(capture_moment, states, warn)
         self._refused: StateError | None = None
-        self.sees_optimizers = any(_holds_optimizer(value) for value in states.values())
+        self.sees_optimizers = bool(optimizers_in(states.values()))
         self.boundary = Boundary(accumulate=accumulate, sees_optimizers=self.sees_optimizers)
         self.loaders = Loaders(states, self.random, warn, seed_workers=seed_workers)
         self.unlisted = Unlisted(states, warn)
@@ -160,7 +160,7 @@ class Training:
         self._resumption.take_others(self.unlisted)
         self._hooks[0].remove()
         self._hooks[0] = self._watch_optimizers()
-        self.sees_optimizers = any(_holds_optimizer(value) for value in self.states.values())
+        self.sees_optimizers = bool(optimizers_in(self.states.values()))
         self._look_for_sharded()
 
     # ---- boundaries -------------------------------------------------------------------------------------------------
@@ -195,6 +195,7 @@ class Training:
             self._stepped_told = True
             self.link.stepped(self.boundary.step, self._wanted_at)
             self.hazards.look_for_forgotten()
+            self.hazards.look_for_inner()
         if not self.replay.leads_back(kind, counted=self.boundary.counted):
             self.leave_if_it_presses()  # the next boundary may be a place that the program can come back to
             return
@@ -277,6 +278,7 @@ class Training:
         return capture(self.states, self.unlisted, self.extra, sure=sure, alone=alone, found=found)
 
     def _small_state(self, step: int, captured: Captured) -> dict[str, Any]:
+        self.hazards.look_for_unsaved(captured.tensors.values())
         size = len(tree.dumps(captured.extra))
         if size > EXTRA_WARN_BYTES:
             warn(
@@ -538,11 +540,12 @@ class Training:
 
     def _watch_optimizers(self) -> RemovableHandle:
         """Hook every optimizer's step, to note it: the end of its batch is a boundary."""
-        boundary, hazards, gradients = self.boundary, self.hazards, self.unlisted.gradients
+        boundary, hazards, gradients, inert = self.boundary, self.hazards, self.unlisted.gradients, self.inert
 
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             boundary.optimizer_stepped = True
-            gradients.stepped(optimizer)
+            if not (gradients.stepped(optimizer) or inert):
+                hazards.note_stranger(optimizer, boundary.step)
             if hazards.stepped_in is None:
                 hazards.note_step()
 
@@ -567,9 +570,3 @@ class Training:
             self.page, self.boundary.seen = TrainerSide(None), 0
             self._sharded = ()
             self.link.close_in_child()
-
-
-def _holds_optimizer(value: Any) -> bool:
-    return isinstance(value, torch.optim.Optimizer) or any(
-        isinstance(inner, torch.optim.Optimizer) for inner in getattr(value, "__dict__", {}).values()
-    )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from harness import Checkpointer
@@ -33,12 +33,16 @@ class Life:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
-        self.optimizer: Optimizer = SGD(self.model.parameters(), lr=0.003, momentum=0.9)
+        self.model: Any = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.optimizer: Any = SGD(self.model.parameters(), lr=0.003, momentum=0.9)
 
     def begin(self, **states: Any) -> Checkpointer:
-        """Return the Checkpointer of this life, with the model and its optimizer."""
-        self.ckpt = Checkpointer({"model": self.model, "optimizer": self.optimizer} | states, link=self.link)  # type: ignore[arg-type]
+        """Return the Checkpointer of this life, with the model and its optimizer, and with others."""
+        return self.begin_with(**{"model": self.model, "optimizer": self.optimizer} | states)
+
+    def begin_with(self, **states: Any) -> Checkpointer:
+        """Return the Checkpointer of this life, with these states alone."""
+        self.ckpt = Checkpointer(states, link=self.link)  # type: ignore[arg-type]
         return self.ckpt
 
     def is_alive(self) -> None:

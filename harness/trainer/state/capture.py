@@ -129,6 +129,8 @@ def capture(
             tree[name] |= unlisted.capture_module(name, state, walk, sure=sure)
         elif unlisted is not None and isinstance(state, Optimizer):
             tree[name] |= unlisted.capture_optimizer(name, state)
+        elif unlisted is not None and tree[name]["kind"] == Kind.STATE:
+            tree[name] |= unlisted.capture_object(name, state, walk, sure=sure)
         if found is not None:
             found(dict(itertools.islice(walk.tensors.items(), given, None)))
             given = len(walk.tensors)

@@ -145,11 +145,13 @@ class Gradients:
         """Watch these."""
         self._watched = {id(optimizer): Watched(optimizer) for optimizer in optimizers}
 
-    def stepped(self, optimizer: object) -> None:
-        """Note that an optimizer has stepped. Called at every step: 0.1 µs."""
+    def stepped(self, optimizer: object) -> bool:
+        """Note that an optimizer has stepped; return whether it is one of the training's. At every step: 0.1 µs."""
         watched = self._watched.get(id(optimizer))
-        if watched is not None:
-            watched.stepped()
+        if watched is None:
+            return False
+        watched.stepped()
+        return True
 
     def of(self, optimizer: object) -> Watched | None:
         """Return what is known of an optimizer's gradients; `None` if it is not one of the training's."""

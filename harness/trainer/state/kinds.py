@@ -11,8 +11,8 @@ import random
 import re
 import sys
 import types
-from collections.abc import Collection, Mapping
-from typing import Any, Final, NoReturn
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,33 @@ def flatten(states: Mapping[str, object]) -> dict[str, object]:
             raise StateError(f"two states are named {twice[0]}: give one of them another name")
         flat |= found
     return flat
+
+
+_Held = TypeVar("_Held")
+_MOST_ITEMS: Final = 1000
+"""Longer lists in a state are data, and not looked into."""
+
+
+def held_by(state: object, kind: type[_Held]) -> dict[str, _Held]:
+    """Return the objects of a kind that a state holds, by path: attributes, and items of lists and dicts among them."""
+    found: dict[str, _Held] = {}
+    for name, value in getattr(state, "__dict__", {}).items():
+        items: Mapping[Any, Any] = {name: value}
+        if isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
+            items = {f"{name}.{index}": item for index, item in enumerate(value)}
+        elif isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+            items = {f"{name}.{key}": item for key, item in value.items()}
+        found |= {path: item for path, item in items.items() if isinstance(item, kind)}
+    return found
+
+
+def optimizers_in(states: Iterable[object]) -> list[Optimizer]:
+    """Return the torch optimizers among states, and those that states hold."""
+    found = []
+    for state in states:
+        found += [state] if isinstance(state, Optimizer) else []
+        found += held_by(state, Optimizer).values()
+    return found
 
 
 def parameter_names(flat: Mapping[str, object]) -> dict[int, str]:

@@ -81,6 +81,8 @@ def restore(
             loads.append((name, _prepare(name, state, node, stored, names)))
             if unlisted is not None and isinstance(state, nn.Module):
                 loads.append((name, unlisted.prepare_module(name, state, node, stored)))
+            elif unlisted is not None and "modules" in node:
+                loads.append((name, unlisted.prepare_object(name, state, node, stored)))
     stored.fill()
     for name, load in loads:
         with _refusals(name):

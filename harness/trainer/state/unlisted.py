@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +23,16 @@ from harness.errors import StateError
 from harness.trainer.state import metrics
 from harness.trainer.state.entries import Entries
 from harness.trainer.state.gradients import Gradients, Habit, Watched
-from harness.trainer.state.kinds import added_groups, describe_parameters, parameter_names, plain_keys
+from harness.trainer.state.kinds import (
+    Kind,
+    added_groups,
+    classify,
+    describe_parameters,
+    held_by,
+    optimizers_in,
+    parameter_names,
+    plain_keys,
+)
 from harness.trainer.state.stored import Stored
 
 
@@ -46,11 +55,14 @@ class Unlisted:
             warn: shows a warning to the user.
         """
         self._warn = warn
-        self._modules = {name: _Module(name, state) for name, state in states.items() if isinstance(state, nn.Module)}
         self._states = states
+        self._modules = {name: _Module(name, state) for name, state in states.items() if isinstance(state, nn.Module)}
+        for name, state in states.items():
+            for path, module in self._inner(name, state).items():
+                self._noted(f"{name}.{path}", module)
         self._groups: dict[str, int] = {}
         self._told_sparse = False
-        self.gradients = Gradients(_optimizers_in(states.values()))
+        self.gradients = Gradients(optimizers_in(states.values()))
 
     def begin(self) -> None:
         """Note that the training begins: parameter groups that are added from now on are added during it."""
@@ -77,28 +89,57 @@ class Unlisted:
             StateError: it cannot be restored, or a tensor cannot be stored.
         """
         noted = self._modules[name]
-        params = dict(module.named_parameters(remove_duplicate=False))
-        plain = plain_keys(module, params)
-        if (attribute := noted.attribute_changed()) is not None:
-            self._warn(
-                f"{name}.{attribute} is a tensor that changes, and no state_dict has it: a resume resets it. "
-                "Make it a buffer of its module (register_buffer)"
-            )
         if (change := noted.entry_changed(module)) is not None:
             self._warn(
                 f"{name}: {change} since Checkpointer(...) was made. A start makes the module as it was then, so that "
                 "a resume is refused, unless the program makes this change before its loop again. Give the module its "
                 "final form before Checkpointer(...): prune with a mask of ones, give each buffer its shape"
             )
+        return self._capture(noted, [name], module, walk, sure=sure)
+
+    def _capture(
+        self, noted: _Module, where: list[str | int], module: nn.Module, walk: Walk, *, sure: bool
+    ) -> dict[str, Any]:
+        params = dict(module.named_parameters(remove_duplicate=False))
+        plain = plain_keys(module, params)
+        name = ".".join(map(str, where))
+        if (attribute := noted.attribute_changed()) is not None:
+            self._warn(
+                f"{name}.{attribute} is a tensor that changes, and no state_dict has it: a resume resets it. "
+                "Make it a buffer of its module (register_buffer)"
+            )
         node: dict[str, Any] = {"requires_grad": noted.flags_changed(params, plain)}
         node["training"] = noted.modes_changed(module)
         if found := metrics.capture(name, module, walk):
             node["metrics"] = found
         if buffers := noted.buffers_changed(module):
-            node["buffers"] = {key: walk.tensor(buffer, [name, key]) for key, buffer in buffers.items()}
+            node["buffers"] = {key: walk.tensor(buffer, [*where, key]) for key, buffer in buffers.items()}
         grads, zeros = self._gradients_of(params, plain, sure=sure)
-        kept = {key: walk.tensor(grad, [name, key, "grad"]) for key, grad in grads.items() if self._is_dense(key, grad)}
+        dense = {key: grad for key, grad in grads.items() if self._is_dense(key, grad)}
+        kept = {key: walk.tensor(grad, [*where, key, "grad"]) for key, grad in dense.items()}
         return node | ({"grads": kept} if kept else {}) | ({"zero_grads": zeros} if zeros else {})
+
+    def capture_object(self, name: str, state: object, walk: Walk, *, sure: bool) -> dict[str, Any]:
+        """Return what the node of another object has besides its state_dict: that of the modules that it holds."""
+        nodes = {
+            path: self._capture(self._noted(f"{name}.{path}", module), [name, path], module, walk, sure=sure)
+            for path, module in self._inner(name, state).items()
+        }
+        return {"modules": nodes} if nodes else {}
+
+    def _noted(self, name: str, module: nn.Module) -> _Module:
+        """Return how a module was at the beginning; of one that is met only now, how it is."""
+        if name not in self._modules:
+            self._modules[name] = _Module(name, module)
+        return self._modules[name]
+
+    def _inner(self, name: str, state: object) -> dict[str, nn.Module]:
+        """Return the modules that a state which is no module holds, without those that are among the states."""
+        if classify(name, state) is not Kind.STATE:
+            return {}
+        given = [other for other in self._states.values() if isinstance(other, nn.Module)]
+        known = {id(each) for module in given for each in module.modules()}
+        return {path: module for path, module in held_by(state, nn.Module).items() if id(module) not in known}
 
     def _gradients_of(
         self, params: Mapping[str, nn.Parameter], plain: Mapping[str, str], *, sure: bool
@@ -152,7 +193,7 @@ class Unlisted:
         self, name: str, module: nn.Module, node: Mapping[str, Any], stored: Stored
     ) -> Callable[[], None]:
         """Have a module's tensors copied with all others; return the call that restores the rest afterwards."""
-        noted = self._modules[name]
+        noted = self._noted(name, module)
         params = dict(module.named_parameters(remove_duplicate=False))
         by_plain = {plain: params[key] for key, plain in plain_keys(module, params).items()}
         like = next(iter(params.values()), None)
@@ -172,6 +213,18 @@ class Unlisted:
             if "requires_grad" in node:
                 noted.restore_flags(by_plain, node["requires_grad"])
                 _restore_gradients(by_plain, grads, set(node.get("zero_grads", ())))
+
+        return restore
+
+    def prepare_object(self, name: str, state: object, node: Mapping[str, Any], stored: Stored) -> Callable[[], None]:
+        """Have the tensors of an object's modules copied with all others; return the call that restores the rest."""
+        inner = self._inner(name, state)
+        nodes = {path: each for path, each in node.get("modules", {}).items() if path in inner}
+        calls = [self.prepare_module(f"{name}.{path}", inner[path], each, stored) for path, each in nodes.items()]
+
+        def restore() -> None:
+            for call in calls:
+                call()
 
         return restore
 
@@ -360,12 +413,3 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _optimizers_in(states: Iterable[object]) -> list[Optimizer]:
-    """Return the torch optimizers among states, and directly inside of them."""
-    found = []
-    for state in states:
-        inner = [] if isinstance(state, Optimizer) else getattr(state, "__dict__", {}).values()
-        found += [each for each in (state, *inner) if isinstance(each, Optimizer)]
-    return found
