@@ -37,9 +37,9 @@ from harness.trainer.resuming import ResumedFrom, Resumption, SmallState, refill
 from harness.trainer.saving import Saving
 from harness.trainer.staging.overlap import Overlap, before_updates
 from harness.trainer.staging.stager import Stager
-from harness.trainer.state.capture import Captured, capture
+from harness.trainer.state.capture import EXTRA, Captured, capture
 from harness.trainer.state.environment import settle_threads
-from harness.trainer.state.extra import Extra
+from harness.trainer.state.extra import Extra, shared_in
 from harness.trainer.state.kinds import optimizers_in
 from harness.trainer.state.random_states import RandomStates
 from harness.trainer.state.rng import capture_moment, capture_rng
@@ -102,7 +102,7 @@ class Training:
         self.boundary = Boundary(accumulate=accumulate, sees_optimizers=self.sees_optimizers)
         self.loaders = Loaders(states, self.random, warn, seed_workers=seed_workers)
         self.unlisted = Unlisted(states, warn)
-        self._finished = self._stepped_told = False
+        self._finished = self._stepped_told = self._told_shared = False
         self._wanted_at = 0.0
         self.page = TrainerSide(None)
         self.witness: Witness | None = None
@@ -279,6 +279,7 @@ class Training:
 
     def _small_state(self, step: int, captured: Captured) -> dict[str, Any]:
         self.hazards.look_for_unsaved(captured.tensors.values())
+        self._look_for_shared(captured)
         size = len(tree.dumps(captured.extra))
         if size > EXTRA_WARN_BYTES:
             warn(
@@ -294,6 +295,15 @@ class Training:
             "extra": captured.extra,
             "extra_devices": captured.devices,
         }
+
+    def _look_for_shared(self, captured: Captured) -> None:
+        """Warn, once, if something in `extra` shares memory with a state, or with something else in it."""
+        if self._told_shared or not self.extra:
+            return
+        of_states = {name: each for name, each in captured.tensors.items() if not name.startswith(EXTRA)}
+        if (found := shared_in(self.extra, of_states)) is not None:
+            self._told_shared = True
+            warn(found)
 
     def request(self, *, wait: bool) -> None:
         """Request a snapshot at the next boundary. See `Checkpointer.save`."""

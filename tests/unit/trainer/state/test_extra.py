@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,10 +11,14 @@ import torch
 from harness.errors import StateError
 from harness.trainer.resuming import refill
 from harness.trainer.state.capture import capture
-from harness.trainer.state.extra import Extra
+from harness.trainer.state.extra import Extra, shared_in
 from harness.trainer.state.restore import restore_values
+from tests.support.broken_off import Life, live
+from tests.support.played_agent import no_checkpointer
 
 numpy = pytest.importorskip("numpy")
+
+as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 
 
 def carried(extra: Extra) -> Any:
@@ -98,3 +103,52 @@ def test_a_long_list_is_not_looked_at_again_with_each_assignment() -> None:
 
     with pytest.raises(StateError, match=r"ckpt\.extra\.losses"):
         capture({}, extra=extra)
+
+
+# ---- what shares memory ---------------------------------------------------------------------------------------------
+
+WEIGHT = torch.ones(3, 3)
+BUFFER = torch.zeros(8)
+ARRAY = numpy.zeros(4)
+LIST = [1]
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"best": {"weight": WEIGHT}}, r"ckpt\.extra\.best\['weight'\] is in the memory of model/weight.*clone\(\)"),
+        ({"row": WEIGHT[1]}, r"ckpt\.extra\.row is in the memory of model/weight"),
+        ({"as_array": WEIGHT.numpy()}, r"ckpt\.extra\.as_array is in the memory of model/weight"),
+        ({"all": BUFFER, "first": BUFFER[:4]}, r"ckpt\.extra\.first shares memory with ckpt\.extra\.all"),
+        ({"all": ARRAY, "some": (ARRAY[1:],)}, r"ckpt\.extra\.some\[0\] shares memory with ckpt\.extra\.all"),
+        ({"lists": [LIST, LIST]}, r"ckpt\.extra\.lists\[1\] and ckpt\.extra\.lists\[0\] are one list"),
+    ],
+)
+def test_what_a_resume_would_take_apart_is_told_of(extra: dict[str, Any], words: str) -> None:
+    assert re.match(words, shared_in(extra, {"model/weight": WEIGHT}) or "")
+
+
+def test_what_stays_as_it_is_is_not_told_of() -> None:
+    extra = {
+        "copy": WEIGHT.clone(),
+        "twice": [BUFFER, BUFFER],
+        "empty": [torch.zeros(0), torch.zeros(0)],
+        "text": ["a", "a"],
+        "odd": numpy.array(["a"]),
+        "large": [0] * 2000 + [WEIGHT],
+    }
+    assert shared_in(extra, {"model/weight": WEIGHT}) is None
+    assert shared_in({key: extra[key] for key in extra.keys() - {"large"}}, {"model/weight": WEIGHT}) is None
+
+
+def test_a_program_is_told_at_its_next_snapshot_and_once() -> None:
+    def program(life: Life) -> None:
+        ckpt = life.begin()
+        for _ in ckpt.steps(3):
+            life.step(torch.randn(4, 4))
+            ckpt.extra["best"] = life.model.state_dict()
+
+    with pytest.warns(UserWarning, match=r"ckpt\.extra\.best.* is in the memory of model/0\.weight") as told:
+        live(program)
+
+    assert len(told) == 1
