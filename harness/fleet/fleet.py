@@ -33,6 +33,7 @@ from harness.snapshots.open import open_existing_store
 
 BUCKET = "module.fleet.module.bucket"
 _LOOK_S = 120.0
+_STOPPING_ALARMS = ("no-progress", "never-ready")  # of terraform/aws/limits.tf
 _PRICES_OF = 10  # types: a call for each on-demand price
 _KEPT_BY_AWS = datetime.timedelta(days=90)
 
@@ -47,6 +48,7 @@ class Planned:
         types: of the instances that the group may buy, best first; empty if they are chosen by requirements.
         offers: what these cost now, the cheapest first.
         desired: how many instances there will be.
+        ringing: the alarms that set the group to zero again, since they ring still.
         on_demand_percentage: how many of them are bought on demand.
         boot_s: the median time from a launch to the first step that this run has shown; `None` if it has shown none.
         why_no_prices: why there are no prices, or not all.
@@ -57,6 +59,7 @@ class Planned:
     types: Sequence[str]
     offers: Sequence[Offer]
     desired: int
+    ringing: Sequence[str]
     on_demand_percentage: int
     boot_s: float | None
     why_no_prices: str
@@ -206,10 +209,19 @@ class Fleet:
             types=types,
             offers=found,
             desired=int(group.get("desired_capacity") or 0),
+            ringing=self._ringing(),
             on_demand_percentage=int(percentage or 0),
             boot_s=boot_s(self._machines()) if self.home.bucket is not None else None,
             why_no_prices=why,
         )
+
+    def _ringing(self) -> list[str]:
+        try:
+            alarms = self._console.alarms(f"{self.home.name}-", Deadline.after(CALL_S))
+        except CloudError as err:
+            self._say(f"whether an alarm rings is not known: {err}")
+            return []
+        return [name for name in _STOPPING_ALARMS if alarms.get(name) == "ALARM"]
 
     def _offers(self, types: Sequence[str]) -> tuple[list[Offer], str]:
         if not types:

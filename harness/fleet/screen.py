@@ -27,6 +27,10 @@ def plan_in_words(planned: Planned) -> list[tuple[str, object]]:
     rows.append(("plan", f"{counts['add']} to add, {counts['change']} to change, {counts['destroy']} to destroy"))
     if not planned.desired:
         return [*rows, ("price", "no instances are wanted")]
+    rows += [
+        ("wait", f"the alarm {name} still rings, and sets the group to zero each minute until it is OK again")
+        for name in planned.ringing
+    ]
     priced = [offer for offer in planned.offers if offer.pools]
     for number, offer in enumerate(priced[:_SHOWN_TYPES]):
         pools = ", ".join(f"{zone} {_usd(usd)}" for zone, usd in sorted(offer.pools.items(), key=lambda pool: pool[1]))

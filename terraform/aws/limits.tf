@@ -20,14 +20,18 @@ locals {
   stop_period_s = var.stop_after_s <= 86400 ? 900 : 3600
 
   # In SUM a series without a single value counts as nothing; FILL cannot fill it.
-  is_paid_for = "total > 0"
+  is_paid_for = "(total > 0 AND wanted > 0)"
   no_progress = "IF(${local.is_paid_for} AND SUM([steps, 0 * total]) <= 0, 1, 0)"
-  never_ready = "IF(pending > 0 AND SUM([ready, 0 * pending]) <= 0, 1, 0)"
+  never_ready = "IF((pending > 0 AND wanted > 0) AND SUM([ready, 0 * pending]) <= 0, 1, 0)"
+
+  # An alarm takes its action each minute while it is in ALARM. So it has to leave that state once the group wants
+  # nothing, or it undoes the next apply: a period in which the group wanted nothing at any time is none to complain of.
+  go_on = "it sets the group to zero each minute until it is OK again, as a rule within minutes, at most %d. Then: terraform apply."
 }
 
 resource "aws_cloudwatch_metric_alarm" "no_progress" {
   alarm_name          = "${local.name}-no-progress"
-  alarm_description   = "Run ${var.run}: THE FLEET IS STOPPED. There were instances all the time for ${var.stop_after_s} s, and not one step has become durable. What does the log say? To go on: terraform apply."
+  alarm_description   = "Run ${var.run}: THE FLEET IS STOPPED. There were instances all the time for ${var.stop_after_s} s, and not one step has become durable. What does the log say? To go on, wait for this alarm: ${format(local.go_on, local.stop_period_s / 60)}"
   alarm_actions       = [aws_autoscaling_policy.stop.arn, aws_sns_topic.this.arn]
   comparison_operator = "GreaterThanOrEqualToThreshold"
   threshold           = 1
@@ -55,6 +59,17 @@ resource "aws_cloudwatch_metric_alarm" "no_progress" {
   }
 
   metric_query {
+    id = "wanted"
+    metric {
+      namespace   = "AWS/AutoScaling"
+      metric_name = "GroupDesiredCapacity"
+      dimensions  = { AutoScalingGroupName = aws_autoscaling_group.this.name }
+      stat        = "Minimum"
+      period      = local.stop_period_s
+    }
+  }
+
+  metric_query {
     id = "steps" # new ones; an age would begin anew with each instance
     metric {
       namespace   = local.metrics
@@ -68,7 +83,7 @@ resource "aws_cloudwatch_metric_alarm" "no_progress" {
 
 resource "aws_cloudwatch_metric_alarm" "never_ready" {
   alarm_name          = "${local.name}-never-ready"
-  alarm_description   = "Run ${var.run}: THE FLEET IS STOPPED. Three launches in a row have not come to take the run over within ${var.launch_timeout_s} s. Is there a way to S3 and the packages? Is launch_timeout_s enough? To go on: terraform apply."
+  alarm_description   = "Run ${var.run}: THE FLEET IS STOPPED. Three launches in a row have not come to take the run over within ${var.launch_timeout_s} s. Is there a way to S3 and the packages? Is launch_timeout_s enough? To go on, wait for this alarm: ${format(local.go_on, local.launch_period_s / 60)}"
   alarm_actions       = [aws_autoscaling_policy.stop.arn, aws_sns_topic.this.arn]
   comparison_operator = "GreaterThanOrEqualToThreshold"
   threshold           = 1
@@ -91,6 +106,17 @@ resource "aws_cloudwatch_metric_alarm" "never_ready" {
       metric_name = "GroupPendingInstances"
       dimensions  = { AutoScalingGroupName = aws_autoscaling_group.this.name }
       stat        = "Maximum"
+      period      = local.launch_period_s
+    }
+  }
+
+  metric_query {
+    id = "wanted"
+    metric {
+      namespace   = "AWS/AutoScaling"
+      metric_name = "GroupDesiredCapacity"
+      dimensions  = { AutoScalingGroupName = aws_autoscaling_group.this.name }
+      stat        = "Minimum"
       period      = local.launch_period_s
     }
   }

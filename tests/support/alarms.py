@@ -45,8 +45,8 @@ class Alarm:
 
     described: Mapping[str, Any]
 
-    def rings_at(self, recorded: Mapping[str, Minutes], minutes: int) -> int | None:
-        """Return the first minute at whose end it is in ALARM, if any.
+    def ringing(self, recorded: Mapping[str, Minutes], minutes: int) -> list[int]:
+        """Return the minutes at whose end a period ends, and it is in ALARM.
 
         Args:
             recorded: by the ids of its queries.
@@ -58,10 +58,7 @@ class Alarm:
             query["Id"]: _aggregated(recorded[query["Id"]], period, query["MetricStat"]["Stat"])
             for query in self._metrics
         }
-        for end in range(1, minutes // period + 1):
-            if self._is_ringing(names, end):
-                return end * period
-        return None
+        return [end * period for end in range(1, minutes // period + 1) if self._is_ringing(names, end)]
 
     @property
     def _metrics(self) -> list[Mapping[str, Any]]:

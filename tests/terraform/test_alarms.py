@@ -39,6 +39,7 @@ class Fleet:
     """What a fleet reports over a day. Nothing is bought, and nothing reported, but for what is added."""
 
     def __init__(self) -> None:
+        self.wanted: dict[int, float] = at(range(DAY))
         self.total: dict[int, float] = at(range(DAY), 0.0)
         self.steps: dict[int, float] = {}
         self.pending: dict[int, float] = at(range(DAY), 0.0)
@@ -57,9 +58,15 @@ class Fleet:
         return self
 
     def stopped_at(self, alarm: Alarm) -> int | None:
-        recorded = {"total": self.total, "steps": self.steps, "pending": self.pending, "ready": self.ready}
+        return next(iter(self.ringing(alarm)), None)
+
+    def ringing(self, alarm: Alarm) -> list[int]:
+        recorded = {
+            "wanted": self.wanted, "total": self.total, "steps": self.steps, "pending": self.pending,
+            "ready": self.ready,
+        }  # fmt: skip
         ids = {query["Id"] for query in alarm.described["Metrics"] if "MetricStat" in query}
-        return alarm.rings_at({name: recorded[name] for name in ids}, DAY)
+        return alarm.ringing({name: recorded[name] for name in ids}, DAY)
 
 
 def looping(minutes: int, gap: int, *, until: int = DAY, **how: Any) -> Fleet:
@@ -131,6 +138,20 @@ def test_two_are_no_reason(alarms: dict[str, Alarm]) -> None:
     fleet = looping(LAUNCH, 1, until=2 * LAUNCH + 5, ready_after=None).instance(2 * LAUNCH + 2, DAY)
 
     assert fleet.stopped_at(alarms["never-ready"]) is None
+
+
+@pytest.mark.parametrize("name", ["no-progress", "never-ready"])
+def test_an_alarm_that_has_stopped_a_fleet_is_over_when_the_group_wants_nothing(
+    alarms: dict[str, Alarm], name: str
+) -> None:
+    """Else it sets the group to zero again each minute, and an owner who has raised it meanwhile learns nothing."""
+    fleet = looping(LAUNCH, 1, ready_after=None)
+    stopped_at = fleet.stopped_at(alarms[name])
+    assert stopped_at is not None
+
+    fleet.wanted |= at(range(stopped_at, stopped_at + 3), 0.0)  # and then it was raised
+
+    assert [minute for minute in fleet.ringing(alarms[name]) if stopped_at < minute <= stopped_at + 100] == []
 
 
 def test_a_series_without_any_value_counts_as_nothing_in_a_sum() -> None:

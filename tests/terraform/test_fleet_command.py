@@ -148,9 +148,13 @@ def test_a_fleet_is_made_from_nothing_and_any_machine_can_change_stop_and_end_it
 
     # Another machine, which knows nothing, changes two things, and forgets nothing. New code is a new object; the old
     # one stays for an instance that may just be booting.
+    account.client("cloudwatch").set_alarm_state(
+        AlarmName=f"{NAME}-no-progress", StateValue="ALARM", StateReason="nothing became durable"
+    )
     changed = other.fleet("up", RUN, "--set", "max_size=3", "--source", str(project(code, "print(2)")), "--yes")
     told = re.findall(r"change \d +(\w+): ", changed.stdout, re.MULTILINE)
     assert told == ["max_size", "source_archive"]
+    assert "the alarm no-progress still rings" in changed.stdout
     assert (group(account)["MaxSize"], group(account)["DesiredCapacity"]) == (3, 1)
     after = keys(account, f"sources/{RUN}/packed/")
     assert len(after) == 2

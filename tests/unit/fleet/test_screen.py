@@ -31,7 +31,7 @@ def planned(**changed: Any) -> dict[str, object]:
         "counts": {"add": 30, "change": 0, "destroy": 0},
         "types": ["g6.xlarge", "g5.xlarge"],
         "offers": [Offer("g5.xlarge", {"a": 0.4}, 1.0), Offer("g6.xlarge", {"a": 0.3, "b": 0.6}, None)],
-        "desired": 1, "on_demand_percentage": 0, "boot_s": None, "why_no_prices": "",
+        "desired": 1, "ringing": [], "on_demand_percentage": 0, "boot_s": None, "why_no_prices": "",
     }  # fmt: skip
     return dict(plan_in_words(Planned(**{**known, **changed})))
 
@@ -53,6 +53,14 @@ def test_before_anything_is_bought_its_price_is_told() -> None:
     assert told["interruption"] == (
         "costs the boot of the next instance, 0.5 to 1 cents a minute; how long that takes is not known yet"
     )
+
+
+def test_an_alarm_that_would_undo_the_start_is_told_before_it() -> None:
+    assert planned(ringing=["no-progress"])["wait"] == (
+        "the alarm no-progress still rings, and sets the group to zero each minute until it is OK again"
+    )
+    assert "wait" not in planned()
+    assert "wait" not in planned(ringing=["no-progress"], desired=0)
 
 
 def test_an_interruption_costs_what_this_run_s_boots_have_shown() -> None:
