@@ -233,7 +233,10 @@ def stop(run: Run, region: Region = None) -> None:
     """
     with _opened(run, region, None) as (found, _):
         found.stop()
-        say(f"{found.home.name} wants no instances any more. The last step becomes durable first, then they end")
+        say(
+            f"{found.home.name} wants no instances any more. They have two minutes, as at a spot notice, to make the"
+            " newest step durable that fits; then they end"
+        )
 
 
 @fleet.command(epilog="Example: harness fleet down gpt-small")

@@ -323,7 +323,7 @@ class Fleet:
     # ------------------------------------------------------------------------------------------------------------ end
 
     def stop(self) -> None:
-        """Have the group want no instances: what trains makes its last step durable, and ends."""
+        """Have the group want no instances: what trains makes the newest step durable that fits in 120 s, and ends."""
         self._console.set_size(self.home.name, 0, Deadline.after(CALL_S))
 
     def down(self) -> str:
