@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.errors import StateError
 from harness.trainer.state.capture import EXTRA, alias_of, check_value
@@ -95,7 +95,7 @@ def _found(value: Any) -> tuple[Any, Any] | None:
         while is_array(whole.base):
             whole = whole.base
         return ("cpu", whole.ctypes.data), (value.ctypes.data, value.dtype.str, value.shape, value.strides)
-    if is_tensor(value) and value.layout is torch.strided and value.numel():
+    if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and value.numel():
         return _storage(value), alias_of(value)
     return None
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from harness.core.tree import TensorRef
 from harness.errors import StateError
+from harness.trainer.digests import weighted_sums
 from harness.trainer.state import metrics
 from harness.trainer.state.entries import Entries
 from harness.trainer.state.gradients import Gradients, Habit, Watched
@@ -283,6 +284,7 @@ class _Module:
         self._entries: Entries | None = Entries(module)
         self._modes = {plain: child.training for plain, child in _plain_modules(module)}
         self._buffers = {key: (weakref.ref(buffer), _version(buffer)) for key, buffer in _buffers(module).items()}
+        self._sums = weighted_sums({key: buffer for key, buffer in _buffers(module).items() if _is_dense(buffer)})
         self.changed_buffers: set[str] = set()
         self._attributes = [_Attribute(path, child) for path, child in module.named_modules()]
         self._attributes = [noted for noted in self._attributes if noted.values]
@@ -344,10 +346,16 @@ class _Module:
         """Return the buffers that are not in the state_dict, and have ever changed."""
         buffers = _buffers(module)
         plain = plain_keys(module, buffers)
+        unchanged = {}
         for key, buffer in buffers.items():
             noted = self._buffers.get(key)
             if noted is None or noted[0]() is not buffer or noted[1] != _version(buffer):
                 self.changed_buffers.add(plain[key])
+            elif key in self._sums and plain[key] not in self.changed_buffers:
+                unchanged[key] = buffer
+        # One that is written to through `.data` has the same version.
+        sums = weighted_sums(unchanged)
+        self.changed_buffers |= {plain[key] for key, value in sums.items() if value != self._sums[key]}
         return {plain[key]: buffer for key, buffer in buffers.items() if plain[key] in self.changed_buffers}
 
 
@@ -409,6 +417,11 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
         for name, buffer in child.named_buffers(recurse=False)
         if name in child._non_persistent_buffers_set
     }
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
+    return plain and tensor.numel() > 0
 
 
 def _version(tensor: Tensor) -> int:

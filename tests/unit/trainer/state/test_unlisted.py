@@ -435,7 +435,15 @@ def register(model: Rotary) -> None:
     model.register_buffer("late", torch.arange(3.0), persistent=False)
 
 
-@pytest.mark.parametrize("change", [write, replace, enlarge, register])
+def write_to_data(model: Rotary) -> None:
+    model.cache.data.add_(1)
+
+
+def move_in_data(model: Rotary) -> None:
+    model.table.data.copy_(torch.roll(model.table, 1))
+
+
+@pytest.mark.parametrize("change", [write, replace, enlarge, register, write_to_data, move_in_data])
 def test_a_buffer_that_has_changed_comes_back(change: Callable[[Rotary], None]) -> None:
     before, after = Rotary(), Rotary()
     program, resumed = Program(before), Program(after)
@@ -446,6 +454,19 @@ def test_a_buffer_that_has_changed_comes_back(change: Callable[[Rotary], None]) 
     live = dict(after.named_buffers())
     assert all(torch.equal(buffer, live[name]) for name, buffer in before.named_buffers())
     assert set(after.state_dict()) == {"weight"}
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 200_003])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.complex64])
+def test_a_buffer_of_any_size_that_is_written_to_through_its_data_is_noticed(size: int, dtype: torch.dtype) -> None:
+    model = Rotary()
+    model.register_buffer("odd", torch.ones(size + 1).to(dtype)[1:], persistent=False)
+    program = Program(model)
+    assert "buffers" not in program.capture().tree["model"]
+
+    model.odd.data[-1:].mul_(2)
+
+    assert program.capture().tree["model"].get("buffers", {}).keys() == ({"odd"} if size else set())
 
 
 def test_a_buffer_that_never_changes_is_not_stored() -> None:
