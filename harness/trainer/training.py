@@ -274,7 +274,7 @@ class Training:
         self.saving.wait_answer()
 
     def _capture(self, sure: bool, found: Callable[[Mapping[str, Tensor]], None] | None = None) -> Captured:
-        alone = self.link.rank.is_alone
+        alone, self.unlisted.gradients.completed = self.link.rank.is_alone, self.boundary.step
         return capture(self.states, self.unlisted, self.extra, sure=sure, alone=alone, found=found)
 
     def _small_state(self, step: int, captured: Captured) -> dict[str, Any]:
@@ -554,7 +554,7 @@ class Training:
 
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             boundary.optimizer_stepped = True
-            if not (gradients.stepped(optimizer) or inert):
+            if not (gradients.stepped(optimizer, boundary.step) or inert):
                 hazards.note_stranger(optimizer, boundary.step)
             if hazards.stepped_in is None:
                 hazards.note_step()

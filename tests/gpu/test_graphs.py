@@ -71,7 +71,7 @@ def test_a_step_can_be_recorded_whole_while_its_gradients_are_watched() -> None:
         optimizer.zero_grad(set_to_none=False)
         model(given).square().mean().backward()
         optimizer.step()
-        watched.stepped()
+        watched.stepped(0)
 
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())

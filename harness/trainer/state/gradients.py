@@ -7,6 +7,10 @@ from two parameters of each optimizer that had a gradient at its first step, so 
 
 A hook on a parameter tells of a backward. `fully_shard` calls none: of a DTensor, the gradient itself is compared with
 the one that the optimizer has consumed.
+
+Of an optimizer that does not step at each boundary, the two parameters do not tell enough: others may have got their
+gradients alone (experts in turns). All of its gradients are compared with those that it has consumed, which are noted
+when it steps behind a boundary at which it has not; before that is known, all are stored.
 """
 
 from __future__ import annotations
@@ -52,15 +56,20 @@ class Watched:
         self._samples: list[Tensor] = []
         self._hooks: list[Any] = []
         self._sharded: list[_Consumed] = []
+        self._stepped_at = -1
+        self._consumed: dict[int, _Consumed] = {}
+        self._is_noted = False
 
     @property
     def pending(self) -> bool:
         """Whether some were accumulated since the optimizer's last step; true before its first one."""
         return self._pending or any(consumed.has_changed for consumed in self._sharded)
 
-    def stepped(self) -> None:
-        """Note that the optimizer has stepped."""
+    def stepped(self, step: int) -> None:
+        """Note that the optimizer has stepped; `step`: completed steps before this one."""
         self._pending = False
+        self._note(missed=step - self._stepped_at > 1)
+        self._stepped_at = step
         if not self._samples:
             self._choose()
         for consumed in self._sharded:
@@ -80,6 +89,33 @@ class Watched:
         """
         unknown = sure and self.habit is Habit.UNKNOWN
         return self.pending or unknown or self.habit is Habit.KEPT or not (self._hooks or self._sharded)
+
+    def has_more(self, param: Tensor, *, completed: int, sure: bool) -> bool:
+        """Whether a parameter may have a gradient that the sampled ones do not tell of.
+
+        Args:
+            param: the parameter.
+            completed: completed steps. If the optimizer has stepped in the last one, its gradients are consumed.
+            sure: see `are_read`.
+        """
+        if self._stepped_at >= completed - 1:
+            return False
+        if not self._is_noted:
+            return sure
+        consumed = self._consumed.get(id(param))
+        return consumed is None or consumed.has_changed
+
+    def _note(self, *, missed: bool) -> None:
+        """Note all gradients that are consumed, if the optimizer has `missed` a boundary before this step."""
+        self._is_noted = missed and bool(self._samples)
+        if not self._is_noted:
+            return
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                if id(param) not in self._consumed:
+                    self._consumed[id(param)] = _Consumed(param)
+        for consumed in self._consumed.values():
+            consumed.note()
 
     def remove(self) -> None:
         """Watch no longer."""
@@ -107,7 +143,7 @@ class Watched:
 
 
 class _Consumed:
-    """The gradient of a sharded parameter, as its optimizer has consumed it."""
+    """The gradient of a parameter, as its optimizer has consumed it."""
 
     def __init__(self, param: Tensor) -> None:
         self._param = param
@@ -144,13 +180,20 @@ class Gradients:
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         """Watch these."""
         self._watched = {id(optimizer): Watched(optimizer) for optimizer in optimizers}
+        self.completed = 0
+        """Completed steps, when a snapshot is taken."""
 
-    def stepped(self, optimizer: object) -> bool:
-        """Note that an optimizer has stepped; return whether it is one of the training's. At every step: 0.1 µs."""
+    def stepped(self, optimizer: object, step: int) -> bool:
+        """Note that an optimizer has stepped; return whether it is one of the training's. At every step: 0.2 µs.
+
+        Args:
+            optimizer: the optimizer.
+            step: completed steps before this one.
+        """
         watched = self._watched.get(id(optimizer))
         if watched is None:
             return False
-        watched.stepped()
+        watched.stepped(step)
         return True
 
     def of(self, optimizer: object) -> Watched | None:

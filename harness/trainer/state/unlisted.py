@@ -152,7 +152,7 @@ class Unlisted:
             watched = watched_by.get(id(param))
             if watched is None or param.grad is None:
                 continue
-            if watched.are_read(sure=sure):
+            if watched.are_read(sure=sure) or watched.has_more(param, completed=self.gradients.completed, sure=sure):
                 stored[plain[key]] = param.grad
             elif watched.habit is Habit.ZEROED:
                 zeros.append(plain[key])

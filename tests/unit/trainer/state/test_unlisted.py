@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from harness.core import tree
 from harness.errors import StateError
+from harness.trainer.state import gradients
 from harness.trainer.state.capture import Captured, capture
 from harness.trainer.state.gradients import Habit
 from harness.trainer.state.restore import restore
@@ -57,7 +58,7 @@ class Program:
         self.unlisted = Unlisted(self.states, self.warned.append)
         for optimizer in self.states.values():
             if isinstance(optimizer, torch.optim.Optimizer):
-                optimizer.register_step_post_hook(lambda stepped, *_: self.unlisted.gradients.stepped(stepped))
+                optimizer.register_step_post_hook(lambda stepped, *_: self.unlisted.gradients.stepped(stepped, 0))
         self.unlisted.begin()
 
     def backward(self) -> None:
@@ -392,6 +393,57 @@ def test_a_pending_sparse_gradient_is_told_once() -> None:
 
     assert len(program.warned) == 1
     assert "not bit-identical" in program.warned[0]
+
+
+def test_gradients_of_parameters_that_are_used_in_turns_wait_for_a_slow_optimizer() -> None:
+    """Experts: in most batches, those that are watched have none."""
+
+    def program(life: Life) -> Any:
+        gate = nn.Linear(4, 4)
+        experts = nn.ModuleList(nn.Linear(4, 1) for _ in range(4))
+        quick, slow = (torch.optim.SGD(module.parameters(), lr=0.05) for module in (gate, experts))
+        ckpt = life.begin_with(gate=gate, experts=experts, quick=quick, slow=slow)
+        for step in ckpt.steps(14):
+            life.is_alive()
+            used = range(4) if step % 4 == 3 else [1 + step % 2]
+            hidden = gate(torch.randn(4, 4))
+            quick.zero_grad()
+            sum(experts[each](hidden).square().mean() for each in used).backward()  # type: ignore[union-attr]
+            quick.step()
+            if step % 4 == 3:
+                slow.step()
+                slow.zero_grad()
+        return dict(experts.state_dict())
+
+    check_goes_on(program, (2, 5, 6, 7, 9, 10, 13, (5, 9)))
+
+
+def test_consumed_gradients_of_a_slow_optimizer_are_stored_until_it_is_known_that_they_are() -> None:
+    program = Program()
+    program.optimizer._optimizer_step_post_hooks.clear()  # the test itself tells of the steps
+    stored = []
+    for step in range(12):
+        if step % 4 == 0:
+            program.optimizer.zero_grad()
+            program.backward()
+            program.optimizer.step()
+            program.unlisted.gradients.stepped(program.optimizer, step)
+        program.unlisted.gradients.completed = step + 1
+        stored.append(len(stored_grads(program.capture())))
+
+    assert stored == [4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_no_gradient_is_noted_of_an_optimizer_that_steps_at_each_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would cost time with each parameter."""
+    program = Program()
+    program.optimizer._optimizer_step_post_hooks.clear()
+    monkeypatch.setattr(gradients._Consumed, "note", lambda _: pytest.fail("noted"))
+    for step in range(4):
+        program.optimizer.zero_grad()
+        program.backward()
+        program.optimizer.step()
+        program.unlisted.gradients.stepped(program.optimizer, step)
 
 
 def test_watching_leaves_nothing_behind() -> None:
