@@ -8,7 +8,7 @@ while the run is saved, that they could not be resumed. Changes no module.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,19 +22,25 @@ class Entries:
 
     def __init__(self, module: nn.Module) -> None:
         """Note how they are now."""
-        self._shapes = {plain: shape for plain, _, shape in _shapes(module)}
-        self._empty = empty_buffers(module).keys()
+        self._shapes = _shapes(module, dict(module.named_parameters(remove_duplicate=False)))
+        self._empty = {key for key, _, _ in empty_buffers(module).values()}
 
-    def changed(self, module: nn.Module) -> str | None:
-        """Return in words the first change that a start could not take; `None` if there is none."""
-        now = {plain: (path, shape) for plain, path, shape in _shapes(module)}
-        for plain, shape in self._shapes.items():
-            if plain not in now:
-                return f"{plain} is gone"
-            path, other = now[plain]
-            if other != shape and not _loads_by_itself(module, path):
-                return f"{plain} has got another shape"
-        return next((f"{plain} is new" for plain in now if plain not in self._shapes.keys() | self._empty), None)
+    def changed(self, module: nn.Module, params: Mapping[str, Tensor]) -> str | None:
+        """Return in words the first change that a start could not take; `None` if there is none.
+
+        Args:
+            module: the module.
+            params: its parameters, by name, duplicates too.
+        """
+        now = _shapes(module, params)
+        if now == self._shapes:
+            return None
+        for key, shape in self._shapes.items():
+            if key not in now:
+                return f"{key} is gone"
+            if now[key] != shape and not _loads_by_itself(module, key):
+                return f"{key} has got another shape"
+        return next((f"{key} is new" for key in now if key not in self._shapes.keys() | self._empty), None)
 
 
 def empty_buffers(module: nn.Module) -> dict[str, tuple[str, nn.Module, str]]:
@@ -75,14 +81,14 @@ def takes(module: nn.Module, wanted: Mapping[str, Tensor]) -> bool:
         return False
 
 
-def _shapes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """Yield each entry's key without those of wrappers, its key, and its shape."""
-    every: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+def _shapes(module: nn.Module, params: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the shape of each entry, by its key."""
+    shapes: dict[str, Any] = {key: param.shape for key, param in params.items()}
     for path, child in module.named_modules(remove_duplicate=False):
         for name, buffer in child._buffers.items():
             if buffer is not None and name not in child._non_persistent_buffers_set:
-                every[f"{path}.{name}" if path else name] = buffer
-    yield from ((plain, key, every[key].shape) for key, plain in plain_keys(module, every).items())
+                shapes[f"{path}.{name}" if path else name] = buffer.shape
+    return shapes
 
 
 def _loads_by_itself(module: nn.Module, key: str) -> bool:

@@ -89,14 +89,7 @@ class Unlisted:
         Raises:
             StateError: it cannot be restored, or a tensor cannot be stored.
         """
-        noted = self._modules[name]
-        if (change := noted.entry_changed(module)) is not None:
-            self._warn(
-                f"{name}: {change} since Checkpointer(...) was made. A start makes the module as it was then, so that "
-                "a resume is refused, unless the program makes this change before its loop again. Give the module its "
-                "final form before Checkpointer(...): prune with a mask of ones, give each buffer its shape"
-            )
-        return self._capture(noted, [name], module, walk, sure=sure)
+        return self._capture(self._modules[name], [name], module, walk, sure=sure)
 
     def _capture(
         self, noted: _Module, where: list[str | int], module: nn.Module, walk: Walk, *, sure: bool
@@ -104,6 +97,12 @@ class Unlisted:
         params = dict(module.named_parameters(remove_duplicate=False))
         plain = plain_keys(module, params)
         name = ".".join(map(str, where))
+        if len(where) == 1 and (change := noted.entry_changed(module, params)) is not None:
+            self._warn(
+                f"{name}: {change} since Checkpointer(...) was made. A start makes the module as it was then, so that "
+                "a resume is refused, unless the program makes this change before its loop again. Give the module its "
+                "final form before Checkpointer(...): prune with a mask of ones, give each buffer its shape"
+            )
         if (attribute := noted.attribute_changed()) is not None:
             self._warn(
                 f"{name}.{attribute} is a tensor that changes, and no state_dict has it: a resume resets it. "
@@ -282,6 +281,7 @@ class _Module:
         self._flags = {plain: params[key].requires_grad for key, plain in plain_keys(module, params).items()}
         self._changed_flags: set[str] = set()
         self._entries: Entries | None = Entries(module)
+        self._modes_in_order = [child.training for child in module.modules()]
         self._modes = {plain: child.training for plain, child in _plain_modules(module)}
         self._buffers = {key: (weakref.ref(buffer), _version(buffer)) for key, buffer in _buffers(module).items()}
         self._sums = weighted_sums({key: buffer for key, buffer in _buffers(module).items() if _is_dense(buffer)})
@@ -314,6 +314,8 @@ class _Module:
 
     def modes_changed(self, module: nn.Module) -> dict[str, bool]:
         """Return `training` of the modules in which it differs from what it was at the beginning."""
+        if [child.training for child in module.modules()] == self._modes_in_order:
+            return {}
         return {
             plain: child.training
             for plain, child in _plain_modules(module)
@@ -335,9 +337,9 @@ class _Module:
             self._attributes = []
         return changed
 
-    def entry_changed(self, module: nn.Module) -> str | None:
+    def entry_changed(self, module: nn.Module, params: Mapping[str, Tensor]) -> str | None:
         """Return in words the first change of the state_dict's entries that no start could take, once; else `None`."""
-        changed = None if self._entries is None else self._entries.changed(module)
+        changed = None if self._entries is None else self._entries.changed(module, params)
         if changed is not None:
             self._entries = None
         return changed
