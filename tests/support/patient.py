@@ -8,6 +8,7 @@ framework lets the others wait for that one.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import struct
@@ -45,25 +46,34 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
 
     def count_and_wait(kind: str) -> None:
         count_step(kind)
-        _wait(training, kind, is_held)
+        _wait(training, functools.partial(training.at_boundary, kind), is_held)
 
     loops._count_step = count_and_wait  # type: ignore[method-assign]
     return ckpt
 
 
 def all_patient() -> None:
-    """Make every training of this process wait so: by a Checkpointer, or by a framework."""
-    boundary, made = Driven.boundary, Checkpointer.__init__
+    """Make every training of this process wait so: by a Checkpointer, or by a framework.
+
+    Of one rank, also where a validation begins with a snapshot: a real one goes on without if there is no slot yet.
+    """
+    boundary, made, at_boundary = Driven.boundary, Checkpointer.__init__, Training.at_boundary
 
     def wait_at_boundary(driven: Driven, step: int, **options: Any) -> None:
         boundary(driven, step, **options)
-        _wait(driven.training, "step")
+        _wait(driven.training, functools.partial(driven.training.at_boundary, "step"))
+
+    def wait_before_validation(training: Training, kind: str, **options: Any) -> None:
+        at_boundary(training, kind, **options)
+        if kind == "evaluating" and training.link.rank.is_alone and not training.inert:
+            _wait(training, functools.partial(at_boundary, training, kind, **options))
 
     def make(ckpt: Checkpointer, *args: Any, **options: Any) -> None:
         made(ckpt, *args, **options)
         patient(ckpt)
 
     Driven.boundary = wait_at_boundary  # type: ignore[method-assign]
+    Training.at_boundary = wait_before_validation  # type: ignore[method-assign]
     Checkpointer.__init__ = make  # type: ignore[method-assign]
 
 
@@ -90,7 +100,7 @@ _gone_on: list[_GoneOn] = []
 """That of this process, once it is one of several ranks."""
 
 
-def _wait(training: Training, kind: str, is_held: Callable[[], bool] = bool) -> None:
+def _wait(training: Training, act: Callable[[], None], is_held: Callable[[], bool] = bool) -> None:
     boundary, stager, link = training.boundary, training.stager, training.link
     if not link.rank.is_alone and not _gone_on:
         _gone_on.append(_GoneOn(link.rank))
@@ -114,6 +124,6 @@ def _wait(training: Training, kind: str, is_held: Callable[[], bool] = bool) -> 
     while waits():
         threading.Event().wait(LOOK_S)
         if is_due() or is_unasked() or training.page.news != boundary.seen:
-            training.at_boundary(kind)
+            act()
     for ranks in _gone_on:
         ranks.tell(boundary.step)
