@@ -40,11 +40,11 @@ class RetryingStore:
         def attempt() -> Receipt:
             sent = 0
 
-            def advance(count: int) -> None:
+            def advance(count: int, *, idle_s: Callable[[], float] | None = None) -> None:
                 nonlocal sent, furthest
                 sent += count
                 if progress is not None and sent > furthest:
-                    progress(sent - furthest)
+                    progress(sent - furthest, idle_s=idle_s)
                 furthest = max(furthest, sent)
 
             return self._store.put(key, source, deadline=deadline, progress=advance)

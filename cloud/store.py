@@ -38,8 +38,19 @@ CHUNK_BYTES = 16 * 1024 * 1024
 Source = memoryview | Path
 """A source of `put`: a contiguous byte buffer, or a file that does not change during the call."""
 
-Progress = Callable[[int], None]
-"""Called with the number of bytes newly sent, from the thread that called `put`."""
+
+class Progress(Protocol):
+    """What `put` calls with the number of bytes newly sent, from the thread that called `put`. May block."""
+
+    def __call__(self, sent: int, /, *, idle_s: Callable[[], float] | None = None) -> None:
+        """Note that `sent` more bytes are stored. Nothing is begun while this call lasts.
+
+        Args:
+            sent: bytes.
+            idle_s: returns for how many seconds nothing has been on its way; 0 while something, begun before this call,
+                still is. `None`: nothing is on its way during this call.
+        """
+        ...
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Protocol
 
@@ -155,6 +156,7 @@ class Writer:
         self._fs, self._io, self._fd, self._direct = fs, io, fd, direct
         self._source, self._make_room = source, make_room
         self._stopped = False
+        self._ended_at = time.monotonic()  # when a thread was last done with a chunk
 
     def run(self, check: Callable[[int], None], progress: Progress | None) -> Receipt:
         """Write everything and return its size and sums; nothing is durable yet.
@@ -181,12 +183,16 @@ class Writer:
                 whole = combine(whole, sums[-1], count)
                 written += count
                 if progress is not None:
-                    progress(count)
+                    progress(count, idle_s=lambda: self._idle_s(pending))
         finally:
             self._stopped = True
             pool.shutdown()
             wait(pending)
         return Receipt(size, whole, tuple(sums))
+
+    def _idle_s(self, pending: Iterable[Future[int]]) -> float:
+        """Return for how many seconds nothing has been written."""
+        return 0.0 if any(not future.done() for future in pending) else time.monotonic() - self._ended_at
 
     def _allocate(self) -> None:
         """Allocate all the room at once: a full disk fails before the first write, and writes do not queue for room."""
@@ -203,6 +209,12 @@ class Writer:
                     raise
 
     def _write_chunk(self, at: int) -> int:
+        try:
+            return self._write_all(at)
+        finally:
+            self._ended_at = time.monotonic()
+
+    def _write_all(self, at: int) -> int:
         with self._source.take(at) as chunk:
             crc = crc64nvme(chunk)
             done = 0

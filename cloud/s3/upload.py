@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +103,7 @@ class Upload:
         self._count = -(-reader.size // part_bytes)
         self._resumed = False
         self._lock = threading.Lock()
+        self._ended_at = time.monotonic()  # when a thread was last done with a part
         self._bodies: set[Body] | None = set()  # that threads are reading; `None` once reading is over
 
     def run(self, progress: Progress | None) -> Receipt:
@@ -165,18 +166,23 @@ class Upload:
                 while len(pending) < self._sending.pace.window and (number := next(waiting, None)) is not None:
                     pending[pool.submit(self._send_part, upload_id, number, stored.get(number))] = number
                 done, _ = wait(pending, min(self._deadline.remaining_s, 3600.0), FIRST_COMPLETED)
-                if done:
-                    future = done.pop()
-                    number = pending.pop(future)
-                    sent[number] = future.result()
-                    if progress is not None:
-                        progress(sum(size for _, size in sent[number].leaves))
+                new = {pending.pop(future): future.result() for future in done}
+                sent |= new
+                if new and progress is not None:
+                    count = sum(size for part in new.values() for _, size in part.leaves)
+                    progress(count, idle_s=lambda: self._idle_s(pending))
                 if self._deadline.expired and len(sent) < self._count:
                     raise Unavailable(f"{self._key}: no time left; {len(sent)} of {self._count} parts are there")
         finally:
             self._let_go()
             pool.shutdown()
         return [sent[number] for number in range(1, self._count + 1)]
+
+    def _idle_s(self, pending: Iterable[Future[SentPart]]) -> float:
+        """Return for how many seconds no part has been on its way."""
+        with self._lock:
+            ended_at = self._ended_at
+        return 0.0 if any(not future.done() for future in pending) else time.monotonic() - ended_at
 
     def _let_go(self) -> None:
         """Stop all reads of the source. A thread that hangs in the network ends by its own time-out."""
@@ -203,6 +209,7 @@ class Upload:
             return SentPart(leaves, self._send_body(upload_id, number, body, crc))
         finally:
             with self._lock:
+                self._ended_at = time.monotonic()
                 if self._bodies is not None:
                     self._bodies.discard(body)
             body.close()

@@ -20,7 +20,7 @@ import msgspec
 from cloud.digest import crc64nvme, format_crc
 from cloud.errors import AlreadyExists, CloudError, NotFound, TooLarge, Unavailable, Unreadable
 from cloud.notice import Deadline
-from cloud.store import CHUNK_BYTES, ObjectStore, Receipt, Source
+from cloud.store import CHUNK_BYTES, ObjectStore, Progress, Receipt, Source
 from harness.core import events
 from harness.core.manifest import (
     FORMAT,
@@ -192,7 +192,7 @@ def publish(
     emit: Emit,
     *,
     attempt: Attempt | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
     unchanged: Deduplicator | None = None,
     committing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Manifest:
@@ -240,7 +240,7 @@ def put_part(
     emit: Emit,
     *,
     attempt: Attempt,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
     unchanged: Deduplicator | None = None,
 ) -> Part:
     """Make one rank's shards durable, and after them the part that names them. Commits nothing.

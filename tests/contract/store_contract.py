@@ -74,7 +74,7 @@ class StoreContract:
         source.write_bytes(data)
         sent: list[int] = []
 
-        from_buffer = store.put("run/buffer", memoryview(data), deadline=NEVER, progress=sent.append)
+        from_buffer = store.put("run/buffer", memoryview(data), deadline=NEVER, progress=lambda n, **_: sent.append(n))
         from_file = store.put("run/file", source, deadline=NEVER)
 
         assert from_buffer == from_file == Receipt(len(data), crc64nvme(data), chunks)

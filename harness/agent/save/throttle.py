@@ -1,12 +1,14 @@
 """Speed of a tier's uploads: measured, and kept to a limit while nothing is urgent.
 
-Owns the measurements of one tier. Pauses for the limit do not count as time, nor does what the store copies by itself.
+Owns the measurements of one tier. Pauses for the limit count as time only while something is still on its way; what
+the store copies by itself does not count.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from harness.core.policy.copying import Copied, Rates
 from harness.core.rate import Rate
@@ -56,8 +58,8 @@ class Throttle:
         with self._changed:
             return max(0, size - self._sent - self._attempt.skipped_bytes)
 
-    def count(self, sent: int) -> None:
-        """Note that `sent` more bytes are stored. Blocks for as long as the limit demands."""
+    def count(self, sent: int, *, idle_s: Callable[[], float] | None = None) -> None:
+        """Note that `sent` more bytes are stored. Blocks for as long as the limit demands. See `Progress`."""
         with self._changed:
             self._sent += sent
             sent_before, elapsed_before = self._since
@@ -65,7 +67,7 @@ class Throttle:
             if sent and elapsed_s - elapsed_before >= SAMPLE_S:
                 self._rate.add(self._sent - sent_before, elapsed_s - elapsed_before)
                 self._since, self._sampled = (self._sent, elapsed_s), True
-            self._wait_for_pace()
+            self._wait_for_pace(idle_s)
 
     def end(self) -> None:
         """Note that everything of the attempt is stored."""
@@ -90,11 +92,12 @@ class Throttle:
         copying_s = self._attempt.copying_s - self._copied_before_s
         return time.monotonic() - self._began_at - self._paused_s - copying_s
 
-    def _wait_for_pace(self) -> None:
+    def _wait_for_pace(self, idle_s: Callable[[], float] | None) -> None:
         if self.limit_bytes_s is None:
             return
         began = time.monotonic()
         pace_at = self._began_at + self._sent / self.limit_bytes_s
         while not self._free and (left_s := pace_at - time.monotonic()) > 0:
             self._changed.wait(min(left_s, 3600.0))
-        self._paused_s += time.monotonic() - began
+        paused_s = time.monotonic() - began
+        self._paused_s += paused_s if idle_s is None else min(paused_s, idle_s())

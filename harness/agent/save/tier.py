@@ -388,11 +388,11 @@ class Tier:
         self._unchanged.forget()
         self._throttle.forget_copied()
 
-    def _count(self, sent: int) -> None:
-        """Count the progress of a `put`. Tier's thread; blocks for as long as the limit demands."""
+    def _count(self, sent: int, *, idle_s: Callable[[], float] | None = None) -> None:
+        """Count the progress of a `put`. Tier's thread; blocks for as long as the limit demands. See `Progress`."""
         with self._condition:
             self._heard_at = None
-        self._throttle.count(sent)
+        self._throttle.count(sent, idle_s=idle_s)
         with self._condition:
             self._heard_at = time.monotonic()
 

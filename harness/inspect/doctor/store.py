@@ -290,7 +290,7 @@ class _CutOff(Exception):
     """Ends an upload in the middle, as the end of an instance does."""
 
 
-def _cut_off(sent: int) -> None:
+def _cut_off(sent: int, **_: object) -> None:
     raise _CutOff
 
 

@@ -96,7 +96,9 @@ def test_a_put_that_failed_is_put_again_and_progress_counts_once() -> None:
     sent: list[int] = []
     faulty = FaultyStore(inner, "put", fail_on=(1, 2), after=True, error=OutcomeUnknown)
 
-    receipt = retrying(faulty).put("run/a", memoryview(b"bytes"), deadline=NEVER, progress=sent.append)
+    receipt = retrying(faulty).put(
+        "run/a", memoryview(b"bytes"), deadline=NEVER, progress=lambda n, **_: sent.append(n)
+    )
 
     assert faulty.calls == 3
     assert receipt.size == sum(sent) == 5

@@ -247,7 +247,9 @@ def test_a_next_attempt_sends_only_what_is_missing() -> None:
         commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
     assert list(attempt.stored) == [staged.parts[0].shards[0][0]]
 
-    manifest = commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt, progress=sent.append)
+    manifest = commit.publish(
+        store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt, progress=lambda n, **_: sent.append(n)
+    )
 
     assert [key.rpartition("/")[2] for key in store.keys("put")] == [name for name, _ in staged.parts[0].shards]
     assert sent == [SHARD_BYTES[1]]
@@ -371,7 +373,9 @@ def test_what_a_rank_has_stored_is_not_sent_again_when_another_s_part_failed() -
     with pytest.raises(Unavailable):
         commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt)
 
-    commit.publish(store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt, progress=sent.append)
+    commit.publish(
+        store, KEYS, staged, "remote", FOREVER, quiet, attempt=attempt, progress=lambda n, **_: sent.append(n)
+    )
 
     assert sum(sent) == 2 * sum(SHARD_BYTES) - SHARD_BYTES[0]
     assert attempt.skipped_bytes == sum(SHARD_BYTES) + SHARD_BYTES[0]

@@ -174,7 +174,7 @@ def test_all_but_the_last_bytes_go_past_the_page_cache_and_the_receipt_is_the_sa
     disk, source, sent = Disk(), filled(size), []
     store = DirectoryStore(tmp_path / "store", fs=disk)
 
-    receipt = store.put("run/a", source, deadline=NEVER, progress=sent.append)
+    receipt = store.put("run/a", source, deadline=NEVER, progress=lambda count, **_: sent.append(count))
 
     assert (disk.direct_bytes, disk.cached_bytes) == (size - size % BLOCK, size % BLOCK)
     assert (tmp_path / "store" / "run" / "a").read_bytes() == source
@@ -346,7 +346,7 @@ def test_when_a_put_was_given_up_nobody_writes_the_file_or_reads_the_slot_any_mo
 
     def put_and_tell() -> None:
         try:
-            store.put("run/a", source, deadline=NEVER.unless(cancelled), progress=lambda _: cancelled.set())
+            store.put("run/a", source, deadline=NEVER.unless(cancelled), progress=lambda _, **__: cancelled.set())
         except Unavailable as err:
             ended.append(err)
 
@@ -367,17 +367,32 @@ def test_progress_is_told_in_the_thread_that_put(tmp_path: Path) -> None:
     heard: list[int] = []
 
     DirectoryStore(tmp_path, fs=Disk()).put(
-        "run/a", filled(3 * CHUNK_BYTES), deadline=NEVER, progress=lambda _: heard.append(threading.get_ident())
+        "run/a", filled(3 * CHUNK_BYTES), deadline=NEVER, progress=lambda _, **__: heard.append(threading.get_ident())
     )
 
     assert heard == 3 * [threading.get_ident()]
+
+
+def test_progress_hears_whether_a_chunk_is_still_being_written(tmp_path: Path) -> None:
+    disk, idle = Holding(), list[float]()
+
+    def progress(_: int, *, idle_s: Callable[[], float]) -> None:
+        if not idle:
+            idle.append(idle_s())  # two writes are held
+            disk.let_go.set()
+            while not idle_s():
+                os.sched_yield()
+
+    DirectoryStore(tmp_path, fs=disk).put("run/a", filled(4 * CHUNK_BYTES), deadline=NEVER, progress=progress)
+
+    assert idle == [0.0]
 
 
 def test_a_deadline_ends_a_put_between_two_chunks(tmp_path: Path) -> None:
     clock, sent = FakeClock(), list[int]()
     store = DirectoryStore(tmp_path, fs=Disk())
 
-    def progress(count: int) -> None:
+    def progress(count: int, **_: Any) -> None:
         sent.append(count)
         clock.advance(10)
 
@@ -408,7 +423,7 @@ def test_a_large_file_goes_from_disk_to_disk_past_the_page_cache_where_that_is_l
     source.write_bytes(filled(size))
     store, sent = DirectoryStore(tmp_path / "store", fs=disk), list[int]()
 
-    receipt = store.put("run/a", source, deadline=NEVER, progress=sent.append)
+    receipt = store.put("run/a", source, deadline=NEVER, progress=lambda count, **_: sent.append(count))
 
     assert receipt == receipt_of(tmp_path, filled(size))
     assert (tmp_path / "store" / "run" / "a").read_bytes() == source.read_bytes()

@@ -279,7 +279,7 @@ def test_a_deadline_ends_a_put_between_two_chunks(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     sent: list[int] = []
 
-    def progress(count: int) -> None:
+    def progress(count: int, **_: Any) -> None:
         sent.append(count)
         clock.advance(10)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -49,7 +50,7 @@ def leave_unfinished(server: S3Server, key: str, data: bytes = DATA, parts: int 
     """An upload that was cancelled when it had exactly so many parts: one stream has nothing else on its way."""
     sent, cancelled = list[int](), threading.Event()
 
-    def progress(size: int) -> None:
+    def progress(size: int, **_: Any) -> None:
         sent.append(size)
         if len(sent) == parts:
             cancelled.set()
@@ -260,7 +261,7 @@ def test_a_put_that_is_cancelled_ends_and_lets_go_of_the_source(server: S3Server
     source, cancelled = bytearray(DATA), threading.Event()
 
     with memoryview(source) as view, pytest.raises(Unavailable, match="no time left"):
-        bare.put("a", view, deadline=NEVER.unless(cancelled), progress=lambda _: cancelled.set())
+        bare.put("a", view, deadline=NEVER.unless(cancelled), progress=lambda _, **__: cancelled.set())
 
     source.clear()  # BufferError if anybody still held it
     assert count(server, "UploadPart") <= STREAMS
@@ -273,7 +274,7 @@ def test_a_later_put_sends_only_what_is_missing(server: S3Server, bare: S3Store)
     server.forget_calls()
     told: list[int] = []
 
-    receipt = bare.put("a", memoryview(DATA), deadline=NEVER, progress=told.append)
+    receipt = bare.put("a", memoryview(DATA), deadline=NEVER, progress=lambda count, **_: told.append(count))
 
     assert sorted(call.part for call in server.calls("UploadPart")) == [4, 5, 6, 7]
     assert sum(told) == len(DATA)
@@ -328,7 +329,7 @@ def test_who_may_not_list_uploads_puts_all_the_same(server: S3Server, bare: S3St
 def test_no_part_is_begun_while_progress_blocks(server: S3Server, bare: S3Store) -> None:
     let_go = threading.Event()
 
-    def progress(_: int) -> None:
+    def progress(_: int, **__: Any) -> None:
         assert let_go.wait(HANG_S)
 
     with ThreadPoolExecutor(1) as pool:
@@ -339,6 +340,22 @@ def test_no_part_is_begun_while_progress_blocks(server: S3Server, bare: S3Store)
         done.result(HANG_S)
 
     assert begun == STREAMS
+
+
+def test_progress_hears_whether_a_part_is_still_on_its_way(server: S3Server, bare: S3Store) -> None:
+    held, idle = server.fault("stall", "UploadPart", nth=2), list[float]()
+
+    def progress(_: int, *, idle_s: Callable[[], float]) -> None:
+        if not idle:
+            server.wait_struck(held)
+            idle.append(idle_s())
+            server.release()
+            while not idle_s():
+                os.sched_yield()
+
+    bare.put("a", memoryview(DATA), deadline=NEVER, progress=progress)
+
+    assert idle == [0.0]
 
 
 def test_unfinished_uploads_are_told_and_given_up(server: S3Server, bare: S3Store) -> None:
@@ -369,7 +386,7 @@ def test_a_file_that_becomes_shorter_is_no_object(server: S3Server, bare: S3Stor
     source = tmp_path / "source"
     source.write_bytes(DATA)
 
-    def progress(_: int) -> None:
+    def progress(_: int, **__: Any) -> None:
         os.truncate(source, 10)
 
     with closing(open_store(server, streams=1)) as store, pytest.raises(SourceUnreadable, match="source"):
