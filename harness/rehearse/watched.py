@@ -58,19 +58,19 @@ class WatchedVerdict:
         compared: steps of the checkpoints that were compared.
         different: step and path of the first file that has other tensors, or is missing; `None` if there is none.
         beside: paths of files that differ in what is no tensor, such as a time.
-        anew: what it has written again after the kill, and had before; `None` if it went on from its checkpoint.
+        written_again: what it has written again after the kill; `None` if it went on from its checkpoint.
     """
 
     killed_at: int | None
     compared: tuple[int, ...] = ()
     different: tuple[int, str] | None = None
     beside: tuple[str, ...] = ()
-    anew: str | None = None
+    written_again: str | None = None
 
     @property
     def places(self) -> tuple[str, ...]:
         """Where the program was interrupted, in words."""
-        shown = self.compared or self.anew is not None
+        shown = self.compared or self.written_again is not None
         return () if self.killed_at is None or not shown else (f"{self.killed_at} (killed, and moved)",)
 
     @property
@@ -81,7 +81,7 @@ class WatchedVerdict:
     @property
     def identical(self) -> bool:
         """Whether the checkpoints have the same tensors, and there was anything to compare."""
-        return bool(self.places) and self.different is None and self.anew is None
+        return bool(self.places) and self.different is None and self.written_again is None
 
     @property
     def summary(self) -> str:
@@ -91,10 +91,10 @@ class WatchedVerdict:
                 "nothing is shown: the program came to its end before it could be killed behind a checkpoint. Let it "
                 "train longer, or save more often"
             )
-        if self.anew is not None:
+        if self.written_again is not None:
             return (
                 f"it does NOT GO ON from its checkpoint: killed behind step {self.killed_at}, it has written "
-                f"{self.anew} again, which it had before"
+                f"{self.written_again} again, which it had before"
             )
         if not self.compared:
             return (
@@ -111,7 +111,7 @@ class WatchedVerdict:
     def lines(self) -> list[str]:
         """The verdict, line by line."""
         lines = [self.summary]
-        if self.anew is not None:
+        if self.written_again is not None:
             return [*lines, "usual cause: it needs an option to resume, such as --resume '{checkpoint}'"]
         if self.different is not None:
             lines += ["usual causes:", *(f"  - {cause}" for cause in _CAUSES)]
@@ -125,7 +125,7 @@ class WatchedVerdict:
             "interrupted_at": list(self.places),
             "compared": list(self.compared),
             "difference": found,
-            "anew": self.anew,
+            "written_again": self.written_again,
             "beside": list(self.beside),
             "verdict": self.summary,
         }
@@ -177,8 +177,8 @@ def rehearse_watched(
         killed = passes.taken("interrupted")
         killed_at, last = killed[-1].step, wanted[-1].step if is_numbered else None
         passes.start("interrupted", lambda taken: last is not None and taken[-1].step >= last, laid_back=killed[-1])
-        anew = passes.anew or (None if is_numbered else _again(passes, killed[:-1], killed[-1]))
-        return WatchedVerdict(killed_at, anew=anew) if anew is not None else _compared(passes, killed_at)
+        again = passes.written_again or (None if is_numbered else _again(passes, killed[:-1], killed[-1]))
+        return _compared(passes, killed_at) if again is None else WatchedVerdict(killed_at, written_again=again)
 
 
 class _Passes:
@@ -204,7 +204,7 @@ class _Passes:
         self._root, self._adapter = Path(watch.replace(OUT, str(self._out))), adapter
         self._mark = "HARNESS_RUNTIME_DIR", self._environ["HARNESS_RUNTIME_DIR"]
         self._laid_back: Record | None = None
-        self.anew: str | None = None
+        self.written_again: str | None = None
         """A checkpoint that was written again, although the program was given that one or a newer one."""
 
     def store(self, name: str) -> DirectoryStore:
@@ -252,7 +252,7 @@ class _Passes:
             )
             try:
                 code = self._wait(process, name, is_enough, began_at)
-                self._note_anew()
+                self._note_written_again()
             finally:
                 _kill(process, self._mark)
         self.seconds = time.monotonic() - began_at
@@ -276,8 +276,8 @@ class _Passes:
             except subprocess.TimeoutExpired:
                 survey = records.survey(self.store(name), _KEYS, Deadline.after(_CALL_S))
                 taken = list(survey.commits)
-            self._note_anew()
-            if self.anew is not None:
+            self._note_written_again()
+            if self.written_again is not None:
                 return None
             if survey.finished_at is not None:
                 continue  # it is at its end, and about to exit
@@ -288,7 +288,7 @@ class _Passes:
                 newest = f"the newest of step {taken[-1].step}" if taken else "none yet"
                 self._say(f"{len(taken)} checkpoints, {newest}, {duration(said_at - began_at)} after the start")
 
-    def _note_anew(self) -> None:
+    def _note_written_again(self) -> None:
         """Note a checkpoint that is not newer than the one that was laid back, and whose files are all of now."""
         if (record := self._laid_back) is None:
             return
@@ -296,7 +296,7 @@ class _Passes:
         for one in candidates(Look.at(self._root), named(self._adapter or record.adapter)):
             is_newer = one.is_dated or one.order > record.order
             if not is_newer and one.files and all(seen.modified_ns > laid_ns for seen in one.files.values()):
-                self.anew = one.name
+                self.written_again = one.name
 
 
 def _again(passes: _Passes, before: Sequence[SnapshotId], laid_back: SnapshotId) -> str | None:

@@ -22,11 +22,11 @@ KEYS = RunKeys("rehearsal")
 
 
 def test_a_program_that_begins_again_is_not_identical() -> None:
-    verdict = WatchedVerdict(5, anew="model_1.pt")
+    verdict = WatchedVerdict(5, written_again="model_1.pt")
     assert not verdict.identical
     assert verdict.places, "the result is kept"
     assert "does NOT GO ON" in verdict.lines[0]
-    assert verdict.to_json()["anew"] == "model_1.pt"
+    assert verdict.to_json()["written_again"] == "model_1.pt"
 
 
 @pytest.fixture
@@ -35,10 +35,10 @@ def passes(tmp_path: Path) -> watched._Passes:
 
 
 @pytest.mark.parametrize(
-    ("written", "anew"), [([], None), ([30], None), ([10], "checkpoint-10"), ([20], "checkpoint-20")]
+    ("written", "written_again"), [([], None), ([30], None), ([10], "checkpoint-10"), ([20], "checkpoint-20")]
 )
-def test_what_is_written_again_shows_that_it_begins_anew(
-    written: Sequence[int], anew: str | None, passes: watched._Passes, tmp_path: Path
+def test_what_is_written_again_shows_that_it_begins_again(
+    written: Sequence[int], written_again: str | None, passes: watched._Passes, tmp_path: Path
 ) -> None:
     made, root = tmp_path / "made", tmp_path / "out"
     write(made, "transformers", 20)
@@ -48,8 +48,8 @@ def test_what_is_written_again_shows_that_it_begins_anew(
     for path in (root / "checkpoint-20").iterdir():
         os.utime(path, ns=(record.modified_ns, record.modified_ns))
     write(root, "transformers", *written)
-    passes._note_anew()
-    assert passes.anew == anew
+    passes._note_written_again()
+    assert passes.written_again == written_again
 
 
 def test_a_file_without_a_number_that_has_its_earlier_content_shows_it_too(
