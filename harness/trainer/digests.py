@@ -15,6 +15,8 @@ from harness.trainer.state.kinds import is_array, is_tensor
 _WEIGHTED: Final = 1 << 17
 """So many words have a weight each; of more, blocks of words have."""
 _BLOCK: Final = 1024
+_made_weights: Final = dict[torch.device, Tensor]()
+"""1 MiB for each device."""
 
 
 def digest(value: Any) -> str:
@@ -59,7 +61,16 @@ def _weighted_sum(tensor: Tensor) -> Tensor:
     if words.numel() > _WEIGHTED:  # else the weights would take as much memory as the tensor
         blocks = words.numel() // _BLOCK * _BLOCK
         words = torch.cat([words[:blocks].view(-1, _BLOCK).sum(1), words[blocks:]])
-    return (words * torch.arange(1, 2 * words.numel(), 2, device=words.device)).sum()
+    return (words * _weights(words.numel(), words.device)).sum()
+
+
+def _weights(count: int, device: torch.device) -> Tensor:
+    """Return the first `count` odd numbers. To make them takes far longer than to multiply by them."""
+    if count > _WEIGHTED:
+        return torch.arange(1, 2 * count, 2, device=device)
+    if device not in _made_weights:
+        _made_weights[device] = torch.arange(1, 2 * _WEIGHTED, 2, device=device)
+    return _made_weights[device][:count]
 
 
 def bytes_of(tensor: Tensor) -> int:
