@@ -122,9 +122,11 @@ def _compare_optimizer(name: str, optimizer: Optimizer, node: dict[str, Any], na
         return  # an optimizer with its own form of state_dict, which its load_state_dict checks
     for index, group in enumerate(groups[: len(params)]):
         # More may be stored: schedulers add options, and so do optimizers that count in `step` (Lamb). Loading takes
-        # the stored group as it is.
+        # the stored group as it is. A group may lack a default: an optimizer outside torch.optim gets the default
+        # `differentiable` in load_state_dict, which Accelerate calls in `prepare`, and its groups do not.
         where, written = f"{name}.param_groups[{index}]", sorted(mapping(name, group))
-        compare_names(where, written, sorted(optimizer.defaults), "option", more=True)
+        expected = sorted(optimizer.defaults.keys() & optimizer.param_groups[index].keys())
+        compare_names(where, written, expected, "option", more=True)
 
 
 def _compare_scheduler(name: str, scheduler: Any, saved: dict[str, Any]) -> None:

@@ -793,6 +793,32 @@ def test_an_option_that_an_optimizer_adds_as_it_steps_comes_back() -> None:
     assert again.param_groups[0]["steps"] == 3
 
 
+class Plain(torch.optim.Optimizer):
+    """Has no option of torch's own, as most optimizers outside torch.optim."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.data.sub_(parameter.grad, alpha=self.param_groups[0]["lr"])
+
+
+def test_an_optimizer_that_was_given_a_state_as_it_was_prepared_is_the_same() -> None:
+    """Accelerate gives each its own state, and torch adds an option to the optimizer's defaults there."""
+    live, fresh = Net(0), Net(1)
+    run, again = (Plain(model.parameters()) for model in (live, fresh))
+    for prepared in (run, again):
+        prepared.load_state_dict(prepared.state_dict())
+    train(live, run, 0, 3)
+    run.param_groups[0]["lr"] = 0.5
+
+    carry({"model": live, "optimizer": run}, {"model": fresh, "optimizer": again})
+
+    assert again.param_groups[0]["lr"] == 0.5
+
+
 class Late(lr_scheduler.LRScheduler):
     """Has a value only from its second epoch on."""
 
