@@ -14,7 +14,7 @@ import operator
 import re
 import types
 import weakref
-from collections import defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -28,6 +28,10 @@ _MOST_BYTES: Final = 64 << 20
 _LEAST_BYTES: Final = 4096
 _TENSOR: Final = "\0tensor"
 """Stands with its place in the packed bytes where a tensor was."""
+_CONTAINER: Final = "\0container"
+"""Stands with its kind, its argument and its items where a deque or a defaultdict was."""
+_FACTORIES: Final[dict[str, Any]] = {kind.__name__: kind for kind in (int, float, list, dict)}
+"""What makes the values of a defaultdict that can be stored by name."""
 _PLAIN: Final = (int, float, bool, type(None))
 _MEASURED: Final = re.compile("(^|_)(runtime|(samples|steps|tokens)_per_second|time)$")
 """Names of what depends on the clock, as transformers and TRL have them."""
@@ -37,9 +41,10 @@ class Counts:
     """The attributes of one object that the program's own class sets, and that change during a training.
 
     An attribute is stored if it is a number, a tensor, or a list, tuple, dict or deque of numbers, texts and tensors,
-    and if no function of the framework's class assigns to that name. What has not changed since the training began the
-    program makes again. A text or a truth value that changes is not stored: it mostly tells of something that only this
-    process has, such as a connection. Of that, and of others that cannot be stored, the user is warned.
+    and if no function of the framework's class assigns to that attribute, or one of the program's own classes does,
+    too. What has not changed since the training began the program makes again. A text or a truth value that changes is
+    not stored: it mostly tells of something that only this process has, such as a connection. Of that, and of others
+    that cannot be stored, the user is warned.
     """
 
     def __init__(self, owner: Any, base: type, warn: Callable[[str], None], known: Iterable[str] = ()) -> None:
@@ -52,7 +57,10 @@ class Counts:
             known: names of what else the framework has in such an object.
         """
         self._owner, self._warn = owner, warn
-        self._known = None if type(owner) is base else _assigned_in(base).union(known)
+        self._known: frozenset[str] | None = None
+        if type(owner) is not base:
+            own = [kind for kind in type(owner).__mro__ if kind not in base.__mro__]
+            self._known = _assigned_in(base.__mro__).difference(_assigned_in(tuple(own))).union(known)
         self._begun: dict[str, Any] | None = None
         self._hidden: dict[str, Any] = {}
         self._changed: set[str] = set()
@@ -76,6 +84,8 @@ class Counts:
         for name, value, is_kept in self._all():
             if not is_kept:
                 self._look_at_hidden(name, value)
+            elif (kind := _unmade(begun.get(name), value)) is not None:
+                self._tell(name, f"it has a {kind} that was not there when the training began: make it in __init__")
             elif name in self._changed or name not in begun or not _is_same(begun[name], value):
                 self._changed.add(name)
                 found[name] = _copied(value)
@@ -90,13 +100,18 @@ class Counts:
     def _look_at_hidden(self, name: str, value: Any) -> None:
         was_stored = (self._begun or {}).get(name) is not None
         was_another = name in self._hidden and self._hidden[name] != _sketch(value)
-        if not self._told and (was_stored or was_another):  # what was not there, or `None`, is mostly made at need
-            self._told = True
-            self._warn(
-                f"{type(self._owner).__name__}.{name} changes, and a resume resets it: what is stored are numbers, and "
-                f"lists and dicts of fewer than {_MOST} numbers, texts and tensors without a gradient, with less than "
-                f"{_MOST_CHARACTERS >> 20} MiB of texts and {_MOST_BYTES >> 20} MiB of tensors"
+        if was_stored or was_another:  # what was not there, or `None`, is mostly made at need
+            self._tell(
+                name,
+                f"what is stored are numbers, and lists and dicts of fewer than {_MOST} numbers, texts and tensors "
+                f"without a gradient, with less than {_MOST_CHARACTERS >> 20} MiB of texts and {_MOST_BYTES >> 20} MiB "
+                "of tensors",
             )
+
+    def _tell(self, name: str, why: str) -> None:
+        if not self._told:
+            self._told = True
+            self._warn(f"{type(self._owner).__name__}.{name} changes, and a resume resets it: {why}")
 
     def _all(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield name and value of each attribute of the program's own, and whether it is stored."""
@@ -139,21 +154,36 @@ class Looks:
 
 
 @functools.cache
-def _assigned_in(base: type) -> frozenset[str]:
-    """Return the names of all attributes to which the functions of a class and of its bases assign, of any object."""
+def _assigned_in(kinds: tuple[type, ...]) -> frozenset[str]:
+    """Return the names of all attributes to which the functions of classes assign, of the object that they are of."""
     found: set[str] = set()
-    for kind in base.__mro__:
+    for kind in kinds:
         for member in vars(kind).values():
             for function in (member, *(getattr(member, name, None) for name in ("fget", "fset", "__func__"))):
                 plain = inspect.unwrap(function) if callable(function) else None
-                if isinstance(plain, types.FunctionType):
-                    found |= _assigned_by(plain.__code__)
+                if isinstance(plain, types.FunctionType) and plain.__code__.co_argcount:
+                    found |= _assigned_by(plain.__code__, plain.__code__.co_varnames[0])
     return frozenset(found)
 
 
-def _assigned_by(code: types.CodeType) -> set[str]:
-    found = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
-    return found.union(*(_assigned_by(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
+def _assigned_by(code: types.CodeType, owner: str) -> set[str]:
+    """Return the names of the attributes that a function, or one inside of it, assigns of one of its variables."""
+    found: set[str] = set()
+    written = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+    for at, each in enumerate(written):
+        # `x.a = …` ends by loading x and storing a; `x.a += …` begins by loading x, a copy of it, and then a.
+        stores = each.opname == "STORE_ATTR" and _loads(written[at - 1], owner)
+        adds = each.opname == "LOAD_ATTR" and written[at - 1].opname == "COPY" and _loads(written[at - 2], owner)
+        if stores or adds:
+            found.add(each.argval)
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType) and owner in each.co_freevars)
+    return found.union(*(_assigned_by(each, owner) for each in inner))
+
+
+def _loads(instruction: dis.Instruction, variable: str) -> bool:
+    """Whether the last that an instruction does is to load a variable: newer ones load two, or store one first."""
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    return ("LOAD_FAST" in instruction.opname or instruction.opname == "LOAD_DEREF") and names[-1] == variable
 
 
 def _is_plain(value: Any) -> bool:
@@ -197,14 +227,28 @@ def _version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
+def _form(value: Any) -> tuple[type, Any] | None:
+    """Return the kind of a container, and what it is made with; `None` if a snapshot cannot make one again."""
+    if type(value) is deque:
+        return deque, value.maxlen
+    if type(value) is defaultdict:
+        factory = value.default_factory
+        return (defaultdict, factory) if factory is None or factory in _FACTORIES.values() else None
+    return (type(value), None) if type(value) in (list, tuple, dict, Counter, OrderedDict) else None
+
+
 def _copied(value: Any, of_tensor: Callable[[Tensor], Any] = lambda tensor: tensor) -> Any:
-    """Return a copy in dicts, lists and tuples, with what a function returns for each tensor."""
+    """Return a copy in containers of the same form, or in plain dicts, with what a function returns for each tensor."""
     if isinstance(value, dict):
-        return {key: _copied(item, of_tensor) for key, item in value.items()}
-    if type(value) is tuple:
-        return tuple(_copied(item, of_tensor) for item in value)
-    if type(value) in (list, deque):
-        return [_copied(item, of_tensor) for item in value]
+        kind, argument = _form(value) or (dict, None)
+        copy = defaultdict(argument) if kind is defaultdict else kind()
+        for key, item in value.items():
+            copy[key] = _copied(item, of_tensor)
+        return copy
+    if type(value) is deque:
+        return deque((_copied(item, of_tensor) for item in value), value.maxlen)
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item, of_tensor) for item in value)
     return of_tensor(value) if isinstance(value, Tensor) else value
 
 
@@ -213,22 +257,44 @@ def _is_same(before: Any, now: Any) -> bool:
     if isinstance(before, _Seen):
         return before.is_still(now)
     if isinstance(before, dict) and isinstance(now, dict):
-        return list(before) == list(now) and all(_is_same(before[key], item) for key, item in now.items())
-    if isinstance(before, (list, tuple)) and isinstance(now, (list, tuple, deque)):
-        return len(before) == len(now) and all(map(_is_same, before, now))
+        is_alike = _form(before) == (_form(now) or (dict, None)) and list(before) == list(now)
+        return is_alike and all(_is_same(before[key], item) for key, item in now.items())
+    if isinstance(before, (list, tuple, deque)) and isinstance(now, (list, tuple, deque)):
+        return _form(before) == _form(now) and len(before) == len(now) and all(map(_is_same, before, now))
     return type(before) is type(now) and bool(before == now)
+
+
+def _unmade(before: Any, now: Any) -> str | None:
+    """Return the kind of a container in a value that a resume would not have; `None` if there is none.
+
+    Args:
+        before: what the program makes in its place before the training begins, as it was copied then.
+        now: the value.
+    """
+    if isinstance(now, dict):
+        is_there = isinstance(before, dict)
+        if _form(now) is None and not is_there:
+            return type(now).__name__
+        if _form(now) is None and isinstance(now, defaultdict):
+            return None  # the one that is there makes what is in it
+        inner = ((before.get(key) if is_there else None, item) for key, item in now.items())
+    elif type(now) in (list, tuple, deque):
+        inner = ((None, item) for item in now)
+    else:
+        return None
+    return next((kind for kind in itertools.starmap(_unmade, inner) if kind is not None), None)
 
 
 def _filled(current: Any, value: Any) -> Any:
     """Return a value, in the container that was there, or that is made for its key, if it is of that kind."""
-    if isinstance(current, dict) and isinstance(value, dict):
+    if isinstance(current, dict) and type(value) in (dict, type(current)):
         makes = isinstance(current, defaultdict) and current.default_factory is not None
         filled = {key: _filled(current[key] if makes else current.get(key), item) for key, item in value.items()}
         current.clear()
         current.update(filled)
         return current
-    if isinstance(current, deque) and isinstance(value, list):
-        current.clear()
+    if isinstance(current, deque) and (isinstance(value, list) or _form(current) == _form(value)):
+        current.clear()  # a list is what older snapshots have
         current.extend(value)
         return current
     return value.to(current.device) if isinstance(current, Tensor) and isinstance(value, Tensor) else value
@@ -259,12 +325,25 @@ def pack(values: Any, device: torch.device) -> dict[str, Any]:
         return {_TENSOR: [index, begin, len(raw), str(tensor.dtype), list(tensor.shape), tensor.device.type]}
 
     with torch.no_grad():
-        placed = _copied(values, place)
+        placed = _written(_copied(values, place))
         packed = []
         for at, parts in found.items():
             size = max(_LEAST_BYTES, 1 << (ends[at] - 1).bit_length())
             packed.append(torch.cat([*parts, torch.zeros(size - ends[at], dtype=torch.uint8, device=at)]))
     return {"values": placed, "packed": packed}
+
+
+def _written(value: Any) -> Any:
+    """Return a copy in the containers that a tree has."""
+    if isinstance(value, dict):
+        items = {key: _written(item) for key, item in value.items()}
+        if type(value) is not defaultdict:
+            return items if type(value) is dict else type(value)(items)
+        names = (name for name, factory in _FACTORIES.items() if factory is value.default_factory)
+        return {_CONTAINER: ["defaultdict", next(names, None), items]}
+    if isinstance(value, deque):
+        return {_CONTAINER: ["deque", value.maxlen, [_written(item) for item in value]]}
+    return type(value)(map(_written, value)) if isinstance(value, (list, tuple)) else value
 
 
 def unpack(tree: Mapping[str, Any]) -> Any:
@@ -279,8 +358,14 @@ def unpack(tree: Mapping[str, Any]) -> Any:
 
     def placed(value: Any) -> Any:
         if isinstance(value, dict):
-            at = value.get(_TENSOR)
-            return {key: placed(item) for key, item in value.items()} if at is None else tensor_at(*at)
+            if (at := value.get(_TENSOR)) is not None:
+                return tensor_at(*at)
+            if (container := value.get(_CONTAINER)) is None:
+                return type(value)({key: placed(item) for key, item in value.items()})
+            kind, argument, items = container
+            if kind == "deque":
+                return deque(placed(items), argument)
+            return defaultdict(_FACTORIES.get(argument), placed(items))
         return type(value)(map(placed, value)) if isinstance(value, (list, tuple)) else value
 
     return placed(tree["values"])
@@ -297,8 +382,7 @@ def take_times(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[list[Any
         path: of the tree, in a larger one.
     """
     for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-        is_time = isinstance(key, str) and _MEASURED.search(key) is not None
-        if is_time and (isinstance(value, float) or (isinstance(value, list) and _are_numbers(value))):
+        if isinstance(key, str) and _MEASURED.search(key) is not None and _is_measured(value):
             yield [[*path, key], value]
             tree[key] = None
         elif isinstance(value, (dict, list)):
@@ -311,5 +395,7 @@ def put_times_back(tree: Any, times: list[list[Any]]) -> None:
         functools.reduce(operator.getitem, path, tree)[last] = value
 
 
-def _are_numbers(values: list[Any]) -> bool:
-    return all(isinstance(value, float) for value in values)
+def _is_measured(value: Any) -> bool:
+    """Whether a value in a tree is a time, or a list or a deque of times."""
+    items = value.get(_CONTAINER, [None])[-1] if isinstance(value, dict) else value
+    return isinstance(items, float) or (isinstance(items, list) and all(isinstance(item, float) for item in items))
