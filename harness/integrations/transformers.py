@@ -13,6 +13,7 @@ The events of a callback are not enough for that, so some methods of the one tra
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -32,6 +33,7 @@ from harness.config.settings import is_off
 from harness.errors import ConfigError, StateError
 from harness.integrations.counts import Counts, pack, put_times_back, take_times, unpack
 from harness.integrations.frozen import Trainable, has_frozen_base
+from harness.integrations.restored import Restored
 from harness.integrations.transformers_callbacks import Callbacks, plain
 from harness.trainer.driven import Driven, Options, Resumed, check_options
 from harness.trainer.state.prepared import unwrapped
@@ -178,6 +180,8 @@ class _Attached:
         self._trains = self._skips_evaluation = False
         self._updates_of_epoch = 0
         self._base: int | None = None
+        self._restored: tuple[Restored, Any] | None = None
+        """The states as they were restored, and the progress that belongs to them, until the next batch comes."""
         self._place = _Place()
         self._watched = Callbacks(trainer, HarnessCallback)
         self._counts = Counts(trainer, Trainer, warn)
@@ -248,8 +252,7 @@ class _Attached:
             self._place = _Place()
             return epochs, batches
         own, trainer = resumed.own, self._trainer
-        for name, value in own["state"].items():
-            setattr(trainer.state, name, value)
+        self._continue_state(own)
         self._check_best(own["state"].get("best_model_checkpoint"))
         self._place = _Place(**own["place"], is_resumed=True)
         if resumed.at == "end":
@@ -272,16 +275,44 @@ class _Attached:
         self._trains = True
         if resumed is None:
             return
-        own = resumed.own
+        self._continue_counts(resumed.own)
+        optimizer, scheduler = unwrapped(trainer.optimizer), unwrapped(trainer.lr_scheduler)
+        self._restored = Restored(trainer.model_wrapped, optimizer, scheduler), resumed.own
+        if trainer.args.eval_on_start:
+            trainer.args.eval_on_start = False  # it was done by the first start
+            self._skips_evaluation = True
+
+    def _continue_state(self, own: Any) -> None:
+        for name, value in own["state"].items():
+            setattr(self._trainer.state, name, copy.deepcopy(value))
+
+    def _continue_counts(self, own: Any) -> None:
+        """Give the trainer, its callbacks and its subclass what they have counted."""
+        trainer = self._trainer
         for name, value in own["numbers"].items():
             setattr(trainer, name, value)
         trainer._tr_loss = own["loss"].to(trainer._tr_loss.device)
         self._watched.restore(own["callbacks"])
         if own.get("counts") is not None:  # older snapshots have none
             self._counts.restore(unpack(own["counts"]))
-        if trainer.args.eval_on_start:
-            trainer.args.eval_on_start = False  # it was done by the first start
-            self._skips_evaluation = True
+
+    def _put_back(self) -> None:
+        """Undo what callbacks did behind the restored states.
+
+        The trainer calls `on_train_begin` and, in the middle of an epoch, `on_epoch_begin` in each process: some set
+        what only the process has, such as the epoch of a dataset. What they change of a snapshot was changed before it.
+        """
+        if self._restored is None:
+            return
+        (restored, own), self._restored = self._restored, None
+        self._continue_state(own)
+        self._continue_counts(own)
+        if not restored.put_back():
+            warn(
+                "a callback writes to the model or to the state of the optimizer as the training or an epoch begins, "
+                "and has done so again behind the snapshot: what follows is not as in an unbroken run. Let it do so in "
+                "on_epoch_end or on_step_begin, which are not called again"
+            )
 
     def run_epoch(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One pass over the data, or the rest of it."""
@@ -294,6 +325,7 @@ class _Attached:
             found = theirs(*args, **kwargs)
             self.driven.epoch_ended(call["epoch"])
             return found
+        self._put_back()
         place.is_resumed = False
         control = trainer.control
         if place.at_evaluation:
@@ -378,6 +410,7 @@ class _Attached:
 
     def finalize_training(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The loop is over: its last snapshot, before the best model may be loaded."""
+        self._put_back()
         self.driven.finish(self._step)
         self._trains = False
         return theirs(*args, **kwargs)

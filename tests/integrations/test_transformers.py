@@ -28,9 +28,10 @@ LIVES: list[tuple[str, Lives]] = [
     ("fsdp2", [("Published:2:terminate", 75), ("Published:1:kill-rank", 0)]),
     ("early", [("Published:2:terminate", 75), ("Published:1:kill-trainer", 0)]),
     ("twice", [("Published:4:terminate", 75), ("Published:3:kill-trainer,Published:5:terminate", 75), ("", 0)]),
+    ("own", [("Published:1:terminate", 75), ("Published:2:kill-trainer", 0)]),
     ("stops", [("Published:1:terminate", 75), ("TrainerFinished:1:kill-trainer", 0)]),
 ]
-TIERS = {"plain": [pytest.mark.sample], "evaluate": [], "fsdp2": [], "stops": []}
+TIERS = {"plain": [pytest.mark.sample], "evaluate": [], "fsdp2": [], "stops": [], "own": []}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ for each loss, each evaluated batch and each log, in full precision, to CURVE, a
     --mode twice         calls train() twice, each with an evaluation before it, and noise in its embeddings
     --mode stops         a callback ends the first epoch after 4 steps, and the training ends after 24: both at a
                          snapshot, in the middle of an epoch; it logs and evaluates at the end of each
+    --mode own           a subclass weighs each loss by what it has counted since its first one; as an epoch begins,
+                         callbacks draw what is trained, and let a rate of dropout fall
     --mode jit           with the Trainer's own just-in-time checkpoint
     --mode fsdp2         shards the model over the ranks, by the Trainer's own switch
     --mode tensorboard   logs to TensorBoard, in a directory that the Trainer names by the clock
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections import deque
 from typing import Any
 
 import torch
@@ -37,6 +40,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_callback import ExportableState
 
 from tests.support.framework_trainer import options_of, prepare, write_final
 from tests.support.shard_on_cpu import shard_on_cpu
@@ -78,6 +82,56 @@ class Telling(Trainer):  # type: ignore[misc]
         return found
 
 
+class Weighing(Telling):
+    """Weighs a loss by those before it. Its names are those of what the Trainer keeps in its state, or made late."""
+
+    best_metric = 9.0
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss, weighed in the training."""
+        found = super().compute_loss(*args, **kwargs)
+        if not self.model.training:
+            return found
+        if not hasattr(self, "window"):
+            self.window: deque[float] = deque(maxlen=5)
+        self.best_metric = min(self.best_metric, found.item())
+        self.window.append(found.item())
+        print("weighs", self.best_metric, list(self.window), file=self.out, flush=True)
+        return found * (1 + self.best_metric + sum(self.window) / len(self.window))
+
+
+class Cools(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Halves the dropout as an epoch begins, and sets what only this process has."""
+
+    rate = 0.4
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Change the rate."""
+        self.rate /= 2
+        self.share = 1.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Use it."""
+        model.transformer.drop.p = self.rate * self.share
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has."""
+        return {"args": {}, "attributes": {"rate": self.rate}}
+
+
+class Draws(TrainerCallback):  # type: ignore[misc]
+    """Draws the layer that is trained, as an epoch begins, and lets the weights decay more in each; without a state."""
+
+    def on_epoch_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        """Draw."""
+        drawn = random.randrange(2)
+        for number, layer in enumerate(model.transformer.h):
+            layer.requires_grad_(number == drawn)
+        optimizer.param_groups[0]["weight_decay"] += 0.1
+
+
 class Logged(TrainerCallback):  # type: ignore[misc]
     """Writes down each log."""
 
@@ -116,6 +170,7 @@ MODES: dict[str, dict[str, Any]] = {
         "max_steps": 24, "logging_strategy": "epoch", "eval_strategy": "epoch", "ignore_data_skip": True,
         "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2,
     },
+    "own": {},
     "jit": {"enable_jit_checkpoint": True},
     "fsdp2": {
         "fsdp": "full_shard",
@@ -149,7 +204,11 @@ def train(model: Any, options: argparse.Namespace, out: Any) -> None:
     """Train a model as the mode says."""
     if options.mode == "fsdp2":
         shard_on_cpu()
-    more: dict[str, list[Any]] = {"early": [EarlyStoppingCallback(2)], "stops": [EndsEpoch()]}
+    more: dict[str, list[Any]] = {
+        "early": [EarlyStoppingCallback(2)],
+        "stops": [EndsEpoch()],
+        "own": [Cools(), Draws()],
+    }
     callbacks = more.get(options.mode, [])
     ours = None
     if not options.plain:
@@ -162,7 +221,7 @@ def train(model: Any, options: argparse.Namespace, out: Any) -> None:
         "num_train_epochs": EPOCHS, "learning_rate": 1e-3, "logging_steps": 1, "disable_tqdm": True, "seed": 7,
         "save_strategy": "no", "use_cpu": options.device == "cpu", "fp16": options.device == "cuda",
     }  # fmt: skip
-    trainer = Telling(
+    trainer = (Weighing if options.mode == "own" else Telling)(
         model=model,
         args=TrainingArguments(**(defaults | MODES[options.mode])),
         train_dataset=Noisy(ITEMS),
