@@ -221,7 +221,7 @@ class _Fit:
         self._trains = True
         if (own := self._own) is not None:
             set_progress(loop, own["loops"])
-            trainer.should_stop, trainer.accumulate_grad_batches = own["should_stop"], own["accumulate"]
+            trainer.should_stop = own["should_stop"]
             self._sampled = own.get("sampled", 0)
         if self._early is not None:  # configure_optimizers has asked how many steps there will be
             now = capture_moment()
@@ -312,7 +312,7 @@ class _Fit:
         if own is None:
             return
         trainer.fit_loop._last_train_dl_reload_epoch = own["reloaded"]
-        self._continue_logs(own)
+        self._continue(own)
         if (iterator := getattr(fetcher.combined_loader, "_iterator", None)) is not None:
             iterator._idx = epoch_loop.batch_progress.current.ready
         resumed, self._resumed = self._resumed, None
@@ -323,16 +323,18 @@ class _Fit:
             epoch_loop.on_advance_end(fetcher)
             epoch_loop.on_iteration_done()
 
-    def _continue_logs(self, own: Any) -> None:
-        """Give the trainer the values that were logged, and those that are being summed over the epoch.
+    def _continue(self, own: Any) -> None:
+        """Give the trainer and the program what hooks at the begin of a training set, or refuse to find there.
 
-        And the program's own counts: its module's hooks at the begin of a training and of an epoch were called.
+        These are the program's own counts, the batches of a step (which `GradientAccumulationScheduler` changes, and
+        does not let anything else set), the values that were logged, and those that are being summed over the epoch.
         """
         if "counts" in own:  # older snapshots have none
             put_times_back(own["counts"], own["places"]["times"])
             for counts, values in zip(self._counts, unpack(own["counts"]), strict=False):
                 counts.restore(values)
         trainer, connector = self._trainer, self._trainer._logger_connector
+        trainer.accumulate_grad_batches = own["accumulate"]
         for name in _METRICS:
             getattr(connector, name).update(own["metrics"][name])
         connector._first_loop_iter, connector._current_fx = own["first"], own["fx"]
@@ -378,7 +380,7 @@ class _Fit:
         loop.reset()
         loop.on_run_start()
         if resumed.at == "end":
-            self._continue_logs(resumed.own)
+            self._continue(resumed.own)
             self._resumed = None
             self._driven.settle_random()
         else:

@@ -23,7 +23,7 @@ LIVES = {
     "fsdp2": [("Published:2:terminate", 75), ("Published:1:kill-rank", 0)],
     "plain": [("FirstStep:1:terminate", 75), ("Published:2:kill-trainer,Published:4:terminate", 75), ("", 0)],
 }
-TIERS = {"plain": [pytest.mark.sample], "validate": [], "stops": [], "fsdp2": []}
+TIERS = {"plain": [pytest.mark.sample], "validate": [], "stops": [], "scheduled": [], "fsdp2": []}
 USUAL = [("Published:2:terminate", 75), ("Published:1:kill-trainer,TrainerFinished:1:kill-trainer", 0)]
 
 

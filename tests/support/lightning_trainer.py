@@ -18,6 +18,7 @@ what it holds at the end to FINAL.
                         before the loop begins
     --mode averaged     validates with averaged weights
     --mode stops        the same, and ends after 24 steps, at a snapshot in the middle of an epoch
+    --mode scheduled    a callback of Lightning's lets 3 batches make a step from the second epoch on
     --mode fsdp2        shards the model over the 2 ranks, by Lightning's strategy for it
     --package NAME      pytorch_lightning instead of lightning.pytorch
     --device cuda       on a GPU, in half precision with a scaler, by deterministic operations
@@ -42,7 +43,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tests.support.framework_trainer import options_of, prepare, write_final
 
 ITEMS, BATCH, EPOCHS = 44, 4, 3
-MODES = ("plain", "validate", "manual", "plateau", "workers", "steps", "averaged", "stops", "fsdp2")
+MODES = ("plain", "validate", "manual", "plateau", "workers", "steps", "averaged", "stops", "scheduled", "fsdp2")
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
@@ -196,6 +197,8 @@ def callbacks_of(pl: Any, mode: str, out: Any, folder: Path) -> list[Any]:
 
     if mode == "plateau":
         return [pl.callbacks.EarlyStopping("val_loss", patience=3)]
+    if mode == "scheduled":
+        return [pl.callbacks.GradientAccumulationScheduler({1: 3})]
     if mode == "workers":
         return [pl.callbacks.ModelCheckpoint(folder, monitor="val_loss", save_top_k=2, save_last=True)]
     if mode in ("averaged", "stops"):
