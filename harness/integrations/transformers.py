@@ -55,6 +55,8 @@ _WRAPPED = (
 )
 _NUMBERS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 """What a trainer counts besides its state, as far as this version has it."""
+_FROM_ARGUMENTS = ("max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size")
+"""What a `TrainerState` has of the arguments: a new start may have others, such as more epochs."""
 _trainer: Any = transformers.trainer  # for what it imports, and does not export
 _STOPS = ("should_training_stop", "should_epoch_stop")
 _SNAPSHOT = "harness snapshot"
@@ -180,6 +182,7 @@ class _Attached:
         self._trains = self._skips_evaluation = False
         self._updates_of_epoch = 0
         self._base: int | None = None
+        self._arguments: dict[str, Any] = {}
         self._restored: tuple[Restored, Any] | None = None
         """The states as they were restored, and the progress that belongs to them, until the next batch comes."""
         self._place = _Place()
@@ -247,6 +250,7 @@ class _Attached:
     def init_training_state(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The trainer's state begins: put it back, and return the epoch and the batches of it that are trained."""
         epochs, batches = theirs(*args, **kwargs)
+        self._arguments = {name: getattr(self._trainer.state, name, None) for name in _FROM_ARGUMENTS}
         resumed = self._resumed
         if resumed is None:
             self._place = _Place()
@@ -283,7 +287,9 @@ class _Attached:
             self._skips_evaluation = True
 
     def _continue_state(self, own: Any) -> None:
-        for name, value in own["state"].items():
+        # Older snapshots have the arguments there.
+        state = {name: value for name, value in own["state"].items() if name not in _FROM_ARGUMENTS}
+        for name, value in (state | own.get("arguments", {})).items():
             setattr(self._trainer.state, name, copy.deepcopy(value))
 
     def _continue_counts(self, own: Any) -> None:
@@ -438,8 +444,10 @@ class _Attached:
         state = {field.name: getattr(trainer.state, field.name) for field in dataclasses.fields(trainer.state)}
         for name in ("stateful_callbacks", "is_local_process_zero", "is_world_process_zero"):
             del state[name]
+        arguments = {name: state.pop(name) for name in _FROM_ARGUMENTS if name in state}
         own = {
             "state": plain(state),
+            "arguments": plain({name: now for name, now in arguments.items() if now != self._arguments[name]}),
             "place": place.to_tree(),
             "numbers": {name: plain(getattr(trainer, name)) for name in _NUMBERS if hasattr(trainer, name)},
             "loss": trainer._tr_loss,

@@ -61,6 +61,12 @@ def test_a_training_of_which_only_the_end_of_a_call_was_still_to_come_is_the_sam
     check_same(world, unbroken(TRAINER, "twice"))
 
 
+def test_a_training_that_is_made_longer_goes_on_to_its_new_end(world: World) -> None:
+    live(world, command(TRAINER, world, "plain"), [("Published:1:terminate", 75)])
+    live(world, command(TRAINER, world, "plain", "--epochs", "4"), [("", 0)])
+    assert any(line.startswith("result 44 ") for line in world.curve.read_text().splitlines())
+
+
 def test_the_trainer_s_own_checkpoint_on_sigterm_is_switched_off_and_that_is_said(world: World) -> None:
     process = world.run_rigged(*FAST, "--at", "Published:1:terminate", command=command(TRAINER, world, "jit"))
     assert process.wait() == 75, process.stderr

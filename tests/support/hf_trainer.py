@@ -14,10 +14,11 @@ for each loss, each evaluated batch and each log, in full precision, to CURVE, a
     --mode stops         a callback ends the first epoch after 4 steps, and the training ends after 24: both at a
                          snapshot, in the middle of an epoch; it logs and evaluates at the end of each
     --mode own           a subclass weighs each loss by what it has counted since its first one; as an epoch begins,
-                         callbacks draw what is trained, and let a rate of dropout fall
+                         callbacks draw what is trained, let a rate of dropout fall, and log more seldom
     --mode jit           with the Trainer's own just-in-time checkpoint
     --mode fsdp2         shards the model over the ranks, by the Trainer's own switch
     --mode tensorboard   logs to TensorBoard, in a directory that the Trainer names by the clock
+    --epochs N           instead of 3, where the mode does not set them
     --device cuda        on a GPU, in half precision with a scaler, by deterministic operations
     --plain              without the harness
 """
@@ -120,12 +121,13 @@ class Cools(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class Draws(TrainerCallback):  # type: ignore[misc]
-    """Draws the layer that is trained, as an epoch begins, and lets the weights decay more in each; without a state."""
+    """Draws the layer that is trained, as an epoch begins; lets weights decay more, and logs less. Without a state."""
 
     def on_epoch_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Draw."""
+        state.logging_steps += 1
         drawn = random.randrange(2)
         for number, layer in enumerate(model.transformer.h):
             layer.requires_grad_(number == drawn)
@@ -185,7 +187,9 @@ MODES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Train."""
-    options = options_of(MODES).parse_args()
+    parser = options_of(MODES)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    options = parser.parse_args()
     prepare(options)
     torch.manual_seed(0)
     random.seed(0)
@@ -218,7 +222,7 @@ def train(model: Any, options: argparse.Namespace, out: Any) -> None:
         callbacks += [] if options.mode == "evaluate" else [HarnessCallback(keeps_output_dir=True)]
     defaults = {
         "output_dir": str(options.curve.with_name("output")), "per_device_train_batch_size": BATCH, "report_to": [],
-        "num_train_epochs": EPOCHS, "learning_rate": 1e-3, "logging_steps": 1, "disable_tqdm": True, "seed": 7,
+        "num_train_epochs": options.epochs, "learning_rate": 1e-3, "logging_steps": 1, "disable_tqdm": True, "seed": 7,
         "save_strategy": "no", "use_cpu": options.device == "cpu", "fp16": options.device == "cuda",
     }  # fmt: skip
     trainer = (Weighing if options.mode == "own" else Telling)(
