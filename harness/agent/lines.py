@@ -158,8 +158,8 @@ class Sentences:
             case events.RanksDiffer():
                 ranks = "rank " + ", ".join(map(str, event.ranks))
                 return Tone.WARNING, (
-                    f"{event.tensor} is not the same on all ranks ({ranks}), although they should keep it equal: each "
-                    f"saves its own from now on, and step {count(event.step)} is not saved"
+                    f"{event.tensor} is not the same on all ranks any more ({ranks}): each saves its own from now on, "
+                    f"and what was taken of step {count(event.step)} is not used"
                 )
             case events.NeverFits():
                 needs = f"a snapshot of {size(event.bytes)} needs {duration(event.needs_s)} to become durable"

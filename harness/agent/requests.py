@@ -105,8 +105,8 @@ class Requests:
 
     @property
     def _snapshot(self) -> Command:
-        at_end = any(rank.control.at_end for rank in self._ranks)  # there is no later step to take instead
-        compares = self._ranks.several and self._ranks.holdings.compares and not at_end
+        at_end = any(rank.control.at_end for rank in self._ranks)  # no later one would show what differs in this one
+        compares = self._ranks.several and (self._ranks.holdings.compares or at_end)
         return Command.SNAPSHOT_AND_COMPARE if compares else Command.SNAPSHOT
 
     def take_back(self) -> None:

@@ -266,7 +266,7 @@ class RanksDiffer(Event, frozen=True):
     """A tensor that all ranks should have alike is another one on some of them: each stores its own from now on.
 
     Attributes:
-        step: of the snapshot that showed it, which is not committed.
+        step: of the snapshot that showed it, which is not used.
         tensor: name of the tensor.
         ranks: those whose bytes are not those of the first rank that has it.
     """

@@ -23,7 +23,7 @@ import msgspec
 from harness.core import events
 from harness.core.restart import Span
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Increased with any change that an agent and a trainer of two versions would misunderstand."""
 
 
@@ -164,8 +164,6 @@ class Sealed(Message, frozen=True):
         stall_s: how long the loop waited.
         copy_s: how long it would have waited without overlap.
         held: whether it counts only once the program's exit code is known to be 0.
-        sums: of several ranks, sometimes: of each tensor that may be equal on all of them, the sum of its bytes as
-            64-bit integers, by name.
         assignment: of several ranks: see `Stores`.
     """
 
@@ -175,7 +173,6 @@ class Sealed(Message, frozen=True):
     stall_s: float
     copy_s: float
     held: bool = False
-    sums: dict[str, int] = {}
     assignment: str = ""
 
 
@@ -322,7 +319,8 @@ class Stores(Message, frozen=True):
     Attributes:
         rows: of tensors that several ranks share.
         own: names of tensors that are this rank's alone.
-        compared: names of tensors that are compared between ranks now and then.
+        compared: names of tensors that are compared between ranks in every snapshot.
+        kept_equal: names of tensors that a wrapper keeps equal: they are compared in some snapshots.
         number: of the `Holds`.
         assignment: identity of what all ranks store: only shares of one assignment are a snapshot together.
     """
@@ -330,6 +328,7 @@ class Stores(Message, frozen=True):
     rows: tuple[Rows, ...]
     own: tuple[str, ...]
     compared: tuple[str, ...]
+    kept_equal: tuple[str, ...]
     number: int
     assignment: str = ""
 

@@ -207,6 +207,16 @@ def runs(whole: Sequence[int], offset: Sequence[int], shape: Sequence[int], item
         yield Run(number * size, size, start + sum(at * step for at, step in zip(index, strides, strict=False)))
 
 
+def label(name: str, offset: Sequence[int] | None, shape: Sequence[int]) -> str:
+    """Return a text for a piece that is the same on each rank that holds it. `offset` is `None` for a whole tensor."""
+    return f"{name}@{','.join(map(str, offset or ()))}+{','.join(map(str, shape))}"
+
+
+def tensor_of(label: str) -> str:
+    """Return the name of the tensor in a label."""
+    return label.rpartition("@")[0]
+
+
 def balance(stored: Sequence[Sequence[Piece]]) -> Mapping[int, int]:
     """Return the bytes that each rank stores."""
     return {rank: sum(piece.bytes for piece in pieces) for rank, pieces in enumerate(stored)}

@@ -43,7 +43,7 @@ class Command(enum.IntEnum):
     LEAVE = 3
     """Leave the loop without a new snapshot; the sealed ones count."""
     SNAPSHOT_AND_COMPARE = 4
-    """Take a snapshot, and tell sums of what other ranks have as well."""
+    """Take a snapshot, and compare between ranks also what a wrapper keeps equal."""
 
     @classmethod
     def of(cls, news: int) -> Command:

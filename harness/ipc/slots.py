@@ -24,7 +24,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class SlotRecord:
         sealed_at: ISO 8601 UTC.
         pieces: of several ranks, as in `Part`.
         assignment: of several ranks: identity of what all of them store. Shares of two assignments are no snapshot.
+        sums: of several ranks: of each piece that was compared between them, a sum of its bytes, by `pieces.label`. It
+            is here, and not in a message, for whatever agent finds the slot: shares that differ are no snapshot.
     """
 
     step: int
@@ -84,6 +86,7 @@ class SlotRecord:
     sealed_at: str
     pieces: dict[str, StoredPiece] | None = None
     assignment: str = ""
+    sums: dict[str, int] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the record's bytes: a line of JSON, then the small state unchanged."""
@@ -93,6 +96,8 @@ class SlotRecord:
             head["pieces"] = pieces_to_json(pieces)
         if not self.assignment:
             del head["assignment"]
+        if not self.sums:
+            del head["sums"]
         return json.dumps(head).encode() + b"\n" + state.encode()
 
     @classmethod

@@ -104,10 +104,11 @@ class Meeting:
             news = page.news
             command = Command.of(news)
             say = partial(page.say, news, entering=entering, passed=boundary.passed)
-            if last:
+            stays = last or command.leaves
+            if stays:  # no step is to follow: this one is sealed again
                 stager.forget_void()
-                if self._is_complete:
-                    return False
+            if last and self._is_complete:
+                return False
             if command is Command.LEAVE:
                 return True
             if command is Command.NOTHING:
@@ -120,7 +121,7 @@ class Meeting:
                 tell_at = self._rest(tell_at)
                 continue
             agreed = page.agreed(news)
-            if not last and agreed is not None and agreed.step == stager.sealed_step and self._sealed_for != news:
+            if not stays and agreed is not None and agreed.step == stager.sealed_step and self._sealed_for != news:
                 say(Hold.PASSED)  # that snapshot was void, and a step is sealed once
                 boundary.attended(news, boundary.step + 1)
                 return False
@@ -138,7 +139,7 @@ class Meeting:
                     if command.leaves and page.time_is_up:
                         return True
                     tell_at = self._rest(tell_at)
-                case Move.SEAL if self._seal(news, waits=command.leaves or last or boundary.waits, overlap=overlap):
+                case Move.SEAL if self._seal(news, last=last, overlap=overlap):
                     self._sealed_for = news
                     if stager.pending:
                         boundary.attended(news, boundary.step + 1)
@@ -172,13 +173,15 @@ class Meeting:
         step, set_step = self._boundary.step, self._link.page.set_step
         return self._stager.sealed_step == step and set_step is not None and set_step >= step
 
-    def _seal(self, news: int, *, waits: bool, overlap: bool) -> bool:
+    def _seal(self, news: int, *, last: bool, overlap: bool) -> bool:
         """Take the snapshot, if a slot is granted; wait for one if there is no later step. Return whether it is."""
-        if waits:
-            self._saving.take_waiting(news)
+        command = Command.of(news)
+        ends = command.leaves or last
+        compares = ends or command is Command.SNAPSHOT_AND_COMPARE  # no later one would show what differs in this one
+        if ends or self._boundary.waits:
+            self._saving.take_waiting(news, compares=compares)
         else:
-            compares = Command.of(news) is Command.SNAPSHOT_AND_COMPARE
-            self._saving.take(overlap=overlap and not self._boundary.waits, compares=compares)
+            self._saving.take(overlap=overlap, compares=compares)
         return self._stager.pending or self._stager.sealed_step == self._boundary.step
 
     def _rest(self, tell_at: float) -> float:

@@ -46,7 +46,7 @@ class Saving:
         """Seal a snapshot of this step, if a slot is free; return whether it is sealed. See `Stager.stage`."""
         return self._stager.stage(self._boundary.step, overlap=overlap, compares=compares)
 
-    def take_waiting(self, news: int | None = None) -> None:
+    def take_waiting(self, news: int | None = None, *, compares: bool = False) -> None:
         """Take a snapshot, and wait for a slot: the loop is over, or the program waits for this snapshot anyway.
 
         Gives up if the agent wants the loop left without it, if there is no agent, or if the deadline has passed.
@@ -54,8 +54,9 @@ class Saving:
         Args:
             news: of several ranks, the control page's word for which this is done. With another word it gives up too:
                 the others may be asked for another step by now, and need this rank for it.
+            compares: see `Stager.stage`.
         """
-        while not (self._plan_if_needed() and self.take()):
+        while not (self._plan_if_needed() and self.take(compares=compares)):
             page = self._link.page
             if page.command is Command.LEAVE or self._link.gone or page.time_is_up:
                 return

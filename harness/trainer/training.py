@@ -27,6 +27,7 @@ from harness.errors import ExitCode, HarnessError, StateError
 from harness.ipc.control_page import Command, TrainerSide
 from harness.trainer.boundary import Boundary
 from harness.trainer.distributed import gathered
+from harness.trainer.distributed.claims import LocalSteps
 from harness.trainer.hazards import Hazards
 from harness.trainer.link import Link
 from harness.trainer.loaders.known import Loaders
@@ -108,6 +109,7 @@ class Training:
         self.witness: Witness | None = None
         self._meeting: Meeting | None = None
         self._sharded: tuple[Any, ...] = ()
+        self._local_steps = LocalSteps()
         self._hooks = [self._watch_optimizers()]
 
     def connect(self, link: Link, overlap: bool | None) -> None:
@@ -173,6 +175,7 @@ class Training:
     def _look_for_sharded(self) -> None:
         if self._meeting is not None:
             self._sharded = gathered.sharded(self.states.values())
+            self._local_steps.watch(self.states.values())
 
     def at_boundary(self, kind: str, *, entering: bool = False) -> None:
         """Act at a boundary where the control page has news or something is due: plan, take a snapshot, or leave.
@@ -275,7 +278,9 @@ class Training:
 
     def _capture(self, sure: bool, found: Callable[[Mapping[str, Tensor]], None] | None = None) -> Captured:
         alone, self.unlisted.gradients.completed = self.link.rank.is_alone, self.boundary.step
-        return capture(self.states, self.unlisted, self.extra, sure=sure, alone=alone, found=found)
+        return capture(
+            self.states, self.unlisted, self.extra, sure=sure, alone=alone, local_steps=self._local_steps, found=found
+        )
 
     def _small_state(self, step: int, captured: Captured) -> dict[str, Any]:
         self.hazards.look_for_unsaved(captured.tensors.values())
@@ -551,9 +556,11 @@ class Training:
     def _watch_optimizers(self) -> RemovableHandle:
         """Hook every optimizer's step, to note it: the end of its batch is a boundary."""
         boundary, hazards, gradients, inert = self.boundary, self.hazards, self.unlisted.gradients, self.inert
+        local_steps = self._local_steps
 
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             boundary.optimizer_stepped = True
+            local_steps.note()
             if not (gradients.stepped(optimizer, boundary.step) or inert):
                 hazards.note_stranger(optimizer, boundary.step)
             if hazards.stepped_in is None:

@@ -54,16 +54,13 @@ DEFECTS = (
         "a snapshot is sealed before it is copied",
         "harness/trainer/staging/stager.py",
         "            deferred = self._copy(slot, layout, captured, copying, begun, overlap=overlap)\n"
-        "            record = self._record(step, captured, layout)\n"
+        "            record = self._record(step, captured, layout, compares=compares)\n"
         "            copying.finish()\n"
-        "        sums = self._shares.sums(captured) if self._shares is not None and compares else {}\n"
-        "        if (not deferred or self._overlap.validating) "
-        "and not self._seal(grant, slot, record, started, sums=sums):\n",
-        "            record = self._record(step, captured, layout)\n"
-        "            sealed = self._seal(grant, slot, record, started, sums={})\n"
+        "        if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started):\n",
+        "            record = self._record(step, captured, layout, compares=compares)\n"
+        "            sealed = self._seal(grant, slot, record, started)\n"
         "            deferred = self._copy(slot, layout, captured, copying, begun, overlap=overlap)\n"
         "            copying.finish()\n"
-        "        sums = dict[str, int]()\n"
         "        if not sealed:\n",
         TRAINER,
     ),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.process.kills.test_every_event import heard
 from tests.ranks.test_kills import FAST, NOTICE, RANKS, STEPS, check_unbroken, finish, ranks
+from tests.support import tiny_rank
 from tests.support.process import Process
 from tests.support.world import World, steps_said
 
@@ -76,6 +77,49 @@ def test_a_rank_that_differs_is_named_and_the_snapshot_is_not_used(world: World)
     assert found is not None, process.stderr
     assert int(found[1]) not in [snapshot.step for snapshot in world.check_commits()]
     assert world.survey().finished_at == STEPS
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("how", [("--maybe",), ()])
+def test_what_is_not_equal_any_more_is_each_rank_s_own_in_the_very_snapshot_that_all_leave_with(
+    how: tuple[str, ...], world: World
+) -> None:
+    """Nothing compares later: one rank would go on with rows of another."""
+    options = (*how, "--differs-at", "7")
+    process = world.run_rigged(*FAST, command=ranks(world, *options, "--hold-at", "8"))
+    process.wait_for(r" Published [^\n]*step=5 ")
+    world.wait_until(lambda: farthest(world) == [8] * RANKS, "step 8 of all")
+    os.kill(process.pid, signal.SIGTERM)
+
+    assert process.wait() == 75, process.stderr
+    (differs,) = steps_said(process.stderr, "RanksDiffer")
+    assert world.check_commits()[-1].step == differs, process.stderr
+    world.wait_gone()
+    process = world.run_rigged(*FAST, command=ranks(world, *options))
+    assert process.wait() == 0, process.stderr
+    assert steps_said(process.stderr, "Restored") == [differs]
+    check_differing(world, 7)
+
+
+@pytest.mark.parametrize(
+    "options", [("--maybe", "--steps", "20", "--differs-at", "19"), ("--steps", "18", "--differs-at", "17")]
+)
+def test_what_is_not_equal_any_more_is_each_rank_s_own_in_the_last_snapshot(
+    options: tuple[str, ...], world: World
+) -> None:
+    process = world.run_rigged(*FAST, command=ranks(world, *options))
+    assert process.wait() == 0, process.stderr
+    (differs,) = steps_said(process.stderr, "RanksDiffer")
+    assert world.check_commits()[-1].step == differs
+    assert world.survey().finished_at == differs
+
+
+def check_differing(world: World, differs_at: int) -> None:
+    """Each rank's steps are the unbroken run's, in which the last rank's common chain becomes another one."""
+    for rank in range(RANKS):
+        at = differs_at if rank == RANKS - 1 else None
+        lines = set(Path(f"{world.curve}.{rank}").read_text().splitlines())
+        assert lines == set(tiny_rank.unbroken(rank, STEPS, at))
 
 
 def test_a_rank_that_has_more_to_store_than_before_does_not_keep_the_others_waiting(world: World) -> None:

@@ -16,6 +16,7 @@ step to CURVE.RANK, and the final digests to FINAL.RANK.
     --careless                         go on while a snapshot is on its way, as a Checkpointer does
     --pauses RANK:STEP                 that rank stays at the boundary after STEP, before it looks, until FILE exists
     --late RANK:STEP                   that rank stays in the middle of the step after STEP, until FILE exists
+    --maybe                            no wrapper keeps the common chain equal
     --differs-at STEP                  the last rank's common chain is another one from then on
     --uneven                           the last rank makes one step more
     --raise-at STEP                    the last rank raises an exception after STEP
@@ -39,6 +40,7 @@ from harness.config.settings import SOCKET_VARIABLE, resolve
 from harness.core import messages
 from harness.core.manifest import StoredPiece
 from harness.core.messages import HeldTensor, Holds
+from harness.core.pieces import label
 from harness.core.policy.meeting import Hold
 from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
@@ -67,11 +69,13 @@ def advance(state: bytes, step: int) -> bytes:
     return hashlib.shake_128(hashlib.blake2b(state + step.to_bytes(8, "little")).digest()).digest(len(state))
 
 
-def unbroken(rank: int, steps: int) -> list[str]:
-    """The curve of a rank, had nothing ever happened."""
+def unbroken(rank: int, steps: int, differs_at: int | None = None) -> list[str]:
+    """The curve of a rank, had nothing ever happened; that of the last one with `differs_at`, if it is given."""
     own, common, lines = first(f"own {rank}", OWN_BYTES), first("common", ROWS * ROW), []
     for step in range(steps):
         own, common = advance(own, step), advance(common, step)
+        if step == differs_at:
+            common = advance(common, 7)
         lines.append(f"{step + 1} {digest(own)} {digest(common)}")
     return lines
 
@@ -151,7 +155,8 @@ class TinyRank:
         if not self._told or self.link.holds_wanted:
             self.link.holds_wanted = False
             self._told += 1
-            held = HeldTensor("own", "U8", (OWN_BYTES,), "own"), HeldTensor("common", "U8", (ROWS, ROW), "shared")
+            how = "maybe" if self.options.maybe else "shared"
+            held = HeldTensor("own", "U8", (OWN_BYTES,), "own"), HeldTensor("common", "U8", (ROWS, ROW), how)
             grown = (HeldTensor("grown", "U8", (GROWN_BYTES,), "own"),) if self._grown else ()
             self.link.send(Holds((*held, *grown), self._told), repeat=True)
         if (stores := self.link.stores) is None or stores.number != self._told or self.link.holds_wanted:
@@ -210,21 +215,25 @@ class TinyRank:
             sealed_at="2026-01-01T00:00:00+00:00",
             pieces=self._pieces,
             assignment=self._assignment,
+            sums={
+                label(name, None, (ROWS, ROW)): int(digest(values[name])[:12], 16) for name in self._compared(compares)
+            },
         )
         slot.seal(record, self._sequence)
         self.sealed_step = self.boundary.step
         size, index = sum(span.size for span in self._spans), self.link.index_of(slot)
-        compared = self._used.compared if compares and self._used is not None else ()
-        sums = {name: int(digest(values[name])[:12], 16) for name in compared}
-        sealed = messages.Sealed(index, self.boundary.step, size, 1e-4, 1e-4, False, sums, self._assignment)
-        self.link.send(sealed)
+        self.link.send(messages.Sealed(index, self.boundary.step, size, 1e-4, 1e-4, assignment=self._assignment))
         return True
+
+    def _compared(self, thoroughly: bool) -> tuple[str, ...]:
+        assert self._used is not None, "it is planned"
+        return self._used.compared + (self._used.kept_equal if thoroughly else ())
 
     # ---- what saving does -------------------------------------------------------------------------------------------
 
-    def take_waiting(self, news: int) -> None:
+    def take_waiting(self, news: int, *, compares: bool = False) -> None:
         """Seal a snapshot; wait for a slot, while `news` is the word."""
-        while not (self.planned and self.take()):
+        while not (self.planned and self.take(compares=compares)):
             if self.link.page.news != news or (self.link.page.command.leaves and self.link.page.time_is_up):
                 return
             if not self.planned:
@@ -380,6 +389,7 @@ def main() -> int:
     parser.add_argument("--late")
     parser.add_argument("--grows-at", type=int)
     parser.add_argument("--careless", action="store_true")
+    parser.add_argument("--maybe", action="store_true")
     parser.add_argument("--differs-at", type=int)
     parser.add_argument("--uneven", action="store_true")
     parser.add_argument("--raise-at", type=int)

@@ -23,7 +23,7 @@ from harness.agent.generation import Generation
 from harness.agent.resume_point import MemoryCopy, ResumePoint, SealedSlot, SnapshotSet
 from harness.agent.save.jobs import FilesSnapshot, Job, LocalSnapshot, MemorySnapshot
 from harness.agent.save.slot_pool import SlotPool
-from harness.agent.save.snapshot_set import Dropped, Gathering, whole_sets
+from harness.agent.save.snapshot_set import Dropped, Gathering, differing, whole_sets
 from harness.agent.save.tier import Tier, TierEvents
 from harness.agent.save.upkeep import Retention
 from harness.core.manifest import Manifest
@@ -77,6 +77,7 @@ class SavePipeline:
         self._upload_started_at: float | None = None
         self._last_sequence: dict[int, int] = {}  # by rank
         self._gathering = Gathering()
+        self._mixed: list[Dropped] = []
         self._newest_set: tuple[int, ...] = ()  # the slots that are kept for I8
         self._newest_local: LocalSnapshot | None = None
         self._newest_files: FilesSnapshot | None = None
@@ -196,7 +197,9 @@ class SavePipeline:
             self.pool.hold(other, "set")
         for other in waited - self._gathering.indexes:
             self.pool.release(other, "set")
-        if slots is not None:
+        if slots is not None and differing(sealed.record for sealed in slots):
+            self._mixed += self._drop(sealed.index for sealed in slots)
+        elif slots is not None:
             self._on_set(MemorySnapshot(slots, generation, time.monotonic()))
 
     def take_files(self, checkpoint: Checkpoint, generation: Generation) -> None:
@@ -212,6 +215,11 @@ class SavePipeline:
         self._gathering.forget()
         self._held.clear()
         return [*self._drop(others), *self.refuse(index)]
+
+    def take_mixed(self) -> list[Dropped]:
+        """Return, once, what was dropped because ranks differ in a set that no rank has told of."""
+        mixed, self._mixed = self._mixed, []
+        return mixed
 
     def refuse(self, index: int) -> list[Dropped]:
         """Drop a sealed slot that was not taken: it belongs to no set that can be complete."""

@@ -1,6 +1,7 @@
 """Sets: the sealed slots of one step, of all ranks. Only a whole set is a snapshot; a single slot is not.
 
-Owns which slots belong together, and which still wait for others. Knows neither tiers nor holders. Main thread.
+Owns which slots belong together, which still wait for others, and whether what one rank stores for several is equal on
+all of these: if not, the set is no snapshot, whatever way it was found. Knows neither tiers nor holders. Main thread.
 
     seal of rank 0 ──▶ waits ┐
     seal of rank 1 ──────────┴─▶ a set ──▶ the tiers' turn
@@ -12,6 +13,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from harness.agent.resume_point import SealedSlot, SnapshotSet
+from harness.core.pieces import tensor_of
+from harness.ipc.slots import SlotRecord
 
 _Set = tuple[int, int, str]  # generation, step and assignment
 
@@ -71,6 +74,7 @@ def whole_sets(slots: Iterable[SealedSlot]) -> list[SnapshotSet]:
     """Return the whole sets in `slots`, newest seals first; slots of incomplete sets are left out.
 
     A rank may hold one step twice: once as it sealed it, once as it was fetched. Each belongs to a set of its own.
+    Sets in which ranks differ are left out too.
     """
     by_set: dict[_Set, dict[int, list[SealedSlot]]] = {}
     for sealed in sorted(slots, key=lambda sealed: sealed.slot.sequence, reverse=True):
@@ -79,5 +83,24 @@ def whole_sets(slots: Iterable[SealedSlot]) -> list[SnapshotSet]:
         found
         for ranks in by_set.values()
         for found in zip(*(ranks[rank] for rank in sorted(ranks)), strict=False)
-        if len(found) == found[0].record.world_size
+        if len(found) == found[0].record.world_size and not differing(sealed.record for sealed in found)
     ]
+
+
+def differing(records: Iterable[SlotRecord]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that are stored once for several ranks, and are not equal on them.
+
+    Args:
+        records: of all slots of a set, in rank order.
+
+    Returns:
+        By the tensor's name, the ranks that have other bytes than the first one that was compared.
+    """
+    first: dict[str, int] = {}
+    others: dict[str, set[int]] = {}
+    for record in records:
+        own = {entry for entry, piece in (record.pieces or {}).items() if piece.own}
+        for label, value in record.sums.items():
+            if (name := tensor_of(label)) not in own and first.setdefault(label, value) != value:
+                others.setdefault(name, set()).add(record.rank)
+    return {name: tuple(sorted(ranks)) for name, ranks in others.items()}

@@ -3,18 +3,24 @@
 Owns the ranks' tables, and what comparisons have shown; `core/pieces.py` assigns. Main thread of the agent.
 
     Holds of every rank ──▶ assign ──▶ Stores for each
-    Sealed of every rank, with sums ──▶ judge ──▶ a difference: that tensor is each rank's own from now on
+    records of a set, with sums ──▶ judge ──▶ a difference: that tensor is each rank's own from now on
+
+What no wrapper keeps equal is compared in every set: it may be equal today, and differ tomorrow. What a wrapper keeps
+equal is compared in some sets, and in the last one: that wrapper is trusted, the program around it is not.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from harness.agent.save.snapshot_set import differing
 from harness.core.messages import HeldTensor, Holds, Rows, Stores
-from harness.core.pieces import Held, Holding, Piece, assign
+from harness.core.pieces import Held, Holding, Piece, assign, label
 from harness.errors import StateError
+from harness.ipc.slots import SlotRecord
 
 _FIRST_COMPARED = 2
 _COMPARED_EVERY = 16
@@ -28,6 +34,15 @@ class Difference:
 
     tensor: str
     ranks: tuple[int, ...]
+
+
+class _Key(NamedTuple):
+    """A piece as ranks tell it. Two that have the same one hold the same piece."""
+
+    name: str
+    offset: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    dtype: str
 
 
 class Holdings:
@@ -97,9 +112,11 @@ class Holdings:
 
     def _assigned(self, tables: Sequence[Holds]) -> list[Stores]:
         _check_groups(tables)
-        held = [[self._held(tensor) for tensor in table.tensors] for table in tables]
+        alike = _alike(tables)
+        held = [[self._held(tensor, alike) for tensor in table.tensors] for table in tables]
         sources = [_by_name(one for one in row if one.how is Holding.SHARED) for row in held]
-        compared = self._compared(tables)
+        compared = {key: how for key, (how, _) in self._compared(tables).items()}
+        keys = [{_key(tensor): tensor.name for tensor in table.tensors} for table in tables]
         assigned = assign(held)
         assignment = _identity_of(assigned)
         return [
@@ -108,7 +125,8 @@ class Holdings:
                     _rows_of(piece, sources[rank][piece.name]) for piece in pieces if piece.name in sources[rank]
                 ),
                 own=tuple(one.piece.name for one in held[rank] if one.how is Holding.OWN),
-                compared=tuple(tensor.name for tensor in tables[rank].tensors if _key(tensor) in compared),
+                compared=tuple(name for key, name in keys[rank].items() if compared.get(key) is Holding.MAYBE),
+                kept_equal=tuple(name for key, name in keys[rank].items() if compared.get(key) is Holding.SHARED),
                 number=tables[rank].number,
                 assignment=assignment,
             )
@@ -117,51 +135,69 @@ class Holdings:
 
     @property
     def compares(self) -> bool:
-        """Whether the next snapshot is to be compared."""
+        """Whether what a wrapper keeps equal is to be compared in the next snapshot."""
         return self._sets < _FIRST_COMPARED or self._sets % _COMPARED_EVERY == 0
 
-    def judge(self, sums: Sequence[Mapping[str, int]]) -> tuple[list[Difference], bool]:
-        """Take note of the sums that came with a snapshot of all ranks, in rank order; empty if it was not compared.
+    def judge(self, records: Sequence[SlotRecord]) -> tuple[list[Difference], bool]:
+        """Take note of the sums that came with a snapshot of all ranks. A rank that has no tensor in common has none.
+
+        Args:
+            records: of all ranks, in order.
 
         Returns:
             What was taken for equal and is not: that snapshot must not be used. And whether `stores` has changed.
         """
-        if not all(sums):  # one that was to be compared may have been sealed without an agent
-            self._sets += not self.compares
-            return [], False
-        self._sets += 1
         before = (set(self._equal), set(self._unequal))
-        differences = []
-        for (name, _, _), ranks in self._compared([self._tables[rank] for rank in range(len(sums))]).items():
-            found = [sums[rank].get(name) for rank in ranks]
-            others = tuple(rank for rank, value in zip(ranks, found, strict=True) if value != found[0])
-            how = next(tensor.how for tensor in self._tables[ranks[0]].tensors if tensor.name == name)
-            if not others:
-                self._equal.add(name)
-            elif how == Holding.SHARED.value or name in self._equal:
-                differences.append(Difference(name, others))
-            if others:
-                self._unequal.add(name)
+        differences = [Difference(name, ranks) for name, ranks in differing(records).items()]
+        self._unequal.update(difference.tensor for difference in differences)
+        all_told = len(self._tables) == len(records)  # else the ranks have yet to tell this agent what they hold
+        compared = self._compared([self._tables[rank] for rank in range(len(records))]) if all_told else {}
+        for key, (_, ranks) in compared.items():
+            found = [records[rank].sums.get(_label(key)) for rank in ranks]
+            if None in found:  # an agent that died may have asked for less
+                all_told = False
+            elif len(set(found)) == 1:
+                self._equal.add(key.name)
+            else:
+                self._unequal.add(key.name)
+        self._sets += all_told or not self.compares
         return differences, (self._equal, self._unequal) != before
 
-    def _held(self, tensor: HeldTensor) -> Held:
+    def _held(self, tensor: HeldTensor, alike: Collection[str]) -> Held:
         how = Holding(tensor.how)
         if tensor.name in self._unequal:
             how = Holding.OWN
         elif how is Holding.MAYBE:
-            how = Holding.SHARED if tensor.name in self._equal else Holding.OWN
+            how = Holding.SHARED if tensor.name in self._equal and tensor.name in alike else Holding.OWN
         whole = tensor.shape if tensor.whole is None else tensor.whole
         offset = (0,) * len(tensor.shape) if tensor.offset is None else tensor.offset
         return Held(Piece(tensor.name, offset, tensor.shape, whole, tensor.dtype), how)
 
-    def _compared(self, tables: Sequence[Holds]) -> dict[tuple[str, object, object], list[int]]:
-        """Return which ranks hold the same piece of a tensor, of those that more than one holds."""
-        holders: dict[tuple[str, object, object], list[int]] = {}
+    def _compared(self, tables: Sequence[Holds]) -> dict[_Key, tuple[Holding, list[int]]]:
+        """Return how several ranks hold the same piece of a tensor, and which ranks.
+
+        It is `MAYBE` if it is that for one of them, and else `SHARED`.
+        """
+        holders: dict[_Key, dict[int, Holding]] = {}
         for rank, table in enumerate(tables):
             for tensor in table.tensors:
                 if tensor.how != Holding.OWN.value and tensor.name not in self._unequal:
-                    holders.setdefault(_key(tensor), []).append(rank)
-        return {key: ranks for key, ranks in holders.items() if len(ranks) > 1}
+                    holders.setdefault(_key(tensor), {})[rank] = Holding(tensor.how)
+        return {
+            key: (Holding.MAYBE if Holding.MAYBE in ranks.values() else Holding.SHARED, list(ranks))
+            for key, ranks in holders.items()
+            if len(ranks) > 1
+        }
+
+
+def _alike(tables: Sequence[Holds]) -> set[str]:
+    """Return the names of tensors that have one shape and one dtype on all ranks that hold them."""
+    forms: dict[str, set[tuple[object, object]]] = {}
+    for table in tables:
+        for tensor in table.tensors:
+            if tensor.how != Holding.OWN.value:
+                forms.setdefault(tensor.name, set()).add((tensor.dtype, tensor.shape))
+    return {name for name, found in forms.items() if len(found) == 1}
 
 
 def _check_groups(tables: Sequence[Holds]) -> None:
@@ -185,8 +221,12 @@ def _check_groups(tables: Sequence[Holds]) -> None:
                     )
 
 
-def _key(tensor: HeldTensor) -> tuple[str, object, object]:
-    return tensor.name, tensor.offset, tensor.shape
+def _key(tensor: HeldTensor) -> _Key:
+    return _Key(tensor.name, tensor.offset, tensor.shape, tensor.dtype)
+
+
+def _label(key: _Key) -> str:
+    return label(key.name, key.offset, key.shape)
 
 
 def _identity_of(assigned: Sequence[Sequence[Piece]]) -> str:

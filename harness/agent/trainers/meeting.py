@@ -35,6 +35,8 @@ class Meeting:
         self._command = Command.NOTHING
         self._asked_at = 0.0
         self._is_for_later = False
+        self._place: Place | None = None  # the agreed one
+        self._again: Place | None = None  # where all ranks stand, to seal once more what they leave with
         self.agreed: int | None = None
         """The step of the present ask; `None` while it is not agreed."""
         self.given_up: int | None = None
@@ -64,8 +66,10 @@ class Meeting:
     def ask(self, command: Command, at: Place | None = None) -> None:
         """Ask all ranks. An earlier ask is void, for a rank that has not carried it out."""
         self._command, self._asked_at = command, time.monotonic()
-        self._set_agreed(None if at is None else at.step)
         self._is_for_later = at is not None
+        if command is Command.SNAPSHOT_AND_LEAVE:
+            at, self._again = self._again, None
+        self._agree(at)
         for control in self._controls():
             control.ask(command, at)
 
@@ -88,6 +92,17 @@ class Meeting:
             return False
         self.close()
         return leaves
+
+    def sealed_in_vain(self, step: int) -> bool:
+        """Note that all ranks have sealed a step, and that it is no snapshot. Return whether they stand there.
+
+        They do if they were to leave with it: the next ask is for the same place. Else they go on.
+        """
+        if self._command is Command.SNAPSHOT_AND_LEAVE and self.agreed == step:
+            self._again = self._place
+            return True
+        self.sealed(step)
+        return False
 
     def give_up(self) -> None:
         """Note that the present ask will be replaced: a rank that has sealed its step is not kept waiting."""
@@ -137,16 +152,16 @@ class Meeting:
         place = agree(views, sealed, leaves=self._command.leaves)
         if place is None:
             return None
-        self._set_agreed(place.step)
+        self._agree(place)
         for control in controls:
             control.agree(place)
         return place.step
 
     def close(self) -> None:
         """Note that nothing is asked any more: all have carried it out, it was taken back, or the ranks are gone."""
-        self._command, self.agreed, self.given_up = Command.NOTHING, None, None
+        self._command, self.agreed, self.given_up, self._again = Command.NOTHING, None, None, None
 
-    def _set_agreed(self, step: int | None) -> None:
-        self.agreed = step
-        if step == self.given_up:
+    def _agree(self, place: Place | None) -> None:
+        self._place, self.agreed = place, None if place is None else place.step
+        if self.agreed == self.given_up:
             self.given_up = None

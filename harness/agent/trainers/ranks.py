@@ -25,6 +25,7 @@ from harness.core.messages import Sealed
 from harness.core.policy.meeting import Place
 from harness.ipc.channel import Channel
 from harness.ipc.control_page import Command
+from harness.ipc.slots import SlotRecord
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Ranks:
         """The reasons why a snapshot is wanted at the next boundary; empty if none is wanted."""
         self._reasons_for_later: set[str] = set()
         self.sealed_step: int | None = None
-        """The newest step that all have sealed in this attempt, also if that snapshot was void."""
+        """The newest step that all have sealed in this attempt, also if that was in vain, and will not seal again."""
         self.set_step: int | None = None
         """The newest step of which there is a snapshot of all, made in this attempt."""
         self.one_has_left = False
@@ -230,16 +231,22 @@ class Ranks:
         for each in self:
             each.control.answered()
         leaves, differences, changed = False, list[Difference](), False
-        if self.several:
-            leaves = self.meeting.sealed(sealed.step)
-            differences, changed = self.holdings.judge([each.sums for each in theirs])
+        if self.several and len(records := self._records_of(theirs)) == len(self):
+            differences, changed = self.holdings.judge(records)
         if differences:
             self.reasons.add("difference")
-        self.sealed_step = sealed.step
-        if not differences:
+            if not self.meeting.sealed_in_vain(sealed.step):
+                self.sealed_step = sealed.step
+        else:
+            leaves = self.several and self.meeting.sealed(sealed.step)
+            self.sealed_step = sealed.step
             self.tell_set(sealed.step)
         size, copy_s = sum(each.bytes for each in theirs), max(each.copy_s for each in theirs)
         return Taken(sealed.step, size, copy_s, leaves, tuple(differences), changed)
+
+    def _records_of(self, seals: Iterable[Sealed]) -> list[SlotRecord]:
+        records = [self._pool[sealed.index].record() for sealed in seals if sealed.index in self._pool]
+        return [record for record in records if record is not None]
 
     def plan_again(self, numbers: Collection[int]) -> None:
         """Await new slots of these ranks, which plan them again. A snapshot that is asked for has to wait."""

@@ -386,6 +386,7 @@ class Trainer:
             rank.control.acknowledge(slot.slot.sequence)
             if self._pipeline.sealed_step is not None:
                 self._ranks.tell_set(self._pipeline.sealed_step)
+        self._ranks.drop(self._pipeline.take_mixed())
 
     def signal(self, signum: int) -> None:
         """Pass a signal on to the child, if there is one."""

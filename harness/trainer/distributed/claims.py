@@ -7,7 +7,7 @@ agent compares sums of it (`core/pieces.py`, `agent/trainers/holdings.py`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch.distributed
@@ -21,14 +21,40 @@ _FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _ZERO: Final = "torch.distributed.optim.zero_redundancy_optimizer"
 
 
+class LocalSteps:
+    """Which DistributedDataParallel a rank has trained by itself, under `no_sync`: nothing keeps it equal any more."""
+
+    def __init__(self) -> None:
+        """Watch nothing yet."""
+        self._watched: tuple[Any, ...] = ()
+        self._found: set[int] = set()
+
+    def watch(self, states: Iterable[object]) -> None:
+        """Watch the wrappers in these states."""
+        self._watched = tuple(one for state in states if isinstance(state, nn.Module) for one in _wrappers(state))
+
+    def note(self) -> None:
+        """Note that an optimizer has stepped: with gradients of this rank alone, if the last forward was not to sync.
+
+        A forward without gradients looks the same. Then a wrapper is watched closer than it has to be.
+        """
+        for wrapper in self._watched:
+            if not wrapper.require_forward_param_sync:
+                self._found.add(id(wrapper))
+
+    def __contains__(self, wrapper: object) -> bool:
+        return id(wrapper) in self._found
+
+
 class Claims:
     """What the wrappers around the states say. Made for each capture: a wrapper may come late."""
 
-    def __init__(self, flat: Mapping[str, object]) -> None:
+    def __init__(self, flat: Mapping[str, object], local_steps: LocalSteps | None = None) -> None:
         """Look at the states.
 
         Args:
             flat: the states, by name.
+            local_steps: the wrappers that a rank has trained by itself.
 
         Raises:
             StateError: one of them is wrapped in a way that cannot be stored; names the remedy.
@@ -36,6 +62,7 @@ class Claims:
         self._synchronized: dict[int, int] = {}  # the group of each parameter, by its identity
         groups: dict[tuple[int, ...], int] = {}
         self._apart: set[int] = set()
+        self._loose: set[int] = set()  # parameters that a wrapper has, and leaves to the program to keep equal
         for name, state in flat.items():
             _refuse(name, state)
             if isinstance(state, nn.Module):
@@ -43,9 +70,12 @@ class Claims:
                     ranks = tuple(torch.distributed.get_process_group_ranks(wrapper.process_group))
                     group = groups.setdefault(ranks, len(groups))
                     ignored = set(wrapper.parameters_to_ignore)
+                    is_loose = bool(getattr(wrapper, "_comm_hooks", None)) or wrapper in (local_steps or ())
                     for key, param in wrapper.module.named_parameters(remove_duplicate=False):
                         if key not in ignored:
                             self._synchronized[id(param)] = group
+                            if is_loose:
+                                self._loose.add(id(param))
                     self._apart.update(id(buffer) for buffer in wrapper.module.buffers())
 
         self.groups = tuple(groups)
@@ -57,6 +87,8 @@ class Claims:
 
     def of(self, tensor: object) -> Holding:
         """Return how a rank holds a module's parameter or buffer, or an optimizer's state of that parameter."""
+        if id(tensor) in self._loose:
+            return Holding.MAYBE  # post_localSGD_hook, for example, averages among some ranks only
         if id(tensor) in self._synchronized:
             return Holding.SHARED
         return Holding.OWN if id(tensor) in self._apart else Holding.MAYBE

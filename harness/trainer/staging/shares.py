@@ -16,9 +16,10 @@ from torch import Tensor
 
 from harness.core.manifest import StoredPiece
 from harness.core.messages import HeldTensor, Holds, Stores
-from harness.core.pieces import Holding
+from harness.core.pieces import Holding, label
 from harness.core.shard import TensorSpec
 from harness.trainer.copy.to_slot import DTYPE_NAMES
+from harness.trainer.digests import weighted_sums
 from harness.trainer.link import Link
 from harness.trainer.state.capture import Captured
 
@@ -88,10 +89,18 @@ class Shares:
         own = [Entry(name, name, None, StoredPiece(own=True)) for name in stores.own]
         return (*own, *(_rows(row.name, row.first, row.last, captured) for row in stores.rows))
 
-    def sums(self, captured: Captured) -> dict[str, int]:
-        """Return the sum of the bytes of each tensor that is compared between ranks. Reads all of them."""
-        compared = () if self._used is None else self._used.compared
-        return byte_sums({name: captured.tensors[name] for name in compared if name in captured.tensors})
+    def sums(self, captured: Captured, *, thoroughly: bool) -> dict[str, int]:
+        """Return a sum of the bytes of each piece that is compared between ranks, by its label. Reads all of them.
+
+        Args:
+            captured: the states.
+            thoroughly: include what a wrapper keeps equal.
+        """
+        if self._used is None:
+            return {}
+        names = (*self._used.compared, *(self._used.kept_equal if thoroughly else ()))
+        sums = weighted_sums({name: captured.tensors[name] for name in names if name in captured.tensors})
+        return {_label(name, captured): value for name, value in sums.items()}
 
 
 def specs(entries: Iterable[Entry], captured: Captured) -> list[TensorSpec]:
@@ -121,6 +130,11 @@ def _byte_sum(tensor: Tensor) -> Tensor:
     whole = data.numel() // 8 * 8
     rest = data[whole:].to(torch.int64).sum()
     return data[:whole].view(torch.int64).sum() + rest if whole else rest
+
+
+def _label(name: str, captured: Captured) -> str:
+    box = captured.boxes.get(name)
+    return label(name, None if box is None else box.offset, captured.tensors[name].shape)
 
 
 def _table(captured: Captured) -> tuple[HeldTensor, ...]:

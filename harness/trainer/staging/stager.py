@@ -115,7 +115,6 @@ class _Pending:
         record: the record with which it is sealed.
         work: the thread's copy or comparison.
         stall_s: how long the loop waited at the boundary.
-        sums: see `Sealed`.
     """
 
     step: int
@@ -124,7 +123,6 @@ class _Pending:
     record: SlotRecord
     work: Work
     stall_s: float
-    sums: dict[str, int]
 
 
 class Stager:
@@ -195,7 +193,7 @@ class Stager:
         Args:
             step: completed optimizer steps.
             overlap: let a thread copy the tensors of an optimizer, and let `settle` seal.
-            compares: tell the agent sums of what other ranks have as well.
+            compares: of what several ranks have, compare also what a wrapper keeps equal.
 
         Returns:
             Whether `step` is sealed, or will be by `settle`. False, at once, while there is no slot to fill, and if
@@ -233,15 +231,14 @@ class Stager:
                 assert layout is not None
             slot.begin()
             deferred = self._copy(slot, layout, captured, copying, begun, overlap=overlap)
-            record = self._record(step, captured, layout)
+            record = self._record(step, captured, layout, compares=compares)
             copying.finish()
-        sums = self._shares.sums(captured) if self._shares is not None and compares else {}
-        if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started, sums=sums):
+        if (not deferred or self._overlap.validating) and not self._seal(grant, slot, record, started):
             self.plan(step)
             return False
         if deferred:
             work = self._overlap.begin(deferred)
-            self._pending = _Pending(step, grant, slot, record, work, time.perf_counter() - started, sums)
+            self._pending = _Pending(step, grant, slot, record, work, time.perf_counter() - started)
         return True
 
     def _beginner(
@@ -357,18 +354,9 @@ class Stager:
                 self._overlap.note_valid(work.deferred)
             return True
         began, copy_s = started - pending.stall_s, pending.stall_s + copied_s
-        return self._seal(pending.grant, pending.slot, pending.record, began, copy_s, sums=pending.sums)
+        return self._seal(pending.grant, pending.slot, pending.record, began, copy_s)
 
-    def _seal(
-        self,
-        grant: int,
-        slot: Slot,
-        record: SlotRecord,
-        started: float,
-        copy_s: float | None = None,
-        *,
-        sums: dict[str, int],
-    ) -> bool:
+    def _seal(self, grant: int, slot: Slot, record: SlotRecord, started: float, copy_s: float | None = None) -> bool:
         """Seal the slot and tell the agent. Return False if the record does not fit into the slot.
 
         Args:
@@ -377,7 +365,6 @@ class Stager:
             record: the record that names them.
             started: when the loop began to wait; with overlap, when it would have begun, had it waited in one go.
             copy_s: how long the same snapshot takes without overlap, at most; `None`: as long as the loop waited.
-            sums: see `Sealed`.
         """
         try:
             slot.seal(record, self._sequence + 1)
@@ -397,7 +384,6 @@ class Stager:
                 stall_s,
                 stall_s if copy_s is None else copy_s,
                 self.holds,
-                sums,
                 record.assignment,
             )
         )
@@ -477,7 +463,7 @@ class Stager:
                 f"there is no memory for a snapshot, and the disk used instead has failed: {err.strerror}"
             ) from err
 
-    def _record(self, step: int, captured: Captured, layout: _Layout) -> SlotRecord:
+    def _record(self, step: int, captured: Captured, layout: _Layout, *, compares: bool) -> SlotRecord:
         return SlotRecord(
             step=step,
             rank=self._link.rank.number,
@@ -489,6 +475,7 @@ class Stager:
             sealed_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             pieces=layout.pieces,
             assignment=layout.assignment,
+            sums={} if self._shares is None else self._shares.sums(captured, thoroughly=compares),
         )
 
     def _dumped(self, step: int, captured: Captured) -> bytes:

@@ -33,7 +33,7 @@ from harness.core.tree import EnumValue, TensorRef, format_path
 from harness.errors import StateError
 from harness.trainer.copy.to_slot import DTYPE_NAMES
 from harness.trainer.distributed.boxes import Box, box_of, is_dtensor, local_of
-from harness.trainer.distributed.claims import Claims
+from harness.trainer.distributed.claims import Claims, LocalSteps
 from harness.trainer.state.kinds import (
     Kind,
     by_name,
@@ -101,6 +101,7 @@ def capture(
     *,
     sure: bool = True,
     alone: bool = True,
+    local_steps: LocalSteps | None = None,
     found: Callable[[Mapping[str, Tensor]], None] | None = None,
 ) -> Captured:
     """Take every state apart into small values and tensors. Copies no tensor.
@@ -113,6 +114,7 @@ def capture(
         extra: the user's plain values.
         sure: whether gradients are captured of which it is not known yet whether they matter. Not for a layout.
         alone: whether there are no other ranks.
+        local_steps: of several ranks: the wrappers that this one has trained by itself.
         found: called with the tensors of each state as soon as they are known; these will be in `tensors`.
 
     Raises:
@@ -121,7 +123,7 @@ def capture(
     flat = flatten(states)
     live = {name: _live(name, state) for name, state in flat.items()}
     names = parameter_names(flat)  # behind `state_dict`, which FSDP2 gives the parameters back that the optimizer has
-    walk = _Walk(_optimized(flat), None if alone else Claims(flat))
+    walk = _Walk(_optimized(flat), None if alone else Claims(flat, local_steps))
     tree, given = {}, 0
     for name, state in flat.items():
         tree[name] = _capture_state(name, state, live[name], names, walk)

@@ -46,7 +46,7 @@ EXAMPLES: list[messages.AnyMessage] = [
     messages.NoSlots("NoSpace", "why"),
     messages.Superseded(),
     messages.Holds((messages.HeldTensor("w", "F32", (2, 3), "shared", (4, 3), (2, 0)),), 1),
-    messages.Stores((messages.Rows("w", 0, 2),), ("b",), ("w",), 1),
+    messages.Stores((messages.Rows("w", 0, 2),), ("b",), ("m",), ("w",), 1),
     messages.HoldsWanted(),
     messages.AtEnd(7),
     messages.Evaluates(7, passed=1),

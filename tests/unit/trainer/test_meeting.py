@@ -23,6 +23,7 @@ class Page(TrainerSide):
     then: Command | None = None
     as_it_waits: list[Callable[[], None]]
     as_it_passes: Callable[[], None] | None = None
+    as_it_speaks: Callable[[Hold], None] | None = None
 
     def say(self, news: int, hold: Hold, *, entering: bool = False, passed: int = 0) -> None:
         super().say(news, hold, entering=entering, passed=passed)
@@ -33,6 +34,8 @@ class Page(TrainerSide):
             self.as_it_waits.pop(0)()
         if hold is Hold.PASSED and self.as_it_passes is not None:
             self.as_it_passes()
+        if self.as_it_speaks is not None:
+            self.as_it_speaks(hold)
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Saver:
     sealed_step: int | None = None
     waited: int = 0
     seals: int = 0
+    compared: list[bool] = field(default_factory=list)
     as_it_waits: Callable[[], None] | None = None
     is_void: Callable[[int], bool] = bool
 
@@ -70,13 +74,14 @@ class Saver:
 
     def take(self, *, overlap: bool, compares: bool) -> bool:
         self.sealed_step = self.boundary.step
+        self.compared.append(compares)
         self.seals += 1
         return True
 
-    def take_waiting(self, news: int) -> None:
+    def take_waiting(self, news: int, *, compares: bool) -> None:
         act, self.as_it_waits = self.as_it_waits, None
         if act is None:
-            self.take(overlap=False, compares=False)
+            self.take(overlap=False, compares=compares)
         else:
             act()
 
@@ -158,6 +163,54 @@ def test_a_snapshot_that_is_dropped_is_wanted_again(scene: Scene) -> None:
     assert scene.link.sent == 2 * [(messages.SaveWanted(), True)]
 
 
+@pytest.mark.parametrize(
+    ("command", "is_compared"),
+    [(Command.SNAPSHOT, False), (Command.SNAPSHOT_AND_COMPARE, True), (Command.SNAPSHOT_AND_LEAVE, True)],
+)
+def test_what_a_wrapper_keeps_equal_is_compared_as_all_leave(scene: Scene, command: Command, is_compared: bool) -> None:
+    """No later snapshot would show that it is not."""
+    scene.agent.command(command, at=Place(7))
+    scene.page.as_it_speaks = lambda hold: scene.agent.command(Command.LEAVE)
+
+    scene.attend()
+
+    assert scene.saver.compared == [is_compared]
+
+
+def test_what_all_leave_with_is_sealed_again_if_it_is_dropped(scene: Scene) -> None:
+    """Ranks differ in it: no step is to follow in which that could be mended."""
+
+    def drop(hold: Hold) -> None:
+        if hold is Hold.HOLDS and scene.saver.seals == 1:
+            scene.agent.tell_void(1)
+            scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=Place(7))
+        elif hold is Hold.HOLDS:
+            scene.agent.command(Command.LEAVE)
+
+    scene.page.as_it_speaks = drop
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=Place(7))
+
+    assert scene.attend()
+
+    assert scene.saver.seals == 2
+    assert Hold.PASSED not in scene.page.said
+
+
+def test_what_is_sealed_as_the_rank_is_asked_again_counts_if_it_is_not_dropped(scene: Scene) -> None:
+    """It had heard what it stores from then on before it saw the new word."""
+
+    def ask(hold: Hold) -> None:
+        again = len(scene.page.said) == 1
+        scene.agent.command(Command.SNAPSHOT_AND_LEAVE if again else Command.LEAVE, at=Place(7))
+
+    scene.page.as_it_speaks = ask
+    scene.agent.command(Command.SNAPSHOT_AND_LEAVE, at=Place(7))
+
+    assert scene.attend()
+
+    assert (scene.page.said, scene.saver.seals) == ([Hold.HOLDS] * 2, 1)
+
+
 # ---- validations -----------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +271,7 @@ def test_a_rank_does_not_end_before_all_have_sealed_the_last_step(scene: Scene) 
     assert not scene.meeting.attend_last()
 
     assert scene.page.as_it_waits == []
-    assert scene.saver.seals == 1
+    assert (scene.saver.seals, scene.saver.compared) == (1, [True])
 
 
 def test_a_last_step_whose_seal_is_dropped_is_sealed_again(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,9 @@ from harness.agent.generation import Generation
 from harness.agent.resume_point import SealedSlot
 from harness.agent.save.jobs import MemorySnapshot
 from harness.agent.save.slot_pool import SlotPool
-from harness.agent.save.snapshot_set import Gathering, whole_sets
+from harness.agent.save.snapshot_set import Gathering, differing, whole_sets
+from harness.core.manifest import StoredPiece
+from harness.core.pieces import label
 from harness.core.snapshot import SnapshotId
 from tests.support.protocol import RUN_ID, Content
 from tests.support.slots import pooled
@@ -87,6 +90,25 @@ def test_a_step_that_was_sealed_and_fetched_is_there_twice(pool: SlotPool) -> No
     fetched, sealed = ranks_of(pool, 10, 2, sequence=0), ranks_of(pool, 10, 2, sequence=4)
 
     assert whole_sets([*fetched, *sealed]) == [sealed, fetched]
+
+
+def with_sums(slots: tuple[SealedSlot, ...], *sums: int, own: bool = False) -> tuple[SealedSlot, ...]:
+    """The same slots, in each of which one tensor has that sum; `own`: each rank stores it for itself."""
+    pieces = {"w": StoredPiece(own=True)} if own else {}
+    return tuple(
+        replace(sealed, record=replace(sealed.record, pieces=pieces, sums={label("w", None, (3,)): value}))
+        for sealed, value in zip(slots, sums, strict=True)
+    )
+
+
+def test_a_set_whose_ranks_differ_in_what_one_stores_for_all_is_no_snapshot(pool: SlotPool) -> None:
+    """However it is found: its ranks and their agent may be dead."""
+    slots = ranks_of(pool, 10)
+
+    assert differing(sealed.record for sealed in with_sums(slots, 1, 1, 2)) == {"w": (2,)}
+    assert whole_sets(with_sums(slots, 1, 1, 2)) == []
+    assert whole_sets(with_sums(slots, 1, 1, 1)) == [with_sums(slots, 1, 1, 1)]
+    assert whole_sets(with_sums(slots, 1, 1, 2, own=True)) == [with_sums(slots, 1, 1, 2, own=True)]
 
 
 @pytest.mark.parametrize("until", ["it is filled", "it is sealed anew"])

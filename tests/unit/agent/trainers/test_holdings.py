@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from harness.agent.trainers.holdings import Difference, Holdings
+from harness.core.manifest import StoredPiece
 from harness.core.messages import HeldTensor, Holds, Rows, Stores
+from harness.core.pieces import label
 from harness.errors import StateError
+from harness.ipc.slots import SlotRecord
+
+FORMS = {"w": (4, 2), "v": (4, 2), "b": (3,)}
 
 
 def shared(name: str, rows: int = 4, *, group: int | None = None) -> HeldTensor:
@@ -36,7 +42,7 @@ def test_nothing_is_assigned_before_all_ranks_have_told() -> None:
     news = holdings.news(2)
     assert [news[rank].rows for rank in range(2)] == [(Rows("w", 0, 2),), (Rows("w", 2, 4),)]
     assert [news[rank].number for rank in range(2)] == [1, 7]
-    assert news[0].compared == ("w",)
+    assert (news[0].compared, news[0].kept_equal) == ((), ("w",))
 
 
 def test_what_has_not_changed_is_no_news() -> None:
@@ -47,7 +53,7 @@ def test_what_has_not_changed_is_no_news() -> None:
     holdings.tell(0, Holds((shared("w"),), 2))
 
     news = holdings.news(2)
-    assert news[0] == Stores((Rows("w", 0, 2),), (), ("w",), 2, holdings.assignment)
+    assert news[0] == Stores((Rows("w", 0, 2),), (), (), ("w",), 2, holdings.assignment)
     assert set(news) == {0, 1}, "the other one stores less now"
 
 
@@ -129,38 +135,97 @@ def test_two_groups_may_have_different_parameters() -> None:
     assert len(told(first, first, second, second, groups=groups).news(4)) == 4
 
 
+def judged(holdings: Holdings, *sums: dict[str, int], own: tuple[str, ...] = ()) -> tuple[list[Difference], bool]:
+    """What follows from a snapshot in which each rank tells these sums, and stores `own` for itself alone."""
+    pieces = {name: StoredPiece(own=True) for name in own}
+    return holdings.judge(
+        [
+            SlotRecord(
+                step=1,
+                rank=rank,
+                world_size=len(sums),
+                generation=1,
+                shards=(),
+                state="{}",
+                environment={},
+                sealed_at="",
+                pieces=pieces,
+                sums={label(name, None, FORMS[name]): value for name, value in told.items()},
+            )
+            for rank, told in enumerate(sums)
+        ]
+    )
+
+
 def test_what_may_be_equal_is_shared_once_it_was_found_to_be() -> None:
     holdings = told([other("b", "maybe")], [other("b", "maybe")])
     assert [stores.own for stores in holdings.news(2).values()] == [("b",), ("b",)]
-    assert holdings.compares
 
-    assert holdings.judge([{"b": 5}, {"b": 5}]) == ([], True)
+    assert judged(holdings, {"b": 5}, {"b": 5}, own=("b",)) == ([], True)
 
-    assert [stores.rows for stores in holdings.news(2).values()] == [(Rows("b", 0, 2),), (Rows("b", 2, 3),)]
-    assert holdings.judge([{"b": 5}, {"b": 6}]) == ([Difference("b", (1,))], True)
+    news = holdings.news(2)
+    assert [stores.rows for stores in news.values()] == [(Rows("b", 0, 2),), (Rows("b", 2, 3),)]
+    assert (news[0].compared, news[0].kept_equal) == (("b",), ()), "in every snapshot"
+    assert judged(holdings, {"b": 5}, {"b": 6}) == ([Difference("b", (1,))], True)
     assert [stores.own for stores in holdings.news(2).values()] == [("b",), ("b",)]
 
 
 def test_what_may_be_equal_and_is_not_is_no_difference() -> None:
     holdings = told([other("b", "maybe")], [other("b", "maybe")])
     holdings.news(2)
-    assert holdings.judge([{"b": 5}, {"b": 6}]) == ([], True)
+    assert judged(holdings, {"b": 5}, {"b": 6}, own=("b",)) == ([], True)
     assert holdings.news(2)[0].compared == (), "it is not looked at again"
+
+
+def test_what_may_be_equal_for_one_rank_is_compared_in_every_snapshot() -> None:
+    news = told([shared("w")], [replace(shared("w"), how="maybe")]).news(2)
+    assert [(stores.compared, stores.kept_equal) for stores in news.values()] == [(("w",), ())] * 2
+
+
+def test_what_has_got_another_shape_on_one_rank_is_each_rank_s_own() -> None:
+    holdings = told([other("b", "maybe")], [other("b", "maybe")])
+    holdings.news(2)
+    judged(holdings, {"b": 5}, {"b": 5}, own=("b",))
+
+    holdings.tell(1, Holds((replace(other("b", "maybe"), shape=(4,)),), 2))
+
+    assert [stores.own for stores in holdings.news(2).values()] == [("b",), ("b",)]
 
 
 def test_what_was_said_to_be_equal_and_is_not_is_each_rank_s_own_from_now_on() -> None:
     holdings = told(*[[shared("w"), shared("v")]] * 3)
     holdings.news(3)
 
-    assert holdings.judge([{"w": 1, "v": 2}, {"w": 1, "v": 2}, {"w": 4, "v": 2}]) == ([Difference("w", (2,))], True)
+    assert judged(holdings, {"w": 1, "v": 2}, {"w": 1, "v": 2}, {"w": 4, "v": 2}) == ([Difference("w", (2,))], True)
 
-    assert all(stores.own == ("w",) and stores.compared == ("v",) for stores in holdings.news(3).values())
+    assert all(stores.own == ("w",) and stores.kept_equal == ("v",) for stores in holdings.news(3).values())
 
 
-def test_it_is_compared_twice_at_first_and_seldom_later() -> None:
+def test_a_rank_that_has_nothing_in_common_does_not_keep_others_from_being_compared() -> None:
+    holdings = told([shared("w")], [shared("w")], [other("own", "own")])
+    holdings.news(3)
+    assert judged(holdings, {"w": 1}, {"w": 2}, {}) == ([Difference("w", (1,))], True)
+
+
+def test_what_only_some_ranks_have_compared_is_not_known_to_be_equal() -> None:
+    """An agent that died may not have told all of them to."""
+    holdings = told(*[[other("b", "maybe")]] * 3)
+    holdings.news(3)
+    assert judged(holdings, {"b": 5}, {"b": 5}, {}, own=("b",)) == ([], False)
+    assert judged(holdings, {"b": 5}, {"b": 6}, {}) == ([Difference("b", (1,))], True), "and shows if it is not"
+
+
+def test_what_a_wrapper_keeps_equal_is_compared_twice_at_first_and_seldom_later() -> None:
     holdings = told([shared("w")], [shared("w")])
     compared = []
     for _ in range(34):
         compared.append(holdings.compares)
-        holdings.judge([{"w": 1}, {"w": 1}] if holdings.compares else [{}, {}])
+        judged(holdings, *([{"w": 1}, {"w": 1}] if holdings.compares else [{}, {}]))
     assert [number for number, is_due in enumerate(compared) if is_due] == [0, 1, 16, 32]
+
+
+def test_a_snapshot_that_should_have_been_compared_and_was_not_does_not_count() -> None:
+    holdings = told([shared("w")], [shared("w")])
+    judged(holdings, {"w": 1}, {"w": 1})
+    judged(holdings, {}, {})
+    assert holdings.compares

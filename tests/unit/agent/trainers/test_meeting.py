@@ -130,3 +130,22 @@ def test_ranks_that_were_not_asked_to_leave_go_on(scene: Scene) -> None:
     assert not scene.meeting.sealed(7)
 
     assert not scene.meeting.is_open
+
+
+def test_what_all_have_sealed_in_vain_as_they_leave_is_sealed_again_where_they_stand(scene: Scene) -> None:
+    scene.say(7, Hold.HOLDS, Hold.NONE)
+    scene.meeting.turn(sealed=7)
+    place = scene.pages[0].agreed(scene.pages[0].news)
+
+    assert scene.meeting.sealed_in_vain(8)
+    scene.meeting.ask_again()
+
+    assert scene.meeting.agreed == 8
+    assert [page.agreed(page.news) for page in scene.pages] == [place, place]
+    assert scene.meeting.sealed(8)
+
+
+def test_what_all_have_sealed_in_vain_as_they_train_is_behind_them(scene: Scene) -> None:
+    scene.meeting.ask(Command.SNAPSHOT)
+    assert not scene.meeting.sealed_in_vain(8)
+    assert not scene.meeting.is_open
