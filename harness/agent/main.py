@@ -437,7 +437,8 @@ class Agent:
         if taken is not None:
             self._speeds.sealed(taken.bytes, taken.copy_s)
             self._requests.taken(taken)
-            self._drain.sealed(taken.step)
+            if not taken.differences:
+                self._drain.sealed(taken.step)
             if taken.changed:
                 self.trainer.telling.stores()
 
@@ -508,13 +509,8 @@ class Agent:
 
     def _on_signal_of_trainer(self, signum: int) -> None:
         """Handle a signal that reached the trainer, alone or together with the agent; it counts once."""
-        trainer = self.trainer
-        if self._outcome is not None or (
-            signum == signal.SIGTERM and (trainer.siblings.broken or trainer.attempt.stopped)
-        ):
-            return  # a launcher ends the other ranks of one that has failed; and the last SIGTERM is our own
-        if signum == signal.SIGINT and trainer.orphaned:
-            return  # `torch.multiprocessing.spawn` has it sent once the launcher dies; a real one reaches us as well
+        if self._outcome is not None or not self.trainer.announces(signum):
+            return
         if signum == signal.SIGINT:
             self._begin_drain(Deadline.never(), ExitCode.CTRL_C)
         else:

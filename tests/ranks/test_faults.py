@@ -69,6 +69,17 @@ def test_uneven_ends_are_an_error_that_names_the_steps(world: World) -> None:
     assert "drop_last" in process.stderr
 
 
+def test_a_rank_that_fails_before_its_checkpointer_is_a_crash_and_no_notice(world: World) -> None:
+    """Its launcher ends the others by SIGTERM: as a notice it would have the run started again, without end."""
+    process = world.run_rigged(*FAST, "--max-crashes", "0", command=ranks(world, "--fails-early", together=False))
+    process.wait_for(r"(?: TrainerConnected [^\0]*){2}")
+    world.released.touch()
+
+    assert process.wait() == 1, process.stderr
+    assert "NoticeSeen" not in process.stderr
+    assert "injected before the first step" in process.stderr
+
+
 def test_a_rank_that_differs_is_named_and_the_snapshot_is_not_used(world: World) -> None:
     process = world.run_rigged(*FAST, command=ranks(world, "--differs-at", "3", "--careless"))
     assert process.wait() == 0, process.stderr

@@ -19,6 +19,7 @@ step to CURVE.RANK, and the final digests to FINAL.RANK.
     --maybe                            no wrapper keeps the common chain equal
     --differs-at STEP                  the last rank's common chain is another one from then on
     --uneven                           the last rank makes one step more
+    --fails-early                      the last rank raises an exception before it says hello, once FILE exists
     --raise-at STEP                    the last rank raises an exception after STEP
     --save-at STEP                     rank 0 asks for a snapshot after STEP, and waits until it is durable
 """
@@ -392,13 +393,19 @@ def main() -> int:
     parser.add_argument("--maybe", action="store_true")
     parser.add_argument("--differs-at", type=int)
     parser.add_argument("--uneven", action="store_true")
+    parser.add_argument("--fails-early", action="store_true")
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--save-at", type=int)
     options = parser.parse_args()
     delays.install(delays.TRAINER)
     detached = SOCKET_VARIABLE not in os.environ
     settings = resolve({}, os.environ, Path.cwd(), script=None) if detached else None
-    link = Link(settings, [sys.executable, *sys.argv], os.environ, find_rank(os.environ))
+    rank = find_rank(os.environ)
+    if options.fails_early and rank.number == rank.world_size - 1:
+        while not options.hold_until.exists():
+            threading.Event().wait(LOOK_S)
+        raise ArithmeticError("injected before the first step")
+    link = Link(settings, [sys.executable, *sys.argv], os.environ, rank)
     trainer = TinyRank(link, options)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, trainer.on_signal)

@@ -393,6 +393,18 @@ class Trainer:
         if self.child is not None:
             self.child.signal(signum)
 
+    def announces(self, signum: int) -> bool:
+        """Whether a signal that has reached one of its processes announces an interruption."""
+        if signum == signal.SIGINT:
+            # `torch.multiprocessing.spawn` has it sent once the launcher dies; a real one reaches the agent as well.
+            return not self.orphaned
+        if self.attempt.stopped or self.siblings.broken:
+            return False  # the last SIGTERM is our own; and a launcher ends the others of a rank that has failed
+        if len(self.attempt.greeted) < len(self._ranks):
+            self.siblings.note_missing()  # it has failed as well, before it had a Checkpointer
+            return False
+        return True
+
     # ---- messages from the trainer ----------------------------------------------------------------------------------
 
     def on_message(self, rank: Rank, message: FromTrainer) -> None:

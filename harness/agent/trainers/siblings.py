@@ -38,7 +38,7 @@ class Siblings:
         self.broken_at = self._left_at = self._orphaned_at = None
 
     def note_missing(self) -> None:
-        """Note that a rank of an attempt has not come to the agent that replaces a dead one: it has died meanwhile."""
+        """Note that a rank will not come: it has died before its Checkpointer, or before a dead agent was replaced."""
         if self._ranks.several:
             self.broken_at = self.broken_at or time.monotonic()
 

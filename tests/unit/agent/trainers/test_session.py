@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -406,3 +407,31 @@ def test_a_snapshot_of_two_ranks_is_not_resumed_by_one(scene: Scene) -> None:
     (refusal,) = told.messages
     assert (type(refusal), refusal.error) == (messages.ResumeFailed, "StateError")
     assert "is of 2 ranks, and this run has 1" in refusal.message
+
+
+def test_a_signal_announces_nothing_while_a_rank_has_yet_to_come(scene: Scene) -> None:
+    """That rank has failed, and its launcher ends the others."""
+    scene.ranks.expect(2)
+    scene.connect(0)
+
+    assert not scene.trainer.announces(signal.SIGTERM)
+
+    assert scene.trainer.siblings.broken_at is not None, "all begin again"
+
+
+@pytest.mark.parametrize(
+    ("signum", "stopped", "announces"),
+    [(signal.SIGTERM, False, True), (signal.SIGTERM, True, False), (signal.SIGINT, True, True)],
+)
+def test_a_signal_to_a_rank_announces_an_interruption_but_for_our_own(
+    scene: Scene, signum: int, stopped: bool, announces: bool
+) -> None:
+    scene.connect_two()
+    scene.trainer.attempt.stopped = stopped
+    assert scene.trainer.announces(signum) is announces
+
+
+def test_a_signal_after_a_rank_has_ended_well_announces_an_interruption(scene: Scene) -> None:
+    scene.connect_two()
+    scene.ranks.of(1).connection = None
+    assert scene.trainer.announces(signal.SIGTERM)
