@@ -5,7 +5,7 @@ liveness are `ipc.channel`. A message is decoded once, where it arrives. Anythin
 other code handles names of fields. Every time is monotonic seconds of this host, every size bytes.
 
     trainer ──▶ agent    Hello Attached Holds Layout Restored FirstStep Sealed SaveWanted SignalReceived Training AtEnd
-                         Evaluates Finished Leaving Bye
+                         LeftLoop Evaluates Finished Leaving Bye
     agent ──▶ trainer    Welcome Refused ResumeHeader ResumeSlots ResumeReady ResumeNone ResumeFailed Stores HoldsWanted
                          Slots NoSlots NoMeeting Superseded
     others ──▶ agent     AskStatus AskDrill Takeover
@@ -23,7 +23,7 @@ import msgspec
 from harness.core import events
 from harness.core.restart import Span
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Increased with any change that an agent and a trainer of two versions would misunderstand."""
 
 
@@ -198,6 +198,10 @@ class AtEnd(Message, frozen=True):
     """One of several ranks makes no further step: it waits for the others, to seal this step with them."""
 
     step: int
+
+
+class LeftLoop(Message, frozen=True):
+    """One of several ranks has left its outermost loop before the end: it takes no snapshot before another loop."""
 
 
 class Evaluates(Message, frozen=True):
@@ -533,6 +537,7 @@ FromTrainer = (
     | SignalReceived
     | Training
     | AtEnd
+    | LeftLoop
     | Evaluates
     | Finished
     | Leaving

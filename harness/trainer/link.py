@@ -230,9 +230,10 @@ class Link:
         self.send(messages.Layout(size, self._layout_number), repeat=True)
 
     def check_meeting(self) -> None:
-        """Raise what the agent has told of the ranks, if they will never come to one step."""
-        if self._no_meeting is not None:
-            raise self._no_meeting
+        """Raise, once, what the agent has told of the ranks, if they will never come to one step."""
+        error, self._no_meeting = self._no_meeting, None
+        if error is not None:
+            raise error
 
     @property
     def slot_error(self) -> HarnessError | None:

@@ -358,9 +358,12 @@ class Loops:
         Not when an exception leaves the loop: then the iteration is not over, and cannot be resumed from there.
         """
         training, replay = self._training, self._replay
-        wanted = breaks_off and replay.early and replay.restored and self._boundary.requested
-        if wanted and not (training.inert or training.interrupted):
+        if training.inert or training.interrupted or not (breaks_off and replay.early):
+            return
+        if replay.restored and self._boundary.requested:
             training.save_as_it_leaves(completed)
+        else:
+            training.note_left()
 
     def _end_stage(self, completed: int) -> None:
         """End an outermost loop: take a final snapshot and wait until it is durable."""

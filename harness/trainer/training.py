@@ -103,7 +103,7 @@ class Training:
         self.boundary = Boundary(accumulate=accumulate, sees_optimizers=self.sees_optimizers)
         self.loaders = Loaders(states, self.random, warn, seed_workers=seed_workers)
         self.unlisted = Unlisted(states, warn)
-        self._finished = self._stepped_told = self._told_shared = False
+        self._finished = self._left_loop = self._stepped_told = self._told_shared = False
         self._wanted_at = 0.0
         self.page = TrainerSide(None)
         self.witness: Witness | None = None
@@ -334,7 +334,15 @@ class Training:
             if self.boundary.take_up():
                 self.saving.wait_durable()
         except StateError as err:
+            self.boundary.take_up()
+            self.link.forget(messages.SaveWanted)
             say(f"no snapshot was taken as the loop was left: {err}")
+
+    def note_left(self) -> None:
+        """Note that the program has left an outermost loop before its end: other ranks wait for this one in vain."""
+        if self._meeting is not None:
+            self._left_loop = True
+            self.link.send(messages.LeftLoop(), repeat=True)
 
     # ---- beginning and leaving --------------------------------------------------------------------------------------
 
@@ -348,6 +356,10 @@ class Training:
         self.process.hook()
         self.process.go_on()
         self.process.keep_hold()
+        if self._left_loop:
+            self._left_loop = False
+            self.link.forget(messages.LeftLoop)
+            self.link.send(messages.Training())
         if self._finished:
             self._finished = False
             self.link.forget(messages.Finished)

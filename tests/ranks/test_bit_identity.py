@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.once import once
-from tests.support.rank_trainer import steps
+from tests.support.rank_trainer import EPOCHS, steps
 from tests.support.world import World, steps_said
 
 pytestmark = pytest.mark.long("several lives of a training on several ranks")
@@ -87,3 +87,15 @@ def test_what_ended_early_goes_on_bit_identical(
         world.wait_gone()
     check_identical(world, expected, divide)
     world.check_commits()
+
+
+@pytest.mark.parametrize("who", ["one", "all"])
+def test_a_break_behind_a_save_ends_the_loop_of_all_ranks(who: str, world: World) -> None:
+    """Saved by one alone, it waited for the others, which waited for it in the next collective call."""
+    process = world.run_harness("--every-s", "1000", command=[*command(world, "ddp"), "--saves", who])
+    assert process.wait() == 0, process.stderr
+
+    taken = steps(divide="ddp", ranks=RANKS["ddp"]) // EPOCHS if who == "all" else None
+    newest = world.newest()
+    assert (None if newest is None else newest.step) == taken, process.stderr
+    assert ("call ckpt.save() on all ranks" in process.stderr) is (who == "one"), process.stderr

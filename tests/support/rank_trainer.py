@@ -10,6 +10,7 @@ A network with BatchNorm and dropout, AdamW, a shuffled DataLoader whose workers
     --divide hsdp    fully_shard over a mesh of 2 x N/2: replicas of shards
     --divide tp      fully_shard over N/2 times tensor parallelism over 2, with sizes that do not divide
     --device cuda    all on one GPU, with deterministic operations
+    --saves WHO      all break off after the first epoch; `one` or `all` of them ask for a snapshot before
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--hold-at", type=int)
     parser.add_argument("--hold-until", type=Path)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: cpu")
+    parser.add_argument("--saves", choices=["one", "all"])
     told = parser.parse_args()
     delays.install(delays.TRAINER)
     torch.set_num_threads(1)
@@ -140,6 +142,12 @@ def main() -> None:
                 optimizer.step()
                 curve.write(f"{ckpt.step_count + 1} {loss.item().hex()}\n")
                 curve.flush()
+            if told.saves is not None:
+                if rank == 0 or told.saves == "all":
+                    ckpt.save()
+                break
+    if told.saves is not None:
+        dist.barrier()
     text = "".join(f"{name} {value.tolist()}\n" for name, value in held(model, optimizer))
     Path(f"{told.final}.{rank}").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
     dist.destroy_process_group()

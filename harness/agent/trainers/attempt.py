@@ -38,6 +38,7 @@ class TrainerAttempt:
         restored: whether it has restored the snapshot's state.
         saves_by_itself: whether it is a watched program, which has no Checkpointer.
         stepped: the trainer's message about its first step, until `Restarted` is emitted.
+        left_loop: the ranks that have left their outermost loop early, and are in no other.
         told: the ranks that have sent a message, by its kind, of those that count once all have sent it.
     """
 
@@ -60,6 +61,7 @@ class TrainerAttempt:
     restored: bool = False
     saves_by_itself: bool = False
     stepped: FirstStep | None = None
+    left_loop: set[int] = field(default_factory=set)
     told: dict[type, set[int]] = field(default_factory=dict)
 
     def is_last(self, kind: type, rank: int, of: int) -> bool:

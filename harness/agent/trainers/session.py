@@ -436,6 +436,7 @@ class Trainer:
                 attempt.finished_step, rank.control.at_end = None, False
                 for kind in (messages.AtEnd, messages.Finished):
                     attempt.told.pop(kind, None)
+                attempt.left_loop.discard(rank.number)
                 self._pipeline.set_urgent(False)
             case messages.Leaving():
                 self._pipeline.save_newest_now()
@@ -443,6 +444,10 @@ class Trainer:
                 rank.control.at_end = True
                 if is_last(messages.AtEnd) and self._ranks.set_step != step:
                     self._ranks.reasons.add("end")
+                self.telling.left(attempt.left_loop)
+            case messages.LeftLoop():
+                attempt.left_loop.add(rank.number)
+                self.telling.left(attempt.left_loop)
             case messages.Finished(step) if is_last(messages.Finished):
                 attempt.finished_step = step
                 self._emit(events.TrainerFinished(step=step))

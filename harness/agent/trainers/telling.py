@@ -7,6 +7,7 @@ them. A rank that has died meanwhile is left out: its pidfd is about to report t
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 
 from harness.agent.resume.startup import Finding, Startup
 from harness.agent.trainers.ranks import Ranks
@@ -70,6 +71,26 @@ class Telling:
         """Tell the ranks that their loops end at different steps: the one that waits for the others raises it."""
         self._ranks.meeting.close()
         self._all(messages.NoMeeting("StateError", f"{why}: give all ranks as many batches (drop_last=True)"))
+
+    def left(self, numbers: Collection[int]) -> None:
+        """Tell ranks that wait to take a last snapshot together that these have left their loops, and will not come.
+
+        What is wanted of all of them cannot be had any more.
+        """
+        waiting = [rank for rank in self._ranks if rank.control.at_end]
+        if not (numbers and waiting):
+            return
+        self._ranks.reasons.clear()
+        if self._ranks.meeting.is_open:
+            self._ranks.meeting.ask_again()
+        which = f"rank {min(numbers)} has left its loop, and takes no snapshot any more"
+        for rank in waiting:
+            rank.control.at_end = False
+            if rank.connection is not None:
+                with contextlib.suppress(ChannelClosed):
+                    rank.connection.channel.send(
+                        messages.NoMeeting("StateError", f"{which}: before a break, call ckpt.save() on all ranks")
+                    )
 
     def stores(self) -> None:
         """Tell each rank what it stores, if that has changed, once all have told what they hold."""

@@ -49,6 +49,7 @@ EXAMPLES: list[messages.AnyMessage] = [
     messages.Stores((messages.Rows("w", 0, 2),), ("b",), ("m",), ("w",), 1),
     messages.HoldsWanted(),
     messages.AtEnd(7),
+    messages.LeftLoop(),
     messages.Evaluates(7, passed=1),
     messages.ResumeSlots(),
     messages.NoMeeting("StateError", "why"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from harness.core import messages
 from harness.core.policy.meeting import Hold, Place, Where
 from harness.ipc.control_page import AgentSide, Command, TrainerSide
 from harness.trainer.boundary import Boundary
+from harness.trainer.loops import Loops
 from harness.trainer.meeting import Meeting
 
 
@@ -312,3 +315,31 @@ def test_a_rank_that_learns_late_what_it_stores_looks_again_at_the_next_boundary
     assert not scene.attend()
 
     assert scene.boundary.next_due == 8
+
+
+# ---- a loop that is left early ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("breaks_off", "requested", "done"),
+    [(True, True, ["saves"]), (True, False, ["tells"]), (False, True, []), (False, False, [])],
+)
+def test_a_rank_that_breaks_off_without_a_snapshot_tells_that_it_has_left_its_loop(
+    breaks_off: bool, requested: bool, done: list[str]
+) -> None:
+    """An exception is told as such: others that wait for this rank begin again with it."""
+    found: list[str] = []
+    loops: Any = SimpleNamespace(
+        _training=SimpleNamespace(
+            inert=False,
+            interrupted=False,
+            save_as_it_leaves=lambda completed: found.append("saves"),
+            note_left=lambda: found.append("tells"),
+        ),
+        _replay=SimpleNamespace(early=True, restored=True),
+        _boundary=SimpleNamespace(requested=requested),
+    )
+
+    Loops._save_as_it_leaves(loops, 3, breaks_off=breaks_off)
+
+    assert found == done

@@ -435,3 +435,29 @@ def test_a_signal_after_a_rank_has_ended_well_announces_an_interruption(scene: S
     scene.connect_two()
     scene.ranks.of(1).connection = None
     assert scene.trainer.announces(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_a_rank_that_waits_for_one_that_has_left_its_loop_is_told_so_once(scene: Scene, leaves_first: bool) -> None:
+    """It saves before a break, and the other one only breaks: it waited until it was killed."""
+    told = scene.connect_two()
+    waits, leaves = [(0, messages.SaveWanted()), (0, messages.AtEnd(8))], [(1, messages.LeftLoop())]
+    for rank, message in leaves + waits if leaves_first else waits + leaves:
+        scene.trainer.on_message(scene.ranks.of(rank), message)
+
+    (refusal,) = told[0].messages
+    assert type(refusal) is messages.NoMeeting
+    assert "rank 1 has left its loop" in refusal.message
+    assert "ckpt.save() on all ranks" in refusal.message
+    assert told[1].messages == []
+    assert scene.ranks.reasons == set(), "nothing is wanted of all of them any more"
+
+    scene.trainer.on_message(scene.ranks.of(1), messages.LeftLoop())
+    assert len(told[0].messages) == 1
+
+
+def test_a_rank_that_has_left_one_loop_and_begun_another_is_waited_for(scene: Scene) -> None:
+    told = scene.connect_two()
+    for rank, message in ((1, messages.LeftLoop()), (1, messages.Training()), (0, messages.AtEnd(8))):
+        scene.trainer.on_message(scene.ranks.of(rank), message)
+    assert told[0].messages == []
