@@ -281,7 +281,7 @@ class Agent:
         self._drain.save_what_there_is_in_time()
         self._drain.conclude_drill()
         self.trainer.tell_restarted()
-        self.trainer.siblings.end_in_time(leaving=self._drain.current is not None, saved=self._pipeline.idle)
+        self.trainer.end_siblings_in_time(leaving=self._drain.current is not None)
         self._request_if_due()
         self._restart_if_due()
         self._name_late_ranks()

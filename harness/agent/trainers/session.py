@@ -472,6 +472,12 @@ class Trainer:
             rank.supply.tell(layout, made)
         return None
 
+    def end_siblings_in_time(self, *, leaving: bool) -> None:
+        """End ranks that others have left alone, in time; `leaving`: all are told to leave."""
+        attempt, there = self.attempt, {rank.number for rank in self._ranks if rank.connection is not None}
+        finished = attempt.finished_step is not None or there <= attempt.left_loop
+        self.siblings.end_in_time(leaving=leaving, saved=self._pipeline.idle, finished=finished)
+
     def tell_restarted(self) -> None:
         """Emit how long its start took, once its first step is made and the end of the previous attempt is known."""
         attempt, startup = self.attempt, self._startup

@@ -5,7 +5,8 @@ answer no signal. Main thread of the agent.
 
     a rank dies or fails ──▶ 2 s for the others to end by themselves ──▶ SIGKILL
     their launcher dies, and nothing has told all to leave ──▶ 2 s ──▶ SIGKILL
-    a rank leaves, and all is durable, or another waits for it ──▶ 5 s ──▶ SIGKILL
+    a rank leaves, and another waits for it ──▶ 5 s ──▶ SIGKILL
+    a rank leaves, all are told to, and all is durable ──▶ 5 s ──▶ SIGKILL; behind the training, at the deadline only
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ class Siblings:
         self.broken_at: float | None = None
         """Monotonic; when the first rank failed, so that the others cannot go on."""
         self._left_at: float | None = None
+        self._told_at: float | None = None  # when all were told to leave
         self._orphaned_at: float | None = None
 
     def begin_again(self) -> None:
         """Note that another attempt has begun."""
-        self.broken_at = self._left_at = self._orphaned_at = None
+        self.broken_at = self._left_at = self._told_at = self._orphaned_at = None
 
     def note_missing(self) -> None:
         """Note that a rank will not come: it has died before its Checkpointer, or before a dead agent was replaced."""
@@ -65,19 +67,22 @@ class Siblings:
                     self._on_dead(rank)
         return self.broken_at is not None
 
-    def end_in_time(self, *, leaving: bool, saved: bool) -> None:
+    def end_in_time(self, *, leaving: bool, saved: bool, finished: bool) -> None:
         """Kill the others of one that has ended, if they have not ended by themselves within seconds.
 
         Args:
             leaving: whether all are told to leave: those that have lost their launcher can still save until then.
             saved: whether, besides, nothing is left to save: then one that has left as it was told counts as well, as
                 it does where another one waits for it.
+            finished: whether those that live are behind their training: one may work on alone, to write a result.
         """
         now = time.monotonic()
+        self._told_at = (self._told_at or now) if leaving else None
         orphaned = not leaving and self._orphaned_at is not None and now - self._orphaned_at > _FAILED_S
         failed = self.broken_at is not None and now - self.broken_at > _FAILED_S
         awaited = any(rank.control.view.waits for rank in self._ranks if rank.connection is not None)
-        left = ((leaving and saved) or awaited) and self._left_at is not None and now - self._left_at > _LEFT_S
+        since = self._left_at if awaited or self._left_at is None else max(self._left_at, self._told_at or now)
+        left = ((leaving and saved and not finished) or awaited) and since is not None and now - since > _LEFT_S
         if (failed or orphaned or left) and self._ranks.connections:
             self.end()
 
