@@ -81,7 +81,7 @@ def test_a_rank_that_fails_before_its_checkpointer_is_a_crash_and_no_notice(worl
 
 
 def test_a_rank_that_differs_is_named_and_the_snapshot_is_not_used(world: World) -> None:
-    process = world.run_rigged(*FAST, command=ranks(world, "--differs-at", "3", "--careless"))
+    process = world.run_rigged(*FAST, command=ranks(world, "--differs-at", "3"))
     assert process.wait() == 0, process.stderr
 
     found = re.search(r" RanksDiffer step=(\d+) tensor=common ranks=\"?\(2,\)", process.stderr)
