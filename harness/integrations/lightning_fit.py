@@ -273,7 +273,7 @@ class _Fit:
         if len(loaders) > 1 and loop._combined_loader._mode == "max_size":
             raise ConfigError(
                 "CombinedLoader(mode='max_size') goes on without a loader that has ended, and a resume would begin it "
-                "anew: use 'max_size_cycle' or 'min_size'"
+                "again: use 'max_size_cycle' or 'min_size'"
             )
         for number, loader in enumerate(loaders):
             self._driven.follow(loader, f"train.{number}" if len(loaders) > 1 else "train")

@@ -77,8 +77,8 @@ class StagedPart:
         known: size and sums that each shard, and then each file, must have, if known already (for a copy of a committed
             snapshot, or for files that were summed as they were set aside).
         files: files of the program's own.
-        intact: returns whether the bytes are still those that the state belongs to. Asked after they were read: memory
-            that an agent takes over may be filled anew by a trainer that its predecessor had told to.
+        intact: returns whether the bytes are still those that the state belongs to. Asked after they were read: a
+            trainer may overwrite memory that an agent takes over, because the agent that died had told it to.
     """
 
     rank: int
@@ -308,7 +308,7 @@ def put_part(
         attempt.stored[name] = entry
         emit(events.ShardStored(tier=tier, step=staged.id.step, name=name, bytes=entry.size, how=how.get(name, "sent")))
     if not wanted.intact():
-        raise SnapshotCorrupt(f"{staged.id}: the trainer has filled its memory anew while it was read")
+        raise SnapshotCorrupt(f"{staged.id}: the trainer overwrote its memory while it was read")
     files = tuple(
         _file(attempt.stored[file_name(wanted.rank, wanted.world_size, index)], file.path)
         for index, file in enumerate(wanted.files)

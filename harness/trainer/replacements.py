@@ -25,7 +25,7 @@ class Replacements:
         self._began_at = clock()
 
     def note_lost(self) -> None:
-        """Note that the agent has died: if it had lived for a while, the attempts begin anew."""
+        """Note that the agent has died: if it had lived for a while, count the attempts from 0 again."""
         if self._clock() - self._began_at >= LASTED_S:
             self._tried = 0
 

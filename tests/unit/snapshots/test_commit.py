@@ -488,7 +488,7 @@ def test_memory_that_is_filled_anew_while_it_is_read_is_no_snapshot() -> None:
     store, staged = MemoryStore(), Content(FIRST).staged()
     part = dataclasses.replace(staged.parts[0], intact=lambda: not keys_of(store, KEYS.snapshots))
 
-    with pytest.raises(SnapshotCorrupt, match="filled its memory anew"):
+    with pytest.raises(SnapshotCorrupt, match="overwrote its memory"):
         commit.publish(store, KEYS, dataclasses.replace(staged, parts=[part]), "remote", FOREVER, quiet)
 
     assert not [key for key in keys_of(store, "") if key.endswith(".json")]
