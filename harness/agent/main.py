@@ -408,7 +408,7 @@ class Agent:
     def _name_late_ranks(self) -> None:
         """Name ranks that do not come; without a notice, take back what is asked of all because of one of them."""
         trainer = self.trainer
-        spawned = trainer.child is not None and trainer.restarts == 0
+        spawned = self._watching is None and trainer.child is not None and trainer.restarts == 0
         if self._lateness.turn(trainer.attempt, self._speeds.rates.step_s, spawned=spawned):
             self._requests.take_back()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickletools
 import struct
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import msgspec
@@ -31,7 +31,8 @@ _LEGACY_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first pickle of torch's older form, a number. Its tensors come behind all pickles; nothing tells their end."""
 _PICKLES = (".pkl", ".pickle", ".pth", ".pt", ".bin", ".ckpt", ".metadata")
 _HDF5_NAMES = (".h5", ".hdf5")
-_NEVER_EMPTY = (*_HDF5_NAMES, *_PICKLES, ".safetensors", ".json", ".npz", ".npy", ".distcp")
+_WEIGHTS = (*_HDF5_NAMES, *_PICKLES, ".safetensors", ".npz", ".npy", ".distcp")
+_NEVER_EMPTY = (*_WEIGHTS, ".json")
 
 
 class Sound:
@@ -51,6 +52,11 @@ class Sound:
     def forget_others(self, kept: set[tuple[str, Seen]]) -> None:
         """Forget what is not there any more."""
         self._known = {key: why for key, why in self._known.items() if key in kept}
+
+
+def is_of_weights(path: str) -> bool:
+    """Whether a file has a name as of weights: one of their suffixes, also before another one."""
+    return not set(PurePath(path).suffixes).isdisjoint(_WEIGHTS)
 
 
 def has_end(path: Path) -> bool:

@@ -26,7 +26,7 @@ from harness.watch.judge import Circumstances, Lack, lack_of, shape_of
 from harness.watch.lineage import Lineage
 from harness.watch.look import Candidate, Look, Seen, candidates
 from harness.watch.record import Record
-from harness.watch.sound import Sound
+from harness.watch.sound import Sound, is_of_weights
 from harness.watch.survey import record_of
 
 LOOK_S = 1.0
@@ -295,6 +295,8 @@ class Watcher:
         self._there = there if self._there is None else self._there
         self._recognize(look, self._there)
         if self._adapter is None:
+            self._tell_what_stands(self._unknown(look))
+            self._before = look
             return
         found = self._in_order(candidates(look, self._adapter))
         newer = [one for one in found if self._is_newer(one)]
@@ -315,7 +317,7 @@ class Watcher:
             self._why = self._why or f"{candidate.name} {lack.why}"
             passing = passing or lack.is_passing
         self._passing = self._passing + 1 if passing else 0
-        self._tell_what_stands()
+        self._tell_what_stands(self._why and f"{self._why}: it is not saved so far")
         for candidate in late:
             if not lack_of(candidate, look, self._adapter, found, self._sound, known):
                 self._pass_over(candidate)
@@ -337,14 +339,21 @@ class Watcher:
             older = taken.older.union(seen for _, seen in taken.files)
             self._taken = Taken(step=taken.step, older=older)  # they are in another order
 
-    def _tell_what_stands(self) -> None:
+    def _unknown(self, look: Look) -> str:
+        """Return that the program has written weights in a layout that no adapter knows; empty if it has not."""
+        if not any(is_of_weights(path) for path, _ in look.files.items() - (self._there or set())):
+            return ""
+        why = "nothing there is known as a checkpoint, and nothing is saved"
+        return f"weights are written to {self._root}, but {why}: see harness watch {self._root}"
+
+    def _tell_what_stands(self, words: str) -> None:
         """Say, once for each kind of reason, why nothing newer was saved for a while: it may be so until the end."""
-        kind, now = _DIGITS.sub("#", self._why), time.monotonic()
+        kind, now = _DIGITS.sub("#", words), time.monotonic()
         if kind != self._stands[0] or self._passing:
             self._stands = kind, now
         elif kind and kind not in self._said and now - self._stands[1] >= _STANDS_S:
             self._said.add(kind)
-            self._say(f"{self._why}: it is not saved so far")
+            self._say(words)
 
     def _in_order(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates in their order. Those without a number are newer if they are not known, by no clock."""

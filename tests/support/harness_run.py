@@ -24,6 +24,7 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
     --late-s SECONDS             how long a rank may be at one step while others wait, until it is named
     --first-answer-s, --read-s SECONDS   how long a start waits for the store; how long a reply of S3 may take
     --watch-look-s SECONDS       between two looks at a watched directory
+    --watch-stands-s SECONDS     how long a reason keeps a program from being saved until it is told
     --earlier-s SECONDS          how long a start waits for processes of an earlier one that use the watched directory
     --attempts N                 calls of a store at most until it counts as down
     --part-bytes BYTES           of a multipart upload
@@ -101,6 +102,7 @@ _SECONDS: dict[str, tuple[ModuleType, str]] = {
     "first-answer-s": (harness.agent.resume.startup, "FIRST_ANSWER_S"),
     "earlier-s": (harness.agent.watching, "EARLIER_S"),
     "watch-look-s": (harness.watch.watcher, "LOOK_S"),
+    "watch-stands-s": (harness.watch.watcher, "_STANDS_S"),
     "read-s": (cloud.s3.client, "READ_S"),
 }
 

@@ -200,6 +200,15 @@ def lightseq(root: Path, step: int) -> Moments:
     yield from put(root / "checkpoint_last.pt", by_torch(step))
 
 
+def litgpt(root: Path, step: int) -> Moments:
+    """`pretrain.save_checkpoint`, and what `finetune/full.py` adds; the configuration is a copy."""
+    at = root / f"step-{step:08d}"
+    yield from put(at / "lit_model.pth", by_torch(step))
+    yield from put(at / "hyperparameters.yaml", b"train:\n  save_interval: 10\n")
+    yield from put(at / "model_config.yaml", b"n_layer: 2\n")
+    yield from put(at / "prompt_style.json", by_json(class_path="litgpt.prompts.Alpaca"))
+
+
 def megatron(root: Path, step: int) -> Moments:
     """`save_checkpoint`: the tracker is written behind a barrier."""
     at = root / f"iter_{step:07d}"
@@ -318,6 +327,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "keras": ("keras", keras),
     "lightning": ("lightning", lightning),
     "lightseq": ("lightseq", lightseq),
+    "litgpt": ("litgpt", litgpt),
     "megatron": ("megatron", megatron),
     "nemo": ("nemo", nemo),
     "nnscaler": ("nnscaler", nnscaler),

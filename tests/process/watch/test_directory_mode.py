@@ -320,6 +320,19 @@ def test_a_program_that_saves_nothing_known_is_told_so(world: World) -> None:
     assert f"nothing in {out(world)} is known as a checkpoint" in process.stderr
 
 
+def test_while_it_runs_it_is_told_of_weights_in_a_layout_that_is_not_known_and_of_no_checkpointer(
+    world: World,
+) -> None:
+    text = "mkdir -p $0/a-1; while :; do printf PK >> $0/a-1/model.pth; done"
+    options = ("--hello-s", "0.01", "--watch-stands-s", "0.1")
+    process = start(world, *options, command=["sh", "-c", text, out(world)])
+    process.wait_for(f"weights are written to {out(world)}, but nothing there is known as a checkpoint")
+    assert f"see harness watch {out(world)}" in process.stderr
+    process.signal(signal.SIGTERM)
+    assert process.wait() not in (0, 75)
+    assert "Checkpointer" not in process.stderr
+
+
 @pytest.mark.long("two lives on two hosts, over S3's real protocol")
 def test_it_is_the_same_over_s3(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with S3Server() as server, nobody_left(request, World(tmp_path, s3=server)) as world:

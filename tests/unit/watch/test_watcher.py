@@ -18,7 +18,7 @@ from harness.watch.look import Look, candidates
 from harness.watch.ours import ASIDE, folder_of
 from harness.watch.survey import Survey
 from harness.watch.watcher import Checkpoint, Taken, Watcher, taken_of
-from tests.support.layouts import LAYOUTS, RANKS, by_torch
+from tests.support.layouts import LAYOUTS, RANKS, by_safetensors, by_torch
 from tests.support.patience import HANG_S
 from tests.support.process import Process
 from tests.support.watched import write
@@ -135,6 +135,28 @@ def test_why_nothing_is_saved_is_told_once_it_has_been_so_for_a_while(
     words = scene.said.get(timeout=HANG_S)
     assert "nothing shows whether model.pt and optim.pt are of one moment: it is not saved so far" in words
     assert scene.watcher.why
+    scene.look_again()
+    scene.ended()
+    assert scene.said.empty()
+
+
+def test_that_nothing_is_known_as_a_checkpoint_is_told_once_weights_are_written(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "_STANDS_S", 0.0)
+    (scene.root / "base").mkdir()
+    (scene.root / "base" / "weights.safetensors").write_bytes(by_safetensors(1))  # what it begins with
+    scene.begin(None)
+    (scene.root / "config.yaml").write_text("lr: 0.1")
+    scene.look_again()
+    assert scene.said.empty(), "it may save later"
+    for step in (1, 2):
+        (scene.root / f"{step}.d").mkdir()
+        (scene.root / f"{step}.d" / "weights.pth.lora").write_bytes(by_torch(step))
+        scene.look_again()
+    assert f"nothing there is known as a checkpoint, and nothing is saved: see harness watch {scene.root}" in (
+        scene.said.get(timeout=HANG_S)
+    )
     scene.look_again()
     scene.ended()
     assert scene.said.empty()
