@@ -10,6 +10,7 @@ name, so that a path in a checkpoint is no difference.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cloud.directory.store import DirectoryStore
 from cloud.notice import Deadline
@@ -354,11 +355,33 @@ def _has_other_tensors(here: Path, there: Path) -> bool:
     return here.suffix not in _NO_TENSORS
 
 
-def _tensors(path: Path) -> dict[str, tuple[int, int]]:
-    """Return size and sum of each tensor in a file of torch.save."""
-    with zipfile.ZipFile(path) as file:
-        members = [(info.filename.partition("/")[2], info) for info in file.infolist()]
-        return {name: (info.file_size, info.CRC) for name, info in members if name.startswith("data/")}
+def _tensors(archive: Path | BinaryIO) -> dict[str, tuple[int, int]]:
+    """Return size and sum of each tensor in a file of torch.save, and of whatever is no text in any other zip.
+
+    Another zip may hold files of torch.save, arrays of NumPy, or pickles.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    with zipfile.ZipFile(archive) as file:
+        members = {info.filename: info for info in file.infolist()}
+        is_torchs = any(name.endswith("/data.pkl") for name in members)
+        for name, info in members.items():
+            if is_torchs:  # below a directory with the file's own name
+                if (path := name.partition("/")[2]).startswith("data/"):
+                    found[path] = info.file_size, info.CRC
+            elif not name.endswith(_NO_TENSORS):
+                content = io.BytesIO(file.read(name))
+                if zipfile.is_zipfile(content):
+                    found |= {f"{name}/{inner}": sums for inner, sums in _tensors(content).items()}
+                elif not _is_text(content.getvalue()):
+                    found[name] = info.file_size, info.CRC
+    return found
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        return all(letter.isprintable() or letter.isspace() for letter in content.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _kill(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cloud.directory.store import DirectoryStore
@@ -15,6 +19,7 @@ from harness.rehearse import watched
 from harness.rehearse.watched import WatchedVerdict
 from harness.watch import processes
 from harness.watch.record import decode
+from tests.support.layouts import by_torch
 from tests.support.process import Process
 from tests.support.watched import publish_newest, write
 
@@ -62,6 +67,45 @@ def test_a_file_without_a_number_that_has_its_earlier_content_shows_it_too(
         ids.append(manifest.id)
         if number > 2:
             assert watched._again(passes, ids[:1], ids[1]) == ("last.pt" if number == 4 else None)
+
+
+def zipped(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def arrays(value: int) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, weights=np.full(9, value))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "here", "there", "differ"),
+    [
+        ("a.pt", by_torch(1), by_torch(2), True),
+        ("a.pt", by_torch(1).replace(b"step", b"stop"), by_torch(1), False),
+        ("a.npz", arrays(1), arrays(2), True),
+        ("a.zip", zipped(policy=by_torch(1)), zipped(policy=by_torch(2)), True),
+        ("a.zip", zipped(policy=by_torch(1)), zipped(), True),
+        ("a.zip", zipped(data=b"{}", policy=by_torch(1)), zipped(data=b'{\n"time": 1}', policy=by_torch(1)), False),
+        ("a.zip", zipped(buffer=pickle.dumps([1])), zipped(buffer=pickle.dumps([2])), True),
+        ("a.json", b"{}", b"[]", False),
+        ("a.bin", b"{}", b"[]", True),
+    ],
+    ids=["torch", "a-pickled-name", "numpy", "inside", "missing", "text-inside", "pickle-inside", "json", "unknown"],
+)
+def test_two_files_differ_by_the_tensors_in_them_whatever_holds_these(
+    name: str, here: bytes, there: bytes, tmp_path: Path, *, differ: bool
+) -> None:
+    paths = [tmp_path / "here" / name, tmp_path / "there" / name]
+    for path, content in zip(paths, (here, there), strict=True):
+        path.parent.mkdir()
+        path.write_bytes(content)
+    assert watched._has_other_tensors(*paths) == differ
 
 
 RANK = """
