@@ -40,7 +40,8 @@ class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         path: where it lies in the watched directory.
-        says: what stands in it, with fields of the checkpoint's own path.
+        says: what stands in it, with fields of the checkpoint's own path; {name} is that, and {root} the watched
+            directory.
         is_link: whether it is a symbolic link.
         is_last: whether it is changed only once the checkpoint is whole, so that one that it does not name is not.
     """

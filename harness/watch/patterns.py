@@ -5,6 +5,7 @@ Owns what may stand in a pattern. Knows no file system.
     {step} {epoch} {batch} {rank}   a number, with all of its digits
     {time}                          a date, a time or a fraction: numbers that tell no step
     {name}                          any text without a `/`
+    {root}                          the watched directory, as a path
     *                               the same, without a name
     a|b                             one or the other
 """
@@ -24,7 +25,7 @@ _TIMES = (
     r"[0-9]{8}[-_.T][0-9]{4,6}",  # 20261129_140323
     r"[0-9]+\.[0-9]+",  # 0.25, a loss
 )
-_TEXTS = {"name": "[^/]+", "time": "|".join(_TIMES)}
+_TEXTS = {"name": "[^/]+", "root": ".+", "time": "|".join(_TIMES)}
 _ANY, _ANY_ENDS = (None, "name"), ("*", "{name}")
 _FIELD = re.compile(r"\{([a-z]+)\}|\*")
 

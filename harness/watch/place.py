@@ -131,7 +131,7 @@ def point_to(root: Path, pointer: Pointer, texts: Mapping[str, str], name: str) 
         name: of the checkpoint.
     """
     plain = {field: str(int(text)) if field in NUMBERS else text for field, text in texts.items()}
-    says = pattern(pointer.says).fill({**plain, "name": name})
+    says = pattern(pointer.says).fill({**plain, "name": name, "root": str(root)})
     path = root / pointer.path
     if _leads_to(path, says) if pointer.is_link else _says(path, says):
         return

@@ -176,6 +176,12 @@ def _deepspeed(root: Path, step: int, first: Sequence[str], others: Sequence[str
         yield from put(at / name, by_torch(step, seed))
 
 
+def detectron2(root: Path, step: int) -> Moments:
+    """fvcore's `PeriodicCheckpointer`."""
+    yield from put(root / f"model_{step:07d}.pth", by_torch(step))
+    yield from put(root / "last_checkpoint", f"model_{step:07d}.pth".encode(), every=True)
+
+
 def fairscale(root: Path, step: int) -> Moments:
     """A script's own `torch.save` of what rank 0 has consolidated."""
     yield from put(root / f"model_{step}.pt", by_torch(step))
@@ -215,6 +221,12 @@ def megatron(root: Path, step: int) -> Moments:
     for rank in range(RANKS):
         yield from put(at / f"mp_rank_{rank:02d}" / "model_optim_rng.pt", by_torch(step, rank))
     yield from put(root / "latest_checkpointed_iteration.txt", str(step).encode(), every=True)
+
+
+def mmengine(root: Path, step: int) -> Moments:
+    """`CheckpointHook`. The path is that of a working directory as the configuration has it."""
+    yield from put(root / f"iter_{step}.pth", by_torch(step))
+    yield from put(root / "last_checkpoint", f"work_dirs/a/iter_{step}.pth".encode(), every=True)
 
 
 def nemo(root: Path, step: int) -> Moments:
@@ -293,6 +305,22 @@ def keras(root: Path, step: int) -> Moments:
     os.utime(metadata, (step, step))
 
 
+def skorch(root: Path, step: int) -> Moments:
+    """`Checkpoint.save_model`."""
+    for number, name in enumerate(("criterion.pt", "optimizer.pt", "params.pt")):
+        yield from put(root / name, by_torch(step, number))
+        os.utime(root / name, (step, step))  # the clock of a file system may tick seldom
+    yield from put(root / "history.json", by_json(epoch=step), every=True)
+    os.utime(root / "history.json", (step, step))
+
+
+def stable_baselines3(root: Path, step: int) -> Moments:
+    """`CheckpointCallback`, with a replay buffer and `VecNormalize`."""
+    yield from put(root / f"rl_model_{step}_steps.zip", by_torch(step))
+    yield from put(root / f"rl_model_replay_buffer_{step}_steps.pkl", by_pickle(step))
+    yield from put(root / f"rl_model_vecnormalize_{step}_steps.pkl", by_pickle(step + 1))
+
+
 def timm(root: Path, step: int) -> Moments:
     """`CheckpointSaver.save_checkpoint`."""
     last = root / "last.pth.tar"
@@ -321,6 +349,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "deepspeed": ("deepspeed", deepspeed),
     "deepspeed-tensor": ("deepspeed", deepspeed_tensor),
     "deepspeed-plain": ("deepspeed", deepspeed_plain),
+    "detectron2": ("detectron2", detectron2),
     "fairscale": ("fairscale", fairscale),
     "fastai": ("fastai", fastai),
     "horovod": ("horovod", horovod),
@@ -329,10 +358,13 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "lightseq": ("lightseq", lightseq),
     "litgpt": ("litgpt", litgpt),
     "megatron": ("megatron", megatron),
+    "mmengine": ("mmengine", mmengine),
     "nemo": ("nemo", nemo),
     "nnscaler": ("nnscaler", nnscaler),
     "orbax": ("orbax", orbax),
     "paddlenlp": ("paddlenlp", paddlenlp),
+    "skorch": ("skorch", skorch),
+    "stable-baselines3": ("stable-baselines3", stable_baselines3),
     "timm": ("timm", timm),
     "torch-save": ("torch-save", torch_save),
     "torch-save-one": ("torch-save-one", torch_save_one),

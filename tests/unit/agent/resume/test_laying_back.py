@@ -102,6 +102,8 @@ def test_the_pointer_that_the_program_reads_names_what_was_laid_back(tmp_path: P
         ("deepspeed", "latest", "global_step20"),
         ("megatron", "latest_checkpointed_iteration.txt", "20"),
         ("composer", "latest-rank0.pt", "ep0-ba20-rank0.pt"),
+        ("detectron2", "last_checkpoint", "model_0000020.pth"),
+        ("mmengine", "last_checkpoint", str(tmp_path / "mmengine" / "out" / "iter_20.pth")),
     ):
         scene = Scene(tmp_path / layout, layout)
         (tmp_path / layout).mkdir()
@@ -124,7 +126,7 @@ def test_what_is_there_and_is_newer_stays_and_wins(scene: Scene) -> None:
     assert any("goes on from what it has" in words for words in scene.said) or scene.layout in PARTS
 
 
-PARTS = ("fairscale", "torch-save")
+PARTS = ("fairscale", "stable-baselines3", "torch-save")
 """Where only the next checkpoint shows that one has all of its files. The snapshot before tells which they are."""
 
 
@@ -316,19 +318,19 @@ def test_without_a_snapshot_only_what_is_torn_is_moved(tmp_path: Path) -> None:
     assert scene.finder.laid.checkpoint == scene.root / "checkpoint-10"
 
 
-@pytest.mark.parametrize("layout", ["deepspeed", "megatron", "composer"])
+@pytest.mark.parametrize("layout", ["deepspeed", "megatron", "composer", "detectron2", "mmengine"])
 def test_a_pointer_to_the_only_checkpoint_goes_with_it_if_that_is_torn(layout: str, tmp_path: Path) -> None:
     """The program would look for what is not there, and fail each time."""
     scene = Scene(tmp_path, layout)
     write(scene.root, layout, 10)
-    victim = next(path for path in sorted(scene.root.rglob("*.pt")) if not path.is_symlink())
+    victim = next(path for path in sorted(scene.root.rglob("*.pt*")) if not path.is_symlink())
     victim.write_bytes(victim.read_bytes()[:-9])
     assert scene.find() is None
     assert list(scene.root.iterdir()) == []
     assert scene.finder.laid.checkpoint is None
 
 
-@pytest.mark.parametrize("layout", ["deepspeed", "megatron", "composer"])
+@pytest.mark.parametrize("layout", ["deepspeed", "megatron", "composer", "detectron2", "mmengine"])
 def test_wherever_the_agent_dies_no_pointer_to_a_torn_checkpoint_outlives_it(layout: str, tmp_path: Path) -> None:
     """Once that is moved, nothing shows the next start which adapter's pointer it is."""
     at, over = 0, False
@@ -338,7 +340,7 @@ def test_wherever_the_agent_dies_no_pointer_to_a_torn_checkpoint_outlives_it(lay
         scene.root.mkdir(parents=True)
         write(scene.root, layout, 10)
         kept = {path for path in scene.root.iterdir() if path.is_symlink() or path.is_file()}
-        victim = next(path for path in sorted(scene.root.rglob("*.pt")) if not path.is_symlink())
+        victim = next(path for path in sorted(scene.root.rglob("*.pt*")) if not path.is_symlink())
         victim.write_bytes(victim.read_bytes()[:-9])
         with pytest.MonkeyPatch.context() as monkeypatch:
             dies_at(monkeypatch, at)
