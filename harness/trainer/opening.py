@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from harness.config.settings import SOCKET_VARIABLE, here, resolve
@@ -74,7 +75,7 @@ def open_link(options: Mapping[str, Any]) -> Link:
         warn(FREE_THREADED)
     settings = None
     if not os.environ.get(SOCKET_VARIABLE):
-        settings = resolve(options, os.environ, here(), script=script())
+        settings = resolve(options, os.environ, _began_in(), script=script())
     rank = find_rank(os.environ)
     link = Link(settings, [sys.executable, *sys.argv], os.environ, rank)
     if link.detached and rank.speaks:
@@ -83,3 +84,11 @@ def open_link(options: Mapping[str, Any]) -> Link:
             "no restart in place, no early fetch, no exit-code mapping"
         )
     return link
+
+
+def _began_in() -> Path:
+    """Return the directory in which the program began. Hydra changes to a new one at each start, named by the time."""
+    hydra = sys.modules.get("hydra.core.hydra_config")
+    if hydra is not None and hydra.HydraConfig.initialized():
+        return Path(hydra.HydraConfig.get().runtime.cwd)
+    return here()
