@@ -182,6 +182,17 @@ def detectron2(root: Path, step: int) -> Moments:
     yield from put(root / "last_checkpoint", f"model_{step:07d}.pth".encode(), every=True)
 
 
+def diffusers(root: Path, step: int) -> Moments:
+    """A script of diffusers: a hook of `Accelerator.save_state` writes the weights. Rank 0 alone calls it."""
+    at = root / f"checkpoint-{step}"
+    for seed, folder in enumerate(("unet", "unet_ema")):
+        yield from put(at / folder / "config.json", by_json(_class_name="UNet2DModel"))
+        yield from put(at / folder / "diffusion_pytorch_model.safetensors", by_safetensors(step, seed))
+    yield from put(at / "optimizer.bin", by_torch(step, 1))
+    yield from put(at / "scheduler.bin", by_torch(step, 2))
+    yield from put(at / "random_states_0.pkl", by_torch(step, 3))
+
+
 def fairscale(root: Path, step: int) -> Moments:
     """A script's own `torch.save` of what rank 0 has consolidated."""
     yield from put(root / f"model_{step}.pt", by_torch(step))
@@ -350,6 +361,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "deepspeed-tensor": ("deepspeed", deepspeed_tensor),
     "deepspeed-plain": ("deepspeed", deepspeed_plain),
     "detectron2": ("detectron2", detectron2),
+    "diffusers": ("diffusers", diffusers),
     "fairscale": ("fairscale", fairscale),
     "fastai": ("fastai", fastai),
     "horovod": ("horovod", horovod),

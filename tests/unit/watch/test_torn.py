@@ -33,6 +33,7 @@ EACH_RANK = (
     "deepspeed-plain",
     "nnscaler",
     "dcp",
+    "diffusers",
     "megatron",
     "nemo",
 )
