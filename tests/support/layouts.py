@@ -344,6 +344,20 @@ def timm(root: Path, step: int) -> Moments:
     yield
 
 
+def verl(root: Path, step: int) -> Moments:
+    """`SFTTrainer`'s checkpoint handler: rank 0 writes the tracker, with no barrier after the other rank's files."""
+    at = root / f"global_step_{step}"
+    for rank in range(RANKS):
+        for seed, kind in enumerate(("model", "optim", "extra_state")):
+            yield from put(at / f"{kind}_world_size_{RANKS}_rank_{rank}.pt", by_torch(step, 3 * rank + seed))
+    yield from put(at / "huggingface" / "config.json", by_json(hidden_size=8))
+    yield from put(at / "data_0.pt", by_torch(step, 6))
+    tracker = root / "latest_checkpointed_iteration.txt"
+    yield from put(tracker.with_name(f"{tracker.name}.tmp"), str(step).encode())
+    yield from rename(tracker.with_name(f"{tracker.name}.tmp"), tracker)
+    yield from put(at / "data_1.pt", by_torch(step, 7))
+
+
 def fastai(root: Path, step: int) -> Moments:
     """`SaveModelCallback(every_epoch=True)`."""
     yield from put(root / "models" / f"model_{step}.pth", by_torch(step))
@@ -381,6 +395,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "torch-save": ("torch-save", torch_save),
     "torch-save-one": ("torch-save-one", torch_save_one),
     "torch-save-renamed": ("torch-save-one", torch_save_renamed),
+    "verl": ("verl", verl),
 }
 """The writers, by name, each with its adapter. Alpa has no mark at all, and is only taken by a quiet time."""
 

@@ -210,7 +210,7 @@ def test_names_alone_are_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_every_table_says_where_it_is_from_and_explains_itself() -> None:
-    assert len(built_in()) == 29
+    assert len(built_in()) == 30
     for name, adapter in built_in().items():
         assert named(name) is adapter
         assert adapter.source

@@ -36,6 +36,7 @@ EACH_RANK = (
     "diffusers",
     "megatron",
     "nemo",
+    "verl",
 )
 """Layouts that are written by two ranks here, as the environment of such a program says."""
 
