@@ -3,7 +3,7 @@
 Owns what the callbacks for `lightning` and for `pytorch_lightning` share, which are the same code under two names. So
 it imports neither: it meets a trainer, and takes what it needs from the package that the trainer is of.
 
-    fit ─▶ what is resumed? ─▶ loggers, callbacks, datamodule ─▶ on_fit_start: model, optimizers ─▶ loops
+    fit ─▶ what is resumed? ─▶ loggers, callbacks, datamodule ─▶ each on_fit_start ─▶ model, optimizers ─▶ loops
     each batch with a step, its validation, its schedulers ─▶ a boundary
 
 Some methods of the one trainer's loops and connectors are wrapped; `_NEEDED` lists them. They are private, and as they
@@ -64,7 +64,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
         "_should_check_val_fx",
         "_skip_next_val",
     ),
-    "_checkpoint_connector": ("_restore_modules_and_callbacks",),
+    "_checkpoint_connector": ("_restore_modules_and_callbacks", "restore_training_state"),
     "_signal_connector": ("register_signal_handlers",),
     "_logger_connector": ("_first_loop_iter", "_current_fx", "_callback_metrics", "_logged_metrics"),
 }
@@ -129,11 +129,6 @@ class Fit:
             )
         self._fit = _Fit(trainer.fit_loop.trainer, self._options)
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Restore the training, or begin it."""
-        if self._fit is not None:
-            self._fit.begins()
-
     def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Leave a long validation, if an interruption demands it."""
         if self._fit is not None and not trainer.sanity_checking:
@@ -159,6 +154,7 @@ class _Fit:
         self._call: Any = sys.modules[f"{type(trainer).__module__.rpartition('.')[0]}.call"]
         loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         _wrap(trainer._checkpoint_connector, "_restore_modules_and_callbacks", self._restore_callbacks)
+        _wrap(trainer._checkpoint_connector, "restore_training_state", self._begins)
         _wrap(trainer._signal_connector, "register_signal_handlers", lambda theirs: None)  # the harness has SIGTERM
         _wrap(trainer, "_run_sanity_check", lambda theirs: theirs() if self._resumed is None else None)
         for owner, name in (
@@ -210,8 +206,15 @@ class _Fit:
             vars(callback).update(values)
         return None
 
-    def begins(self) -> None:
-        """Everything is made: restore it, or begin."""
+    def _begins(self, theirs: Callable[..., Any]) -> None:
+        """Everything is made: restore it, or begin.
+
+        This is where the trainer restores its optimizers from a checkpoint: behind `on_fit_start` of all callbacks,
+        which may change them (`BaseFinetuning` does), in whatever order the callbacks are.
+        """
+        theirs()
+        if self._finished:  # a test or a validation behind fit()
+            return
         trainer, driven, loop = self._trainer, self._driven, self._trainer.fit_loop
         self._counts = list(self._counted())
         for counts in self._counts:
@@ -221,7 +224,7 @@ class _Fit:
         self._trains = True
         if (own := self._own) is not None:
             set_progress(loop, own["loops"])
-            trainer.should_stop = own["should_stop"]
+            trainer.should_stop = trainer.should_stop or own["should_stop"]  # a Timer's time may be over
             self._sampled = own.get("sampled", 0)
         if self._early is not None:  # configure_optimizers has asked how many steps there will be
             now = capture_moment()

@@ -18,7 +18,8 @@ what it holds at the end to FINAL.
                         before the loop begins
     --mode averaged     validates with averaged weights
     --mode stops        the same, and ends after 24 steps, at a snapshot in the middle of an epoch
-    --mode scheduled    a callback of Lightning's lets 3 batches make a step from the second epoch on
+    --mode scheduled    callbacks of Lightning's let 3 batches make a step from the second epoch on, and train a layer
+                        that was frozen before
     --mode fsdp2        shards the model over the 2 ranks, by Lightning's strategy for it
     --package NAME      pytorch_lightning instead of lightning.pytorch
     --device cuda       on a GPU, in half precision with a scaler, by deterministic operations
@@ -127,7 +128,7 @@ def module_of(pl: Any, mode: str, out: Any) -> Any:
             self.losses.clear()
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            optimizer = torch.optim.AdamW((each for each in self.parameters() if each.requires_grad), lr=0.01)
             schedulers = torch.optim.lr_scheduler
             if mode == "manual":
                 return [torch.optim.SGD(self.net[0].parameters(), lr=0.01, momentum=0.9), optimizer]
@@ -195,10 +196,18 @@ def callbacks_of(pl: Any, mode: str, out: Any, folder: Path) -> list[Any]:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.batches = state["batches"]
 
+    class Thawing(pl.callbacks.BaseFinetuning):  # type: ignore[misc, name-defined]
+        def freeze_before_training(self, module: Any) -> None:
+            self.freeze(module.net[0])
+
+        def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(module.net[0], optimizer)
+
     if mode == "plateau":
         return [pl.callbacks.EarlyStopping("val_loss", patience=3)]
     if mode == "scheduled":
-        return [pl.callbacks.GradientAccumulationScheduler({1: 3})]
+        return [pl.callbacks.GradientAccumulationScheduler({1: 3}), Thawing()]
     if mode == "workers":
         return [pl.callbacks.ModelCheckpoint(folder, monitor="val_loss", save_top_k=2, save_last=True)]
     if mode in ("averaged", "stops"):
