@@ -19,6 +19,7 @@ from harness.core.rehearsal import AnyLine, Instructions
 from harness.core.tree import TensorRef
 from harness.trainer.digests import digest, of_tensor
 from harness.trainer.state.capture import Captured
+from harness.trainer.state.kinds import Kind, by_name
 from harness.trainer.variables import Variables
 
 _SHOWN = 60
@@ -78,12 +79,14 @@ class Witness:
         """Write down a complete step; interrupt the program, if it is to be interrupted here."""
         if self._over:  # several ranks may leave a step later
             return
-        states = {name: of_tensor(tensor) for name, tensor in captured.tensors.items()}
+        tree = {name: _by_name(node) for name, node in captured.tree.items()}
+        names = _renamed(captured.tree, tree)
+        states = {names.get(name, name): of_tensor(tensor) for name, tensor in captured.tensors.items()}
         progress = dict(_references(captured.tree.get(_PROGRESS), _PROGRESS))
         states = {name: text for name, text in states.items() if not name.startswith(f"{_PROGRESS}/")} | {
             path: states[ref.name] for path, ref in progress.items()
         }
-        listed = {name: {key: node[key] for key in _COMPARED if key in node} for name, node in captured.tree.items()}
+        listed = {name: {key: node[key] for key in _COMPARED if key in node} for name, node in tree.items()}
         leaves = _leaves({**listed, "ckpt.extra": captured.extra}, "")
         small = {path: text for path, text in leaves if not path.startswith(_PLACES)}
         drawn = {name: digest(state) for name, state in random.items()}
@@ -132,6 +135,30 @@ class Witness:
 
     def _write(self, line: AnyLine) -> None:
         os.write(self._file, rehearsal.encode_line(line))
+
+
+def _by_name(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a state's node; that of an optimizer with parameters by name: a set has another order in each start."""
+    if node["kind"] != Kind.OPTIMIZER or not isinstance(node["state"], dict):
+        return node
+    state = by_name(node["state"], node["params"]) or node["state"]
+    groups = state.get("param_groups")
+    if not isinstance(groups, list) or not all(isinstance(group, dict) and "params" in group for group in groups):
+        return node
+    groups = [{**group, "params": sorted(group["params"], key=str)} for group in groups]
+    return {**node, "state": {**state, "param_groups": groups}}
+
+
+def _renamed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """Return the new name of each tensor of an optimizer, by its name in the capture."""
+    paths = zip(_paths(before), _paths(after), strict=True)
+    return {old: new for (old, ref), (new, _) in paths if ref.name == old}
+
+
+def _paths(tree: Mapping[str, Any]) -> Iterator[tuple[str, TensorRef]]:
+    for name, node in tree.items():
+        if node["kind"] == Kind.OPTIMIZER:
+            yield from _references(node["state"], name)
 
 
 def _references(value: Any, path: str) -> Iterator[tuple[str, TensorRef]]:

@@ -111,12 +111,13 @@ def _compare_optimizer(name: str, optimizer: Optimizer, node: dict[str, Any], na
             raise StateError(
                 f"{name}.param_groups[{index}]: stored {len(there)} parameters, live {len(here)}; {SAME_PROGRAM}"
             )
-        for position, (a, b) in enumerate(zip(there, here, strict=True)):
-            if a != b:
-                raise StateError(
-                    f"{name}.param_groups[{index}].params[{position}]: stored {a}, live {b}: "
-                    f"give the parameters in the same order; {SAME_PROGRAM}"
-                )
+        if there == here or (_is_reordered(there, here) and _takes_an_order(optimizer)):
+            continue
+        position, a, b = next((at, a, b) for at, (a, b) in enumerate(zip(there, here, strict=True)) if a != b)
+        raise StateError(
+            f"{name}.param_groups[{index}].params[{position}]: stored {a}, live {b}: give the parameters in the same "
+            f"order, and in a list (a set has another order in each start); {SAME_PROGRAM}"
+        )
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or len(groups) != len(live_params) + added:
         return  # an optimizer with its own form of state_dict, which its load_state_dict checks
@@ -127,6 +128,23 @@ def _compare_optimizer(name: str, optimizer: Optimizer, node: dict[str, Any], na
         where, written = f"{name}.param_groups[{index}]", sorted(mapping(name, group))
         expected = sorted(optimizer.defaults.keys() & optimizer.param_groups[index].keys())
         compare_names(where, written, expected, "option", more=True)
+
+
+def _is_reordered(there: list[Any], here: list[Any]) -> bool:
+    """Whether a group has the same parameters in another order, and each of them has a name."""
+    return all(isinstance(param, str) for param in (*there, *here)) and sorted(there) == sorted(here)
+
+
+def _takes_an_order(optimizer: Optimizer) -> bool:
+    """Whether it can get its parameters in another order: it knows them by its groups alone, as torch's own do."""
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+        return False
+    groups = [group["params"] for group in optimizer.param_groups]
+    params = {id(param) for group in groups for param in group}
+    listed = [value for value in vars(optimizer).values() if isinstance(value, (list, tuple))]
+    return all(
+        any(value is group for group in groups) or not any(id(item) in params for item in value) for value in listed
+    )
 
 
 def _compare_scheduler(name: str, scheduler: Any, saved: dict[str, Any]) -> None:

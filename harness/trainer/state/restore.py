@@ -76,6 +76,8 @@ def restore(
     for name in order:
         with _refusals(name):
             state, node = flat[name], tree[name]
+            if isinstance(state, Optimizer):
+                _put_in_order(state, node["params"], names)
             if unlisted is not None and isinstance(state, Optimizer):
                 unlisted.prepare_optimizer(name, state, node)
             loads.append((name, _prepare(name, state, node, stored, names)))
@@ -172,6 +174,17 @@ def _prepare_module(
             module.load_state_dict(state, strict=True)
 
     return load
+
+
+def _put_in_order(optimizer: Optimizer, params: list[list[Any]], names: Mapping[int, str]) -> None:
+    """Give an optimizer's groups their parameters in the stored order: those of a set have another one in each start.
+
+    Not the other way round: what an optimizer has of all parameters together (LBFGS) is in the order of its groups.
+    """
+    for group, there in zip(optimizer.param_groups, params, strict=False):  # groups that were added are still to come
+        here = {names.get(id(param)): param for param in group["params"]}
+        if all(isinstance(name, str) for name in there) and list(here) != there:
+            group["params"][:] = [here[name] for name in there]
 
 
 def _prepare_optimizer(optimizer: Optimizer, saved: Any, stored: Stored, path: list[str | int]) -> Callable[[], object]:

@@ -67,6 +67,28 @@ def test_places_of_a_progress_are_no_difference_and_its_other_values_are(seen: S
     assert first != seen(PROGRESS, own={"places": {"paths": ["/a"]}, "epoch": 2})
 
 
+def test_parameters_of_an_optimizer_in_another_order_are_no_difference(tmp_path: Path) -> None:
+    """As one of a set of parameters has them, in each start."""
+    model = torch.nn.Linear(2, 3)
+    found = []
+    for params in ([model.weight, model.bias], [model.bias, model.weight]):
+        optimizer = torch.optim.Adam(params)
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        with torch.no_grad():
+            model.weight.zero_()
+            model.bias.zero_()
+        optimizer.step()
+        file = tmp_path / str(len(found))
+        witness = Witness(Instructions(str(file), stop=10), Variables({}), lambda signum: None)
+        witness.stepped(1, None, {}, capture({"model": model, "optimizer": optimizer}))
+        (line,) = decode_lines(file.read_bytes())
+        assert isinstance(line, Stepped)
+        found.append(line.state)
+    assert found[0] == found[1]
+    assert "optimizer/state/model/weight/exp_avg" in found[0]
+
+
 def test_a_tie_of_a_state_that_the_script_gives_is_a_difference(seen: Seen) -> None:
     one, equal = torch.ones(2), torch.ones(2)
     assert seen("model", a=one, b=one) != seen("model", a=one, b=equal)

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -744,6 +745,56 @@ def test_a_changed_model_is_refused_and_left_as_it_was(live: Any, words: str) ->
 def test_a_state_that_came_or_went_is_refused() -> None:
     with pytest.raises(StateError, match="stored but not live: ema; live but not stored: box"):
         carry({"model": Box(), "ema": Box()}, {"model": Box(), "box": Box()})
+
+
+@pytest.mark.parametrize("make", [partial(torch.optim.Adam, lr=0.1), torch.optim.LBFGS])
+def test_an_optimizer_with_its_parameters_in_another_order_goes_on_as_it_was(make: Any) -> None:
+    """As one of a set of parameters has them, in each start."""
+    saved, unbroken, live = Net(), Net(), Net(seed=1)
+    stopped, optimizer, resumed = (
+        make(saved.parameters()),
+        make(unbroken.parameters()),
+        make([*live.parameters()][::-1]),
+    )
+    train(saved, stopped, 0, 3)
+    train(unbroken, optimizer, 0, 3)
+
+    carry({"model": saved, "optimizer": stopped}, {"model": live, "optimizer": resumed})
+
+    train(live, resumed, 3, 3)
+    train(unbroken, optimizer, 3, 3)
+    assert identical(live.state_dict(), unbroken.state_dict())
+    assert identical(resumed.state_dict(), optimizer.state_dict())
+
+
+class Listing(torch.optim.SGD):
+    """Has a list of its own of its parameters."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.ours = [param for group in self.param_groups for param in group["params"]]
+
+
+class Loading(torch.optim.SGD):
+    """Loads in a way of its own."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("make", [Listing, partial(Loading, lr=0.1)])
+def test_an_optimizer_that_may_know_its_parameters_order_is_refused_with_another_one(make: Any) -> None:
+    model, live = nn.Linear(2, 2), nn.Linear(2, 2)
+    states = {"model": model, "optimizer": make([model.weight, model.bias])}
+    with pytest.raises(StateError, match=r"params\[0\]: stored model/weight, live model/bias: .*a set has another"):
+        carry(states, {"model": live, "optimizer": make([live.bias, live.weight])})
+
+
+def test_parameters_without_names_are_refused_in_another_order() -> None:
+    a, b, c, d = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1)), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([a, b, c, d.bias])
+    with pytest.raises(StateError, match=r"params\[0\]: stored \[1\], live \[2\]"):
+        carry({"model": d, "optimizer": optimizer}, {"model": d, "optimizer": torch.optim.SGD([b, a, c, d.bias])})
 
 
 def adam(*groups: list[nn.Parameter]) -> torch.optim.Optimizer:
