@@ -194,7 +194,7 @@ class Boundary:
             until: the step at which there is more to do about it; `None` if there is nothing.
         """
         self.seen, self.overdue = news, False
-        self.next_due = _NEVER if until is None else until
+        self.next_due = self.step + 1 if self.always else _NEVER if until is None else until
 
     def done(self, news: int, decision: Decision, *, taken: bool, pending: bool) -> None:
         """Note that a decision was carried out.

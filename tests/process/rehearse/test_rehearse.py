@@ -77,6 +77,16 @@ def test_the_example_resumes_exactly_at_every_kind_of_place(world: World) -> Non
     assert verdict["not_reached"] == []
 
 
+@pytest.mark.long("seven starts of two ranks that import torch", minutes=1)
+def test_several_ranks_are_compared_at_every_step(world: World) -> None:
+    ranks = [*world.torchrun(2), "tests.support.rank_trainer", "--curve", "{out}/curve", "--final", "{out}/final"]
+    code, verdict, said = rehearse(world, *ranks)
+
+    assert code == 0, said
+    assert verdict["identical"] is True
+    assert "bit-identical at step 36" in said
+
+
 @pytest.mark.long("eight starts of a program that imports torch", minutes=1)
 def test_a_local_variable_is_found(world: World, script: Path) -> None:
     code, verdict, said = rehearse(world, "python", script, "{out}", "weighted")

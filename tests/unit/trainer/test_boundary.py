@@ -138,6 +138,17 @@ def test_every_so_many_steps_a_snapshot_is_due_without_a_word(loop: Loop) -> Non
     assert saved == [3, 6, 9]
 
 
+def test_a_rehearsal_looks_at_every_step_of_several_ranks_too(loop: Loop) -> None:
+    loop.boundary.always = True
+    looked = []
+    for _ in range(3):
+        loop.batch()
+        looked.append(loop.looks())
+        loop.boundary.attended(loop.page.news, None)
+
+    assert looked == [False, True, True]  # the first one: whatever it is looked at for in a real run
+
+
 def test_while_a_thread_copies_the_next_step_is_looked_at(loop: Loop) -> None:
     loop.agent.command(Command.SNAPSHOT)
     loop.batch()
