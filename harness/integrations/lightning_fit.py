@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
 import torch
@@ -173,6 +173,8 @@ class _Fit:
         if (own := self._own) is not None:
             for logger, rows, place in zip(trainer.loggers, self._rows, own["places"]["loggers"], strict=False):
                 continue_logger(logger, rows, own["logged"], place, writes=trainer.is_global_zero)
+        if self._driven.has_begun_before:
+            _let_write_again(trainer.callbacks)
 
     @property
     def _own(self) -> Any:
@@ -514,6 +516,16 @@ def _release_of(trainer: Any) -> str:
 def _base_of(value: Any, name: str) -> type:
     """Return the class of that name of which it is; its own if there is none."""
     return next((kind for kind in type(value).__mro__ if kind.__name__ == name), type(value))
+
+
+def _let_write_again(callbacks: Iterable[Any]) -> None:
+    """Have LightningCLI write its configuration where an earlier start of the run has: it takes that for another run's.
+
+    A logger that continues has the directory of that start.
+    """
+    for callback in callbacks:
+        if _base_of(callback, "SaveConfigCallback").__name__ == "SaveConfigCallback":
+            callback.overwrite = True
 
 
 def _wrap(owner: Any, name: str, ours: Callable[..., Any]) -> None:

@@ -133,6 +133,11 @@ class Driven:
                 "program that made it, or start over with --fresh or another --run"
             ) from err
 
+    @property
+    def has_begun_before(self) -> bool:
+        """Whether this is a later start of the run. It may have no snapshot all the same."""
+        return self._link.generation.number > 1
+
     # ---- a call of the framework ------------------------------------------------------------------------------------
 
     def begin_call(self) -> bool:

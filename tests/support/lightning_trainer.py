@@ -8,7 +8,8 @@ what it holds at the end to FINAL.
 
     --mode validate     validates in the middle of each epoch; sums torchmetrics over an epoch, and logs some values in
                         its first batch only; a datamodule and a callback have states of their own; curves for
-                        TensorBoard and as CSV, and Lightning's two best checkpoints, in a relative directory
+                        TensorBoard and as CSV, Lightning's two best checkpoints, and LightningCLI's configuration, in a
+                        relative directory
     --mode manual       two optimizers, stepped by the module itself; two loaders of different lengths
     --mode plateau      a scheduler that looks at the validation, and an early stop by it; 3 batches make a step, and
                         gradients are clipped
@@ -214,7 +215,17 @@ def callbacks_of(pl: Any, mode: str, out: Any, folder: Path) -> list[Any]:
         average = getattr(pl.callbacks, "EMAWeightAveraging", None)  # not in 2.5
         return [] if average is None else [average(decay=0.9)]
     best = {"monitor": "val_loss", "save_top_k": 2, "save_last": "link"}
-    return [Counting(), pl.callbacks.ModelCheckpoint(**best)] if mode == "validate" else []
+    if mode != "validate":
+        return []
+    cli = importlib.import_module(f"{pl.__name__}.cli")
+    return [Counting(), pl.callbacks.ModelCheckpoint(**best), cli.SaveConfigCallback(Configuration(), "written")]
+
+
+class Configuration:
+    """Writes what stands for the configuration, as the parser of LightningCLI does."""
+
+    def save(self, text: str, path: str, **options: Any) -> None:
+        Path(path).write_text(text)
 
 
 def show_logged(trainer: Any, out: Any) -> None:
@@ -224,6 +235,7 @@ def show_logged(trainer: Any, out: Any) -> None:
     print("scores", [score.item().hex() for score in scores], file=out)
     for line in Path(trainer.log_dir, "metrics.csv").read_text().splitlines():
         print("logged", line, file=out)
+    print("configured", Path(trainer.log_dir, "config.yaml").read_text(), file=out)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
