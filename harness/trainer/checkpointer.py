@@ -167,9 +167,7 @@ class Checkpointer:
                 `list(ckpt.epochs(n))` does; or the script's loops differ from those that made the snapshot.
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
-        return self._loops.epochs(
-            start if isinstance(start, range) else range(start) if stop is None else range(start, stop)
-        )
+        return self._loops.epochs(_numbers(start, stop))
 
     def batches(self, loader: Any) -> Batches:
         """Return an iterable over the loader's batches, from where the run stopped in this epoch.
@@ -196,7 +194,7 @@ class Checkpointer:
         """
         return self._loops.enumerate(loader, start)
 
-    def steps(self, count: int | None = None) -> Iterator[int]:
+    def steps(self, count: int | range | None = None, stop: int | None = None) -> Iterator[int]:
         """Yield the numbers 0 .. count-1, from where the run stopped: for loops that draw their own data from RNG.
 
         If the snapshot was taken in this loop, restore it first: see `Checkpointer`. Each iteration counts as one step,
@@ -204,13 +202,15 @@ class Checkpointer:
         until it is durable.
 
         Args:
-            count: the number of steps; `None` for as many as the script wants: leaving the loop stops the run early.
+            count: the number of steps; a range of their numbers; or, with `stop`, the first number. `None` for as many
+                as the script wants: leaving the loop stops the run early.
+            stop: the end of the numbers, as in `range`.
 
         Raises:
             StateError: the script's loops differ from those that made the snapshot.
             SystemExit: an interruption ends the loop; see `Checkpointer`.
         """
-        return self._loops.steps(count)
+        return self._loops.steps(None if count is None else _numbers(count, stop))
 
     def resume(self) -> int:
         """Restore everything now, for a hand-written loop; return the number of completed steps, 0 for a new run.
@@ -344,6 +344,10 @@ class Checkpointer:
     def durable_step(self) -> int | None:
         """The newest step that is committed in the store; it survives the machine. `None` before the first."""
         return self._training.page.durable_step
+
+
+def _numbers(start: int | range, stop: int | None) -> range:
+    return start if isinstance(start, range) else range(start) if stop is None else range(start, stop)
 
 
 def _merged(by_name: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,9 +63,9 @@ class Loops:
         """See `Checkpointer.enumerate`."""
         return Batches(loader, lambda: self._numbered(loader, start))
 
-    def steps(self, count: int | None) -> Iterator[int]:
+    def steps(self, numbers: range | None) -> Iterator[int]:
         """See `Checkpointer.steps`."""
-        return self._hazards.follow("steps", self._steps(count))  # type: ignore[no-any-return]
+        return self._hazards.follow("steps", self._steps(numbers))  # type: ignore[no-any-return]
 
     def resume(self) -> int:
         """See `Checkpointer.resume`."""
@@ -152,7 +152,7 @@ class Loops:
             )
         self._end_stage(max(first, len(numbers)))
 
-    def _steps(self, count: int | None) -> Iterator[int]:
+    def _steps(self, numbers: range | None) -> Iterator[int]:
         training, replay, boundary, stack = self._training, self._replay, self._boundary, self._replay.stack
         hazards, given = self._hazards, self._loader is not None
         outermost = not (replay.in_epochs or replay.innermost)
@@ -168,10 +168,10 @@ class Loops:
         replay.early, asked_from = outermost or replay.early, CallStack.now()
         with replay.handing_out(loop):
             loop.keep(replay.capture_rng)
-            for iteration in itertools.count(first) if count is None else range(first, count):
+            for iteration in itertools.count(first) if numbers is None else range(first, len(numbers)):
                 loop.number = iteration + 1
                 try:
-                    yield iteration
+                    yield iteration if numbers is None else numbers[iteration]
                 except GeneratorExit:
                     if outermost and not training.closed:
                         replay.early = asked_from.is_left(CallStack.now())
@@ -195,8 +195,8 @@ class Loops:
                     hazards.look_at_fetches()
                 if loop.keeps_moments:
                     loop.keep(replay.capture_rng)
-        if outermost and count is not None:
-            self._end_stage(max(first, count))
+        if outermost and numbers is not None:
+            self._end_stage(max(first, len(numbers)))
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         """Yield a loader's batches, with a boundary after each. After a `break` the batch counts, but no boundary."""

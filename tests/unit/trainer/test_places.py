@@ -49,6 +49,29 @@ def test_a_loop_tells_its_epoch_and_its_batch(program: Program) -> None:
     assert (program.ckpt.epoch, program.ckpt.batch) == (None, None)
 
 
+@pytest.mark.parametrize("numbers", [(1, 7), (range(1, 7),), (range(10, 70, 10),), (6,)])
+def test_steps_have_the_numbers_that_the_program_wants(numbers: tuple[Any, ...]) -> None:
+    expected = list(range(*numbers) if isinstance(numbers[0], int) else numbers[0])
+    seen: list[int] = []
+
+    def train(program: Program, notice_at: int | None = None) -> None:
+        for step in program.ckpt.steps(*numbers):
+            seen.append(step)
+            program.train()
+            if len(seen) == notice_at:
+                program.link.agent.command(Command.SNAPSHOT_AND_LEAVE)
+
+    first = Program()
+    with pytest.raises(SystemExit):
+        train(first, notice_at=3)
+    assert first.ckpt.step_count == 3
+    again = Program(PlayedLink(first.link.slot, generation=2))
+    train(again)
+
+    assert seen == expected
+    assert again.ckpt.step_count == 6
+
+
 def test_an_inner_loop_tells_its_own_number(program: Program) -> None:
     told = []
     for _ in program.ckpt.batches(BATCHES[:2]):
