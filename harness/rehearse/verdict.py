@@ -29,6 +29,11 @@ OF_ITSELF = (
     "threads or processes race: a pool, workers that share a file",
 )
 """The usual causes of a program that differs from itself."""
+_TOO_FEW = "nothing is shown: the program was not interrupted at any step. Use more --steps"
+_NO_STEPS = (
+    "nothing is shown: the program's loop made no step, and only between steps is a program interrupted. "
+    "ckpt.epochs(n) alone makes none: loop over ckpt.batches(loader) inside of it, or over ckpt.steps(n) instead"
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Verdict:
         """The verdict in one line."""
         places = _listed(self.places)
         if not self.places:
-            return "nothing is shown: the program was not interrupted at any step. Use more --steps"
+            return _NO_STEPS if not self.seen.step else _TOO_FEW
         if self.difference is None and self.objects:
             first = self.objects[0]
             return (

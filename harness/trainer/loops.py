@@ -27,6 +27,11 @@ _LATE_VALIDATION = (
     "ckpt.evaluating() comes after ckpt.step() here: a run that is interrupted between the two continues with the next "
     "step, without that validation. Validate before ckpt.step()"
 )
+_NO_STEP = (
+    "an optimizer has stepped in an epoch of ckpt.epochs(), and the Checkpointer has counted no step: nothing is saved "
+    "before the last epoch is over. Loop over ckpt.batches(loader) inside of it, or over ckpt.steps(n) instead; with "
+    "loader=, call ckpt.step() after each batch"
+)
 
 
 class Loops:
@@ -43,7 +48,7 @@ class Loops:
         self._replay, self._boundary, self._hazards = training.replay, training.boundary, training.hazards
         self._loaders = training.loaders
         self._validations = Validations(training)
-        self._validates_late = False
+        self._validates_late = self._told_idle = False
         self._loader = None
         if loader is not None:
             self._loader = self._loaders.instrumented(loader, "loader")
@@ -130,6 +135,7 @@ class Loops:
         replay.early, asked_from = True, CallStack.now()
         worked = False
         for completed, epoch in enumerate(numbers[first:], first + 1):
+            step = self._boundary.step
             with replay.epoch(epoch):
                 try:
                     yield epoch
@@ -141,6 +147,7 @@ class Loops:
             if self._training.interrupted:
                 return
             self._look_at_first("epochs", epoch == numbers[first])
+            self._look_for_steps(step)
             if self._training.witness is not None:
                 self._training.witness.epoch_ended(epoch, self._boundary.step)
             replay.check_reached(f"epoch {epoch}")
@@ -442,6 +449,16 @@ class Loops:
             self._validates_late = True
             return "step"
         return "evaluating"
+
+    def _look_for_steps(self, before: int) -> None:
+        """Warn, once, if no step was counted in an epoch in which an optimizer has stepped: nothing is saved then."""
+        training, boundary = self._training, self._boundary
+        accumulates = bool(self._replay.place.calls)
+        if boundary.step > before or not boundary.optimizer_stepped or accumulates or training.resumed_from is not None:
+            return
+        if not (self._told_idle or training.inert):
+            self._told_idle = True
+            warn(_NO_STEP)
 
     def _look_at_first(self, kind: str, is_first: bool = True) -> None:
         """After a loop's first iteration in this process, look for what could not be resumed exactly."""

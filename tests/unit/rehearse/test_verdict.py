@@ -17,6 +17,15 @@ def test_without_an_interruption_identical_is_never_said() -> None:
     assert "not interrupted" in verdict.summary
 
 
+def test_a_loop_that_makes_no_steps_is_told_so() -> None:
+    """More --steps would not help."""
+    verdict = Verdict((), Observed(step=0, batches=0, finished=True))
+
+    assert "made no step" in verdict.summary
+    assert "ckpt.steps(n)" in verdict.summary
+    assert "--steps" not in verdict.summary
+
+
 def test_an_identical_program() -> None:
     verdict = Verdict(("7", "13 (in a validation)", "20 (the end of an epoch)"), SEEN)
 

@@ -108,6 +108,37 @@ def test_what_counts_nothing_is_not(program: Program, train: Callable[[Program],
 # ---- one batch ahead ------------------------------------------------------------------------------------------------
 
 
+def epochs_alone(program: Program) -> None:
+    for _ in program.ckpt.epochs(1, 4):
+        for _ in range(2):
+            program.train()
+
+
+def epochs_over_a_plain_loader(program: Program) -> None:
+    for _ in program.ckpt.epochs(2):
+        for _ in DataLoader(TensorDataset(torch.ones(4)), batch_size=2):
+            program.train()
+        with program.ckpt.evaluating():
+            pass
+
+
+@pytest.mark.parametrize("train", [epochs_alone, epochs_over_a_plain_loader])
+def test_epochs_without_steps_in_them_are_told(program: Program, train: Callable[[Program], None]) -> None:
+    (said,) = told(lambda: train(program))
+    assert "nothing is saved before the last epoch is over" in said
+
+
+def test_epochs_of_fewer_batches_than_a_step_has_are_not_told() -> None:
+    program = Program(accumulate=5)
+
+    def train() -> None:
+        for _ in program.ckpt.epochs(3):
+            for _ in program.ckpt.batches(BATCHES[:2]):
+                program.train()
+
+    assert told(train) == []
+
+
 def ahead(batches: Iterator[Any]) -> Iterator[Any]:
     following = next(batches, None)
     while following is not None:
