@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from harness import Checkpointer
 from harness.errors import StateError
 from harness.ipc.control_page import Command
 from harness.trainer import driven, validation
@@ -295,6 +296,47 @@ def test_a_validation_for_which_there_is_no_slot_begins_without_a_snapshot(
             monkeypatch.undo()
         else:
             assert program.ckpt.durable_step is None
+
+
+class WithoutDefaults(torch.optim.Optimizer):
+    """As Muon is often written. Loading a state gives it the default `differentiable`, which its groups lack."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__([{"params": list(params), "lr": 0.1}], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    self.state[param]["momentum"] = self.state[param].get("momentum", 0.0) + param.grad
+                    param -= group["lr"] * self.state[param]["momentum"]
+
+
+def test_an_optimizer_without_defaults_is_led_back_and_restored_in_one_start() -> None:
+    """The way back to a validation inside a step loads its state twice."""
+
+    def train(link: PlayedLink, notice_at: int | None = None) -> torch.Tensor:
+        model = torch.nn.Linear(2, 1)
+        optimizer = WithoutDefaults(model.parameters())
+        ckpt = Checkpointer(model=model, optimizer=optimizer, link=link)  # type: ignore[arg-type]
+        torch.nn.init.ones_(model.weight)
+        for step in ckpt.steps(6):
+            if step == notice_at:
+                link.agent.command(Command.SNAPSHOT_AND_LEAVE)
+            if step % 2 == 0:
+                with ckpt.evaluating():
+                    pass
+            optimizer.zero_grad()
+            model(BATCHES[step % 2]).sum().backward()
+            optimizer.step()
+        return model.weight.detach().clone()
+
+    unbroken = train(PlayedLink())
+    first = PlayedLink()
+    with pytest.raises(SystemExit):
+        train(first, notice_at=2)
+
+    assert torch.equal(train(PlayedLink(first.slot, generation=2)), unbroken)
 
 
 def test_after_a_resume_a_validation_before_a_step_is_a_place_again() -> None:
