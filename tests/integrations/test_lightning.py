@@ -21,6 +21,7 @@ Unbroken = Callable[[str, str], World]
 LIVES = {
     "workers": [("Published:2:terminate", 75), ("Published:1:kill-trainer,TrainerFinished:1:kill-trainer", 0)],
     "fsdp2": [("Published:2:terminate", 75), ("Published:1:kill-rank", 0)],
+    "scheduled": [("Published:2:terminate", 75), ("Published:2:kill-trainer,TrainerFinished:1:kill-trainer", 0)],
     "plain": [("FirstStep:1:terminate", 75), ("Published:2:kill-trainer,Published:4:terminate", 75), ("", 0)],
 }
 TIERS = {"plain": [pytest.mark.sample], "validate": [], "stops": [], "scheduled": [], "fsdp2": []}

@@ -19,8 +19,8 @@ what it holds at the end to FINAL.
                         before the loop begins
     --mode averaged     validates with averaged weights
     --mode stops        the same, and ends after 24 steps, at a snapshot in the middle of an epoch
-    --mode scheduled    callbacks of Lightning's let 3 batches make a step from the second epoch on, and train a layer
-                        that was frozen before
+    --mode scheduled    callbacks of Lightning's let 3 batches make a step from the second epoch on, and train layers
+                        that were frozen before, a BatchNorm among them
     --mode fsdp2        shards the model over the 2 ranks, by Lightning's strategy for it
     --package NAME      pytorch_lightning instead of lightning.pytorch
     --device cuda       on a GPU, in half precision with a scaler, by deterministic operations
@@ -199,11 +199,11 @@ def callbacks_of(pl: Any, mode: str, out: Any, folder: Path) -> list[Any]:
 
     class Thawing(pl.callbacks.BaseFinetuning):  # type: ignore[misc, name-defined]
         def freeze_before_training(self, module: Any) -> None:
-            self.freeze(module.net[0])
+            self.freeze(module.net[:2], train_bn=False)
 
         def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
             if epoch == 1:
-                self.unfreeze_and_add_param_group(module.net[0], optimizer)
+                self.unfreeze_and_add_param_group(module.net[:2], optimizer)
 
     if mode == "plateau":
         return [pl.callbacks.EarlyStopping("val_loss", patience=3)]

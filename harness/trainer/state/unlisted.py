@@ -1,10 +1,10 @@
 """Unlisted: what belongs to modules and optimizers, and is not in their state_dicts.
 
-Owns how it is captured and restored: which parameters require a gradient, which modules are in training mode,
-gradients that a later step reads, buffers that are not persistent, states of torchmetrics, and parameter groups that an
-optimizer got during the training. Only
-what has changed since the Checkpointer was made is stored: everything else the program makes again. Tensors that a
-module keeps as plain attributes are not stored; one that changes is warned of, once.
+Owns how it is captured and restored: which parameters require a gradient, which modules are in training mode and update
+running statistics, gradients that a later step reads, buffers that are not persistent, states of torchmetrics, and
+parameter groups that an optimizer got during the training. Only what has changed since the Checkpointer was made is
+stored: everything else the program makes again. Tensors that a module keeps as plain attributes are not stored; one
+that changes is warned of, once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ from harness.trainer.state.kinds import (
     plain_keys,
 )
 from harness.trainer.state.stored import Stored
+
+_MODES: Final = ("training", "track_running_stats")
+"""Attributes of modules that a program switches as it trains, as freezing a BatchNorm does, and that are kept."""
 
 
 class Walk(Protocol):
@@ -109,7 +112,7 @@ class Unlisted:
                 "Make it a buffer of its module (register_buffer)"
             )
         node: dict[str, Any] = {"requires_grad": noted.flags_changed(params, plain)}
-        node["training"] = noted.modes_changed(module)
+        node |= {mode: noted.modes_changed(module, mode) for mode in _MODES}
         if found := metrics.capture(name, module, walk):
             node["metrics"] = found
         if buffers := noted.buffers_changed(module):
@@ -208,8 +211,8 @@ class Unlisted:
             for put in buffers.values():
                 put()
             noted.changed_buffers.update(buffers)
-            if "training" in node:
-                noted.restore_modes(module, node["training"])
+            for mode in node.keys() & set(_MODES):  # older snapshots lack some
+                noted.restore_modes(module, mode, node[mode])
             if "requires_grad" in node:
                 noted.restore_flags(by_plain, node["requires_grad"])
                 _restore_gradients(by_plain, grads, set(node.get("zero_grads", ())))
@@ -281,8 +284,11 @@ class _Module:
         self._flags = {plain: params[key].requires_grad for key, plain in plain_keys(module, params).items()}
         self._changed_flags: set[str] = set()
         self._entries: Entries | None = Entries(module)
-        self._modes_in_order = [child.training for child in module.modules()]
-        self._modes = {plain: child.training for plain, child in _plain_modules(module)}
+        self._modes_in_order = {mode: _values(module, mode) for mode in _MODES}
+        self._modes = {
+            mode: {plain: getattr(child, mode) for plain, child in _plain_modules(module) if hasattr(child, mode)}
+            for mode in _MODES
+        }
         self._buffers = {key: (weakref.ref(buffer), _version(buffer)) for key, buffer in _buffers(module).items()}
         self._sums = weighted_sums({key: buffer for key, buffer in _buffers(module).items() if _is_dense(buffer)})
         self.changed_buffers: set[str] = set()
@@ -312,23 +318,28 @@ class _Module:
             if param.requires_grad != wanted:
                 param.requires_grad_(wanted)
 
-    def modes_changed(self, module: nn.Module) -> dict[str, bool]:
-        """Return `training` of the modules in which it differs from what it was at the beginning."""
-        if [child.training for child in module.modules()] == self._modes_in_order:
+    def modes_changed(self, module: nn.Module, mode: str) -> dict[str, bool]:
+        """Return a mode of the modules in which it differs from what it was at the beginning."""
+        if _values(module, mode) == self._modes_in_order[mode]:
             return {}
+        noted = self._modes[mode]
         return {
-            plain: child.training
+            plain: bool(getattr(child, mode))
             for plain, child in _plain_modules(module)
-            if self._modes.get(plain, child.training) != child.training
+            if plain in noted and noted[plain] != getattr(child, mode, noted[plain])
         }
 
-    def restore_modes(self, module: nn.Module, stored: Mapping[str, bool]) -> None:
-        """Set `training` as it was stored, and elsewhere as it was at the beginning.
+    def restore_modes(self, module: nn.Module, mode: str, stored: Mapping[str, bool]) -> None:
+        """Set a mode as it was stored, and elsewhere as it was at the beginning.
 
         Of each module alone: its `train` may do more, and that is in the snapshot already.
         """
+        noted = self._modes[mode]
         for plain, child in _plain_modules(module):
-            child.training = stored.get(plain, self._modes.get(plain, child.training))
+            here = getattr(child, mode, None)
+            wanted = stored.get(plain, noted.get(plain, here))
+            if here is not None and here != wanted:
+                setattr(child, mode, wanted)
 
     def attribute_changed(self) -> str | None:
         """Return the name of a tensor that is a plain attribute and has changed, once; `None` if there is none."""
@@ -405,6 +416,10 @@ def _plain_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     modules = {f"{path}.": child for path, child in module.named_modules(remove_duplicate=False)}
     plain = plain_keys(module, modules)
     yield from ((plain[path].strip("."), child) for path, child in modules.items())
+
+
+def _values(module: nn.Module, mode: str) -> list[Any]:
+    return [vars(child).get(mode) for child in module.modules()]  # getattr is slow where a module has none
 
 
 def _node_of(watched: Watched) -> dict[str, Any]:

@@ -203,6 +203,22 @@ def test_a_snapshot_of_an_older_version_changes_no_mode() -> None:
     assert modes(after.model) == [False, False, False]
 
 
+def test_a_norm_that_was_frozen_or_thawed_by_its_statistics_comes_back_so() -> None:
+    def made() -> Program:
+        program = Program(nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3)))
+        program.model[1].track_running_stats = False  # as BaseFinetuning of Lightning freezes
+        program.watch()
+        return program
+
+    before, after = made(), made()
+    before.model[0].track_running_stats, before.model[1].track_running_stats = False, True
+    after.model[2].track_running_stats = False  # on the way
+
+    after.restore(before.capture())
+
+    assert [norm.track_running_stats for norm in after.model] == [False, True, True]
+
+
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_a_training_that_stays_in_evaluation_mode_goes_on_in_it(evaluated: bool) -> None:
     def program(life: Life) -> Any:
