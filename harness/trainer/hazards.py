@@ -24,6 +24,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from harness.errors import StateError
 from harness.trainer.loaders.hook import UNWRAP
+from harness.trainer.state.capture import Captured
+from harness.trainer.state.copies import Copies
+from harness.trainer.state.gradients import Gradients
 from harness.trainer.state.kinds import Kind, classify, held_by, parameter_names
 
 _WATCHED_STEPS = 3
@@ -59,7 +62,8 @@ class Hazards:
         self._states = states
         self._optimizers = [state for state in states.values() if isinstance(state, Optimizer)]
         self._strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._told_stranger = self._looked_for_unsaved = False
+        self._told_stranger = False
+        self._looked_at = set[str]()
         self.made_in = threading.get_ident()
         self.stepped_in: int | None = None
         self._scaler: GradScaler | None = None
@@ -200,29 +204,33 @@ class Hazards:
                         f"it by name, before {name}"
                     )
 
-    def look_for_unsaved(self, stored: Iterable[Tensor]) -> None:
-        """Warn, once, if an optimizer updates parameters that no state has.
+    def look_for_unsaved(self, captured: Captured, gradients: Gradients) -> None:
+        """Warn if an optimizer updates parameters that no state has. Once for each, behind its first step.
 
-        Not if there is an object among the states of which it is not known what its state_dict copies.
+        An object of the user's own may save a copy of a parameter: then it has the parameter's values. Before the first
+        step, others have them too: zeros, mostly.
 
         Args:
-            stored: the tensors of a snapshot.
+            captured: what a snapshot gets.
+            gradients: tells which optimizers have stepped.
         """
-        if self._looked_for_unsaved:
-            return
-        self._looked_for_unsaved = True
-        others = [each for each in self._states.values() if not isinstance(each, GradScaler)]
-        if any(classify("", each) is Kind.STATE for each in others):
-            return
-        names, places = parameter_names(self._states), {tensor.data_ptr() for tensor in stored}
         for name, optimizer in self._states.items():
-            groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
-            lone = [param for group in groups for param in group["params"] if id(param) not in names]
+            if name in self._looked_at or not isinstance(optimizer, Optimizer) or not gradients.has_stepped(optimizer):
+                continue
+            self._looked_at.add(name)
+            names, places = parameter_names(self._states), {each.data_ptr() for each in captured.tensors.values()}
+            lone = [param for group in optimizer.param_groups for param in group["params"] if id(param) not in names]
             lost = [param for param in lone if type(param) in (Tensor, nn.Parameter) and param.data_ptr() not in places]
-            if lost:
+            if not lost:
+                continue
+            objects = [each for each, state in self._states.items() if classify("", state) is Kind.STATE]
+            copies, own = Copies(captured, objects), [each for each in objects if _is_users_own(self._states[each])]
+            if lost := [param for param in lost if param not in copies]:
+                unless = f", and {', '.join(own)} does not save their values" if own else ""
+                form = ". If it saves them in a form of its own, there is nothing to do" if own else ""
                 self._warn(
-                    f"{name} updates {len(lost)} parameters that are in no module among the states: a resume resets "
-                    "them. Pass the module by name, or keep them in one (nn.ParameterList)"
+                    f"{name} updates {len(lost)} parameters that are in no module among the states{unless}: a resume "
+                    f"resets them. Pass the module by name, or keep them in one (nn.ParameterList){form}"
                 )
 
     def note_step(self) -> None:
@@ -249,6 +257,11 @@ class Hazards:
                 "training in another one: a snapshot would mix two steps. Iterate in the thread that trains; to fetch "
                 "ahead, use the loader's num_workers"
             )
+
+
+def _is_users_own(state: object) -> bool:
+    """Whether a state is none of torch's, such as a GradScaler, and no framework's progress."""
+    return not type(state).__module__.startswith(("torch.", "harness."))
 
 
 def _held_by(states: Iterable[object]) -> set[int]:

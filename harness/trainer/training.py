@@ -283,7 +283,7 @@ class Training:
         )
 
     def _small_state(self, step: int, captured: Captured) -> dict[str, Any]:
-        self.hazards.look_for_unsaved(captured.tensors.values())
+        self.hazards.look_for_unsaved(captured, self.unlisted.gradients)
         self._look_for_shared(captured)
         size = len(tree.dumps(captured.extra))
         if size > EXTRA_WARN_BYTES:

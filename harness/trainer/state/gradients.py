@@ -61,6 +61,11 @@ class Watched:
         self._is_noted = False
 
     @property
+    def has_stepped(self) -> bool:
+        """Whether the optimizer has stepped in this start of the program."""
+        return self._stepped_at >= 0
+
+    @property
     def pending(self) -> bool:
         """Whether some were accumulated since the optimizer's last step; true before its first one."""
         return self._pending or any(consumed.has_changed for consumed in self._sharded)
@@ -199,6 +204,11 @@ class Gradients:
     def of(self, optimizer: object) -> Watched | None:
         """Return what is known of an optimizer's gradients; `None` if it is not one of the training's."""
         return self._watched.get(id(optimizer))
+
+    def has_stepped(self, optimizer: object) -> bool:
+        """Whether an optimizer of the training has stepped in this start of the program."""
+        watched = self.of(optimizer)
+        return watched is not None and watched.has_stepped
 
     def by_parameter(self) -> Mapping[int, Watched]:
         """Return what is known of each parameter's gradient, by the parameter's `id`."""

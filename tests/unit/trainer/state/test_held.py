@@ -226,19 +226,74 @@ def test_parameters_that_no_state_has_are_told_of() -> None:
 
 
 class Box:
-    """Saves a copy of a tensor."""
+    """Saves what `copied` makes of a tensor."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Tensor, copied: Callable[[Tensor], Any] = Tensor.clone) -> None:
+        self.tensor, self._copied = tensor, copied
 
     def state_dict(self) -> Any:
-        return {"tensor": self.tensor.detach().clone()}
+        return {"kept": self._copied(self.tensor.detach()), "elapsed": 0.0, "seen": [0.0] * 4}
 
     def load_state_dict(self, state: Any) -> None:
-        self.tensor.data.copy_(state["tensor"])
+        self.tensor.data.copy_(torch.as_tensor(state["kept"]))
 
 
-def test_parameters_that_an_object_of_the_users_own_may_have_are_not_told_of() -> None:
+@pytest.mark.parametrize(
+    "copied", [Tensor.clone, Tensor.numpy, Tensor.tolist, lambda tensor: tuple(map(tuple, tensor.tolist()))]
+)
+def test_parameters_of_which_an_object_of_the_users_own_saves_a_copy_are_not_told_of(copied: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        live(with_a_lone_weight(lambda weight: {"box": Box(weight)}))
+        live(with_a_lone_weight(lambda weight: {"box": Box(weight, copied)}))
+
+
+def test_parameters_of_which_no_object_of_the_users_own_saves_a_copy_are_told_of() -> None:
+    """As of SAC, whose log_alpha is a tensor alone, with an environment among the states."""
+    others = Box(torch.zeros(4, 1))  # equal to the weight before its first step
+    with pytest.warns(UserWarning, match="1 parameters that are .*, and box does not save their values: a resume"):
+        live(with_a_lone_weight(lambda _: {"box": others}))
+
+
+def with_a_temperature(kept: Callable[[Tensor], Any]) -> Program:
+    def program(life: Life) -> None:
+        log_alpha = torch.zeros(1, requires_grad=True)
+        optimizer = SGD([log_alpha], lr=0.1)
+        ckpt = life.begin_with(optimizer=optimizer, world=Box(torch.zeros(1)))
+        for _ in ckpt.steps(2):
+            (log_alpha * torch.randn(1)).sum().backward()
+            optimizer.step()
+            ckpt.extra["kept"] = kept(log_alpha.detach())
+
+    return program
+
+
+@pytest.mark.parametrize("kept", [Tensor.clone, Tensor.item])
+def test_parameters_of_which_the_extra_values_hold_a_copy_are_not_told_of(kept: Callable[[Tensor], Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        live(with_a_temperature(kept))
+
+
+def test_parameters_that_the_extra_values_had_at_first_are_told_of() -> None:
+    with pytest.warns(UserWarning, match="optimizer updates 1 parameters"):
+        live(with_a_temperature(lambda _: 0.0))
+
+
+def test_parameters_are_looked_at_once_their_optimizer_has_stepped() -> None:
+    def program(life: Life) -> None:
+        weight = torch.zeros(4, 1, requires_grad=True)
+        optimizer = SGD([weight], lr=0.1)
+        ckpt = life.begin_with(optimizer=optimizer, box=Box(torch.zeros(4, 1)))
+        for step in ckpt.steps(4):
+            ckpt.save()
+            if step == 3:
+                (torch.randn(2, 4) @ weight).sum().backward()
+                optimizer.step()
+                learned.append(step)
+
+    learned: list[int] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        live(program)
+    assert learned
+    assert ["updates 1 parameters" in str(warning.message) for warning in caught] == [True]
