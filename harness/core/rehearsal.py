@@ -79,6 +79,7 @@ class Stepped(Line, frozen=True):
         state: digests of tensors, and small values, by name.
         variables: texts of the program's own variables, by name and place.
         objects: digests of objects that have a state, and were not given to the Checkpointer, by name, place and type.
+        optimizers: whether each has stepped in this start, by name.
     """
 
     step: int
@@ -87,6 +88,7 @@ class Stepped(Line, frozen=True):
     state: dict[str, str]
     variables: dict[str, str] = {}
     objects: dict[str, str] = {}
+    optimizers: dict[str, bool] = {}
 
 
 class Entered(Line, frozen=True):

@@ -34,6 +34,11 @@ def printable(text: str) -> str:
     return _HARMFUL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def listed(words: Sequence[str]) -> str:
+    """Return words as a sentence has them: a, b and c."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
 def count(number: int | None) -> str:
     """Return a number for people: 12 034; "?" for `None`."""
     return "?" if number is None else f"{number:,}".replace(",", " ")

@@ -6,10 +6,10 @@ Owns its words and its JSON form. Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.words import listed
 from harness.rehearse.compare import Difference, Observed, Variable
 
 CAUSES = (
@@ -77,7 +77,7 @@ class Verdict:
     @property
     def summary(self) -> str:
         """The verdict in one line."""
-        places = _listed(self.places)
+        places = listed(self.places)
         if not self.places:
             return _NO_STEPS if not self.seen.step else _TOO_FEW
         if self.difference is None and self.objects:
@@ -164,12 +164,6 @@ def _found(difference: Difference) -> str:
     place = "in" if difference.what == "batch" else "after"
     whose = f" of rank {difference.rank}" if difference.rank else ""
     return f"{difference.name}{whose} differs first, {place} step {difference.step}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 _SHOWN = 10

@@ -193,7 +193,8 @@ class Training:
         self.settle()
         self.replay.place.kind = kind
         if self.witness is not None and kind != "evaluating":
-            self.witness.stepped(self.boundary.step, self.replay.place.epoch, capture_moment(), self._capture(False))
+            captured, have_stepped = self._capture(False), self.unlisted.gradients.have_stepped(self.states)
+            self.witness.stepped(self.boundary.step, self.replay.place.epoch, capture_moment(), captured, have_stepped)
         if self.boundary.step and not self._stepped_told:
             self._stepped_told = True
             self.link.stepped(self.boundary.step, self._wanted_at)

@@ -75,8 +75,23 @@ class Witness:
                 self._write(rehearsal.Handed(epoch, number, digest(batch), again()))
             yield batch
 
-    def stepped(self, step: int, epoch: int | None, random: Mapping[str, Any], captured: Captured) -> None:
-        """Write down a complete step; interrupt the program, if it is to be interrupted here."""
+    def stepped(
+        self,
+        step: int,
+        epoch: int | None,
+        random: Mapping[str, Any],
+        captured: Captured,
+        optimizers: Mapping[str, bool] | None = None,
+    ) -> None:
+        """Write down a complete step; interrupt the program, if it is to be interrupted here.
+
+        Args:
+            step: completed steps.
+            epoch: of `ckpt.epochs`, or `None`.
+            random: the random states, by library.
+            captured: the states.
+            optimizers: whether each of them has stepped in this start, by name.
+        """
         if self._over:  # several ranks may leave a step later
             return
         tree = {name: _by_name(node) for name, node in captured.tree.items()}
@@ -92,7 +107,7 @@ class Witness:
         drawn = {name: digest(state) for name, state in random.items()}
         last = self._over = step >= self._instructions.stop
         variables, objects = self._variables.look(thorough=last)
-        self._write(rehearsal.Stepped(step, epoch, drawn, states | small, variables, objects))
+        self._write(rehearsal.Stepped(step, epoch, drawn, states | small, variables, objects, {**(optimizers or {})}))
         wanted = self._instructions.interruption
         if last:
             self._interrupt(step, "")

@@ -210,6 +210,10 @@ class Gradients:
         watched = self.of(optimizer)
         return watched is not None and watched.has_stepped
 
+    def have_stepped(self, states: Mapping[str, object]) -> dict[str, bool]:
+        """Return, by name, whether each optimizer among the states has stepped in this start of the program."""
+        return {name: self.has_stepped(each) for name, each in states.items() if isinstance(each, Optimizer)}
+
     def by_parameter(self) -> Mapping[int, Watched]:
         """Return what is known of each parameter's gradient, by the parameter's `id`."""
         return {

@@ -33,6 +33,28 @@ def test_what_the_program_did_not_come_to_is_named() -> None:
     assert plan.missing == ("the end of an epoch", "a validation")
 
 
+def learning(*steps: int, **first: int) -> list[AnyLine]:
+    """Steps of a program whose optimizers step for the first time in these; at 0 never."""
+    return [
+        Stepped(step, None, {}, {}, optimizers={name: 0 < at <= step for name, at in first.items()}) for step in steps
+    ]
+
+
+def test_one_interruption_is_behind_the_first_step_of_each_optimizer_that_steps() -> None:
+    plan = choose(learning(*range(1, 61), critic=41, actor=43), 60)
+
+    assert plan.interruptions == (Interruption(20), Interruption(21, "resumed"), Interruption(48))
+    assert plan.missing == ("the end of an epoch", "a validation")
+
+
+def test_an_optimizer_without_a_step_before_an_interruption_is_named() -> None:
+    never = "a step of {} before an interruption: use more --steps"
+
+    assert choose(learning(1, 2, 3, actor=3, a=0, critic=1), 3).missing[-1] == never.format("actor and a")
+    assert choose(learning(1, 2, 3, 4, actor=3), 4, (2,)).missing == (never.format("actor"),)
+    assert choose(learning(1, 2, 3, 4, actor=3), 4, (2, 3)).missing == ()
+
+
 def test_the_last_step_is_no_place_to_interrupt() -> None:
     assert choose(steps(1), 1).interruptions == ()
 

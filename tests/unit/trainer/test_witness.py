@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.rehearsal import Instructions, Stepped, decode_lines
+from harness.core.rehearsal import VARIABLE, Instructions, Stepped, decode_lines
 from harness.trainer.driven import PROGRESS
 from harness.trainer.state.capture import capture
 from harness.trainer.variables import Variables
 from harness.trainer.witness import Witness
+from tests.support.played_agent import Program, no_checkpointer
+
+as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 
 
 class State:
@@ -92,3 +95,24 @@ def test_parameters_of_an_optimizer_in_another_order_are_no_difference(tmp_path:
 def test_a_tie_of_a_state_that_the_script_gives_is_a_difference(seen: Seen) -> None:
     one, equal = torch.ones(2), torch.ones(2)
     assert seen("model", a=one, b=one) != seen("model", a=one, b=equal)
+
+
+def test_which_optimizers_have_stepped_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "lines"
+    monkeypatch.setenv(VARIABLE, f'{{"file": "{file}", "stop": 9}}')
+    other = torch.nn.Linear(2, 1)
+    late = torch.optim.SGD(other.parameters(), lr=0.1)
+    program = Program(other=other, late=late)
+
+    for step in program.ckpt.steps(3):
+        program.train()
+        if step == 1:
+            other(torch.ones(1, 2)).sum().backward()
+            late.step()
+
+    steps = [line for line in decode_lines(file.read_bytes()) if isinstance(line, Stepped)]
+    assert [line.optimizers for line in steps] == [
+        {"optimizer": True, "late": False},
+        {"optimizer": True, "late": True},
+        {"optimizer": True, "late": True},
+    ]
