@@ -173,6 +173,7 @@ class Hazards:
         optimizers = {id(optimizer) for optimizer in self._optimizers}
         known = _held_by(self._states.values()) | {id(part) for each in schedulers for part in _parts(each)}
         users = [each for each in schedulers if id(getattr(each, "optimizer", None)) in optimizers]
+        self._look_for_hidden(schedulers)
         users += [] if self._scaler is None else [self._scaler]
         self._scaler = None
         for each in [each for each in users if id(each) not in known][:1]:
@@ -180,6 +181,24 @@ class Hazards:
                 f"the program has a {type(each).__name__} that was not given to the Checkpointer: a resume resets it. "
                 "Pass it by name, like the model"
             )
+
+    def _look_for_hidden(self, schedulers: Iterable[LRScheduler]) -> None:
+        """Warn if an optimizer has a scheduler that is hidden by `gc.freeze()`, and was not given.
+
+        Args:
+            schedulers: those that can be seen.
+        """
+        if not gc.get_freeze_count():
+            return
+        given = [each for state in self._states.values() for each in (state, *held_by(state, LRScheduler).values())]
+        followed = {id(getattr(each, "optimizer", None)) for each in (*schedulers, *given)}
+        for name, optimizer in self._states.items():
+            is_scheduled = isinstance(optimizer, Optimizer) and hasattr(optimizer.step, "_wrapped_by_lr_sched")
+            if is_scheduled and id(optimizer) not in followed:
+                self._warn(
+                    f"{name} has a scheduler that gc.freeze() hides from the harness. If it was not given to the "
+                    "Checkpointer, a resume resets it: pass it by name, like the model"
+                )
 
     def note_stranger(self, optimizer: Any, step: int) -> None:
         """Note that an optimizer has stepped that is in no state. Warn, once, if it lives longer than one step."""

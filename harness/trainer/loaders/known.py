@@ -9,7 +9,6 @@ recognized by its form: what it reads, and the seed of its generator.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from harness.trainer.loaders.hook import InstrumentedLoader, Tree, is_held_elsewhere
 from harness.trainer.loaders.instrument import instrument
-from harness.trainer.loaders.persistent import Form, PersistentLoaders, all_loaders, form_of
+from harness.trainer.loaders.persistent import Form, PersistentLoaders, Present, form_of
 from harness.trainer.loaders.sequence import SequenceLoader
 from harness.trainer.state.random_states import RandomStates
 
@@ -93,7 +92,7 @@ class Loaders:
         self._aimed = StoredLoaders({})
         self._pending: Tree = {}
         self._pending_rng: Any = None
-        self._there: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._there = Present()
         self._arrived = self._missed = self._told_alike = False
         self._told_changed: set[str] = set()
         self.persistent = PersistentLoaders(random.take, random.set)
@@ -235,7 +234,7 @@ class Loaders:
         if self._missed:
             self._pending = {}
         if arrives and self._pending:
-            self._there.update(all_loaders())
+            self._there.look()
         self._arrived |= arrives
         self.persistent.restore(stored.persistent)
         self._random.set(rng)

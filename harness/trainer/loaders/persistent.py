@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ class PersistentLoaders:
         """
         self._capture_rng, self._restore_rng = capture_rng, restore_rng
         self._before: frozenset[str] = frozenset()
-        self._known: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._known = Present()
         self._names: weakref.WeakKeyDictionary[DataLoader[Any], str] = weakref.WeakKeyDictionary()
         self._kinds: Counter[str] = Counter()
 
@@ -59,7 +59,7 @@ class PersistentLoaders:
         """Go back to a snapshot at which the loaders with these names were started."""
         self._before = frozenset(started)
         if self._before:
-            self._known.update(all_loaders())
+            self._known.look()
 
     def start(self, loader: DataLoader[Any], start: Callable[[DataLoader[Any]], Any]) -> Any:
         """Start the workers of a loader by `start`; after a resume, leave the random states as they were."""
@@ -103,10 +103,27 @@ def form_of(loader: Any) -> Form:
     return Form(f"{type(loader.dataset).__qualname__} {size}/{loader.batch_size}", seed)
 
 
-def all_loaders() -> Iterator[DataLoader[Any]]:
-    """Yield every DataLoader of this process. Takes some 25 ms for each 100 000 objects."""
-    # issubclass: isinstance would ask proxies for their class, which some compute.
-    yield from (each for each in gc.get_objects() if issubclass(type(each), DataLoader))
+class Present:
+    """The DataLoaders that the process has at a moment. A look takes some 25 ms for each 100 000 objects.
+
+    What a program has frozen (`gc.freeze`) is hidden from the look. So a loader that is still hidden when it is asked
+    for was there as well.
+    """
+
+    def __init__(self) -> None:
+        """There is none before the first look."""
+        self._found: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._some_hidden = False
+
+    def look(self) -> None:
+        """Take the present moment."""
+        # issubclass: isinstance would ask proxies for their class, which some compute.
+        self._found.update(each for each in gc.get_objects() if issubclass(type(each), DataLoader))
+        self._some_hidden = gc.get_freeze_count() > 0
+
+    def __contains__(self, loader: DataLoader[Any]) -> bool:
+        """Whether a loader was there at that moment."""
+        return loader in self._found or (self._some_hidden and not any(each is loader for each in gc.get_objects()))
 
 
 _follower: list[weakref.ref[PersistentLoaders]] = []

@@ -295,11 +295,13 @@ class Trainer:
         self.scheduler.load_state_dict(state["scheduler"])
 
 
-def trained_with(make: Callable[[Program], Any], given: Callable[[Any], Any]) -> list[str]:
+def trained_with(make: Callable[[Program], Any], given: Callable[[Any], Any], *, frozen: bool = False) -> list[str]:
     """What is told of a training with what `make` returns, of which `given` is given to the Checkpointer."""
     gc.collect()  # what other tests have left
     program = Program()
     made = make(program)
+    if frozen:
+        gc.freeze()
     state = given(made)
     program.ckpt.close()
     states = {} if state is None else {"given": state}
@@ -314,7 +316,10 @@ def trained_with(make: Callable[[Program], Any], given: Callable[[Any], Any]) ->
             else:
                 program.train()
 
-    return [text for text in told(train) if "was not given" in text]
+    try:
+        return [text for text in told(train) if "was not given" in text]
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize(("make", "kind"), [(schedule, "StepLR"), (chain, "SequentialLR"), (scale, "GradScaler")])
@@ -324,6 +329,14 @@ def test_a_scheduler_or_scaler_that_was_not_given_is_told(make: Callable[[Progra
     assert f"a {kind} that was not given" in text
 
 
+@pytest.mark.parametrize("make", [schedule, chain])
+def test_one_that_is_frozen_and_was_not_given_is_told(make: Callable[[Program], Any]) -> None:
+    (text,) = trained_with(make, lambda _: None, frozen=True)
+
+    assert "optimizer has a scheduler that gc.freeze() hides from the harness. If it was not given" in text
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
     ("make", "given"),
     [
@@ -337,6 +350,6 @@ def test_a_scheduler_or_scaler_that_was_not_given_is_told(make: Callable[[Progra
     ids=["given", "chained", "scaler", "in a trainer", "a scaler that is off", "of another optimizer"],
 )
 def test_what_was_given_or_does_not_matter_is_not_told(
-    make: Callable[[Program], Any], given: Callable[[Any], Any]
+    make: Callable[[Program], Any], given: Callable[[Any], Any], frozen: bool
 ) -> None:
-    assert trained_with(make, given) == []
+    assert trained_with(make, given, frozen=frozen) == []

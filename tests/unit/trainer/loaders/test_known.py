@@ -102,6 +102,22 @@ def test_loaders_that_one_loop_has_in_turns_go_on_each_where_it_was(seeds: tuple
     check_goes_on(in_turns(*seeds), (1, 4, 6, 8, 9, 11))
 
 
+def test_loaders_that_are_frozen_go_on_each_where_it_was(request: pytest.FixtureRequest) -> None:
+    """As in a program that calls `gc.freeze` after its set-up: `gc.get_objects` does not have them."""
+    request.addfinalizer(gc.unfreeze)
+
+    def program(life: Life) -> Any:
+        loaders = [loader(1), loader(2)]
+        gc.freeze()
+        ckpt = life.begin()
+        for epoch in ckpt.epochs(5):
+            for (x,) in ckpt.batches(loaders[epoch % 2]):
+                life.step(x)
+        return life.outcome
+
+    check_goes_on(program, (4, 8))
+
+
 def test_a_loader_that_a_resumed_program_has_not_met_yet_keeps_its_position() -> None:
     check_goes_on(in_turns(1, 2), ((4, 5), (7, 8, 10)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,30 @@ def test_after_a_resume_no_iteration_draws() -> None:
     with following(["TensorDataset 4/1 1"]) as loaders:
         assert [draws(validation) for _ in range(2)] == [False, False]
         assert loaders.started() == ["TensorDataset 4/1 1"]
+
+
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """What there is by now is hidden from `gc.get_objects`, as by a program that freezes after its set-up."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def made() -> DataLoader[Any]:
+    return loader()
+
+
+def test_after_a_resume_no_iteration_of_a_frozen_one_draws(made: DataLoader[Any], frozen: None) -> None:
+    with following(["TensorDataset 4/1 1"]):
+        assert [draws(made) for _ in range(2)] == [False, False]
+
+
+@pytest.mark.usefixtures("frozen")
+def test_one_that_is_made_anew_behind_a_freeze_draws() -> None:
+    with following(["TensorDataset 4/1 1"]):
+        assert draws(loader())
 
 
 def test_one_that_was_not_started_before_the_snapshot_draws() -> None:
