@@ -80,6 +80,7 @@ class Stepped(Line, frozen=True):
         variables: texts of the program's own variables, by name and place.
         objects: digests of objects that have a state, and were not given to the Checkpointer, by name, place and type.
         optimizers: whether each has stepped in this start, by name.
+        gradients: digests of those that a later step may read, as far as the trainer knows that, by name.
     """
 
     step: int
@@ -89,6 +90,7 @@ class Stepped(Line, frozen=True):
     variables: dict[str, str] = {}
     objects: dict[str, str] = {}
     optimizers: dict[str, bool] = {}
+    gradients: dict[str, str] = {}
 
 
 class Entered(Line, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +96,23 @@ class Witness:
             return
         tree = {name: _by_name(node) for name, node in captured.tree.items()}
         names = _renamed(captured.tree, tree)
-        states = {names.get(name, name): of_tensor(tensor) for name, tensor in captured.tensors.items()}
+        digests = {name: of_tensor(tensor) for name, tensor in captured.tensors.items()}
+        gradients = {name: digests[name] for name in _gradients(captured.tree.values())}
         progress = dict(_references(captured.tree.get(_PROGRESS), _PROGRESS))
-        states = {name: text for name, text in states.items() if not name.startswith(f"{_PROGRESS}/")} | {
-            path: states[ref.name] for path, ref in progress.items()
-        }
+        states = {
+            names.get(name, name): text
+            for name, text in digests.items()
+            if not name.startswith(f"{_PROGRESS}/") and name not in gradients
+        } | {path: digests[ref.name] for path, ref in progress.items()}
         listed = {name: {key: node[key] for key in _COMPARED if key in node} for name, node in tree.items()}
         leaves = _leaves({**listed, "ckpt.extra": captured.extra}, "")
         small = {path: text for path, text in leaves if not path.startswith(_PLACES)}
         drawn = {name: digest(state) for name, state in random.items()}
         last = self._over = step >= self._instructions.stop
         variables, objects = self._variables.look(thorough=last)
-        self._write(rehearsal.Stepped(step, epoch, drawn, states | small, variables, objects, {**(optimizers or {})}))
+        self._write(
+            rehearsal.Stepped(step, epoch, drawn, states | small, variables, objects, {**(optimizers or {})}, gradients)
+        )
         wanted = self._instructions.interruption
         if last:
             self._interrupt(step, "")
@@ -174,6 +179,13 @@ def _paths(tree: Mapping[str, Any]) -> Iterator[tuple[str, TensorRef]]:
     for name, node in tree.items():
         if node["kind"] == Kind.OPTIMIZER:
             yield from _references(node["state"], name)
+
+
+def _gradients(nodes: Iterable[Any]) -> Iterator[str]:
+    """Yield the names of the gradients in the nodes of states, and in those of the modules that they hold."""
+    for node in nodes:
+        yield from (ref.name for ref in node.get("grads", {}).values() if ref.name.endswith("/grad"))
+        yield from _gradients(node.get("modules", {}).values())
 
 
 def _references(value: Any, path: str) -> Iterator[tuple[str, TensorRef]]:

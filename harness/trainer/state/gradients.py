@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from harness.trainer.copy import cuda_runtime
 from harness.trainer.distributed.boxes import is_dtensor, local_of
+from harness.trainer.state.kinds import held_by
 
 _SAMPLES: Final = 2
 
@@ -206,9 +207,9 @@ class Gradients:
         return self._watched.get(id(optimizer))
 
     def has_stepped(self, optimizer: object) -> bool:
-        """Whether an optimizer of the training has stepped in this start of the program."""
-        watched = self.of(optimizer)
-        return watched is not None and watched.has_stepped
+        """Whether an optimizer of the training, or one that it holds, has stepped in this start of the program."""
+        found = (self.of(each) for each in (optimizer, *held_by(optimizer, Optimizer).values()))
+        return any(watched is not None and watched.has_stepped for watched in found)
 
     def have_stepped(self, states: Mapping[str, object]) -> dict[str, bool]:
         """Return, by name, whether each optimizer among the states has stepped in this start of the program."""

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from harness.core.rehearsal import AnyLine, Interrupted, Stepped
-from harness.rehearse.compare import Variable, other_objects, other_variables, without_seed
+from harness.rehearse.compare import (
+    Difference,
+    Variable,
+    first_difference,
+    other_objects,
+    other_variables,
+    without_seed,
+)
 
 
 def stepped(step: int, **variables: str) -> AnyLine:
@@ -36,6 +43,17 @@ def test_objects_are_compared_likewise() -> None:
     assert other_objects([line("aa")], [Interrupted(1, "step"), line("bb")]) == [
         Variable(2, "ema, an EMA,", "aa", "bb")
     ]
+
+
+def test_a_gradient_that_only_one_pass_has_is_no_difference_and_one_of_other_bytes_is() -> None:
+    """The harness may know in one pass only that no step reads it any more. If one does, the weights differ."""
+
+    def line(**gradients: str) -> AnyLine:
+        return Stepped(2, None, {}, {"a/weight": "same"}, gradients=gradients)
+
+    assert first_difference([line(stale="aa", pending="bb")], [line(pending="bb")]) is None
+    assert first_difference([line(pending="bb")], [line(stale="aa", pending="bb")]) is None
+    assert first_difference([line(pending="bb")], [line(pending="cc")]) == Difference(2, "state", "pending")
 
 
 def test_libraries_without_a_seed_are_those_that_the_steps_draw_from_and_torch() -> None:

@@ -6,13 +6,15 @@ import contextlib
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from harness.core.rehearsal import AnyLine
+from harness.core.rehearsal import AnyLine, Stepped
 from harness.rehearse.compare import first_difference, observed, other_objects, other_variables
 from harness.rehearse.points import choose
 from tests.support.inexact import INEXACT, of_itself
 from tests.support.lives import Lives
-from tests.support.loops import BESIDE, INSIDE, STYLES, VALIDATED, Style
+from tests.support.loops import BESIDE, INSIDE, STYLES, VALIDATED, Job, Style
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
@@ -39,7 +41,9 @@ COUNTED = {"extra": "best", "accumulated": "micro"}
 """Variables that a resume changes, and that decide nothing."""
 
 
-def rehearsed(style: Style, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[AnyLine], list[AnyLine], int]:
+def rehearsed(
+    style: Style, folder: Path, monkeypatch: pytest.MonkeyPatch, stop: int = STOP
+) -> tuple[list[AnyLine], list[AnyLine], int]:
     """What an unbroken and an interrupted training have written down, and at how many places that was interrupted."""
     with contextlib.ExitStack() as ending:
 
@@ -47,9 +51,9 @@ def rehearsed(style: Style, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tu
             (folder / name).mkdir()
             return ending.enter_context(contextlib.closing(Lives(style, folder / name, monkeypatch)))
 
-        unbroken = lives("unbroken").rehearse(STOP)
+        unbroken = lives("unbroken").rehearse(stop)
         plan = choose(unbroken, observed(unbroken).step)
-        interrupted = lives("interrupted").rehearse(STOP, plan.interruptions)
+        interrupted = lives("interrupted").rehearse(stop, plan.interruptions)
     return unbroken, interrupted, len(plan.interruptions)
 
 
@@ -90,3 +94,28 @@ def test_a_program_that_differs_from_itself_is_told_apart(tmp_path: Path, monkey
     difference = first_difference(*passes)
     assert difference is not None
     assert (difference.step, difference.name.split()[0]) == (1, "model.0.weight")
+
+
+def in_turns(job: Job) -> None:
+    """Two models train for an epoch each, in turns, with a validation between."""
+    models = [nn.Linear(16, 1), nn.Linear(16, 1)]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
+    ckpt = job.checkpointer(models=models, optimizers=optimizers)
+    for epoch in ckpt.epochs(6):
+        job.model, job.optimizer = models[epoch % 2], optimizers[epoch % 2]
+        for (x,) in ckpt.batches(job.loader):
+            job.optimizer.zero_grad()
+            job.model(x).square().mean().backward()
+            job.optimizer.step()
+        job.validate(ckpt, str(epoch))
+
+
+def test_stale_gradients_of_a_model_that_waits_for_its_turn_are_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken, interrupted, places = rehearsed(in_turns, tmp_path, monkeypatch, stop=20)
+
+    assert first_difference(unbroken, interrupted) is None
+    assert places >= 4
+    written = [line.gradients for line in (*unbroken, *interrupted) if isinstance(line, Stepped)]
+    assert any(written)

@@ -97,12 +97,19 @@ def test_a_tie_of_a_state_that_the_script_gives_is_a_difference(seen: Seen) -> N
     assert seen("model", a=one, b=one) != seen("model", a=one, b=equal)
 
 
+class Wrapper(torch.optim.SGD):
+    """Stands for another optimizer, and never steps itself, as that of Lightning's Fabric."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.__dict__ = optimizer.__dict__ | {"inner": optimizer}
+
+
 def test_which_optimizers_have_stepped_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "lines"
     monkeypatch.setenv(VARIABLE, f'{{"file": "{file}", "stop": 9}}')
     other = torch.nn.Linear(2, 1)
     late = torch.optim.SGD(other.parameters(), lr=0.1)
-    program = Program(other=other, late=late)
+    program = Program(other=other, late=late, wrapped=Wrapper(late))
 
     for step in program.ckpt.steps(3):
         program.train()
@@ -112,7 +119,7 @@ def test_which_optimizers_have_stepped_is_written_down(tmp_path: Path, monkeypat
 
     steps = [line for line in decode_lines(file.read_bytes()) if isinstance(line, Stepped)]
     assert [line.optimizers for line in steps] == [
-        {"optimizer": True, "late": False},
-        {"optimizer": True, "late": True},
-        {"optimizer": True, "late": True},
+        {"optimizer": True, "late": False, "wrapped": False},
+        {"optimizer": True, "late": True, "wrapped": True},
+        {"optimizer": True, "late": True, "wrapped": True},
     ]
