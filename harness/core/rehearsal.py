@@ -81,6 +81,7 @@ class Stepped(Line, frozen=True):
         objects: digests of objects that have a state, and were not given to the Checkpointer, by name, place and type.
         optimizers: whether each has stepped in this start, by name.
         gradients: digests of those that a later step may read, as far as the trainer knows that, by name.
+        trained: names of the parameters that optimizers among the states have, as far as modules there have them.
     """
 
     step: int
@@ -91,6 +92,7 @@ class Stepped(Line, frozen=True):
     objects: dict[str, str] = {}
     optimizers: dict[str, bool] = {}
     gradients: dict[str, str] = {}
+    trained: tuple[str, ...] = ()
 
 
 class Entered(Line, frozen=True):

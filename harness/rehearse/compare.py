@@ -24,6 +24,7 @@ class Difference:
         name: what differs, in words.
         library: whose random states differ.
         rank: which of several ranks; 0 for the only one.
+        names: of all tensors and small values of the step that differ.
     """
 
     step: int
@@ -31,6 +32,7 @@ class Difference:
     name: str
     library: str = ""
     rank: int = 0
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,18 +100,22 @@ def first_of_ranks(
     unbroken: Mapping[int, Sequence[AnyLine]],
     other: Mapping[int, Sequence[AnyLine]],
     passed_over: Collection[str] = (),
+    loose: Collection[str] = (),
 ) -> Difference | None:
     """Return the first difference of all ranks' lines; `None` if there is none. See `first_difference`."""
     found = []
     for rank, lines in unbroken.items():
-        difference = first_difference(lines, other.get(rank, ()), passed_over)
+        difference = first_difference(lines, other.get(rank, ()), passed_over, loose)
         if difference is not None:
             found.append(replace(difference, rank=rank))
     return min(found, key=lambda difference: (difference.step, difference.rank), default=None)
 
 
 def first_difference(
-    unbroken: Sequence[AnyLine], other: Sequence[AnyLine], passed_over: Collection[str] = ()
+    unbroken: Sequence[AnyLine],
+    other: Sequence[AnyLine],
+    passed_over: Collection[str] = (),
+    loose: Collection[str] = (),
 ) -> Difference | None:
     """Return the first difference, in the order of the unbroken pass; `None` if there is none.
 
@@ -117,36 +123,53 @@ def first_difference(
         unbroken: lines of the unbroken pass.
         other: lines of all starts of the other pass, in order.
         passed_over: libraries whose random states are not compared.
+        loose: names of tensors and small values that are not compared.
     """
     steps = _steps(other)
     for step, (handed, line) in _steps(unbroken).items():
         if step not in steps:
             return Difference(step, "steps", f"step {step} is missing, or has another number")
         there, again = steps[step]
-        difference = _between_batches(step, handed, there) or _between(line, again, passed_over)
+        difference = _between_batches(step, handed, there) or _between(line, again, passed_over, loose)
         if difference is not None:
             return difference
     return _more_steps(unbroken, other)
 
 
-def other_variables(unbroken: Sequence[AnyLine], interrupted: Sequence[AnyLine]) -> list[Variable]:
+def other_variables(
+    unbroken: Sequence[AnyLine], interrupted: Sequence[AnyLine], again: Sequence[AnyLine] = ()
+) -> list[Variable]:
     """Return the program's variables that an interruption has changed, the first ones first.
 
-    What differs before the first interruption already (a clock, a path) is of another kind.
+    What differs before the first interruption already (a clock, a path) is of another kind, and so is what differs in
+    two unbroken passes.
+
+    Args:
+        unbroken: lines of the unbroken pass.
+        interrupted: of the interrupted one.
+        again: of another unbroken one, if there is one.
     """
-    return _others(unbroken, interrupted, lambda line: line.variables)
+    return _others(unbroken, interrupted, again, lambda line: line.variables)
 
 
-def other_objects(unbroken: Sequence[AnyLine], interrupted: Sequence[AnyLine]) -> list[Variable]:
+def other_objects(
+    unbroken: Sequence[AnyLine], interrupted: Sequence[AnyLine], again: Sequence[AnyLine] = ()
+) -> list[Variable]:
     """Return, likewise, the objects with a state of their own that were not given to the Checkpointer."""
-    return _others(unbroken, interrupted, lambda line: line.objects)
+    return _others(unbroken, interrupted, again, lambda line: line.objects)
 
 
 def _others(
-    unbroken: Sequence[AnyLine], interrupted: Sequence[AnyLine], of: Callable[[Stepped], Mapping[str, str]]
+    unbroken: Sequence[AnyLine],
+    interrupted: Sequence[AnyLine],
+    again: Sequence[AnyLine],
+    of: Callable[[Stepped], Mapping[str, str]],
 ) -> list[Variable]:
     here = {line.step: of(line) for line in unbroken if isinstance(line, Stepped)}
     passed_over, found, resumed = set[str](), dict[str, Variable](), False
+    for other in [line for line in again if isinstance(line, Stepped)]:
+        wanted_there = here.get(other.step, {})
+        passed_over |= {name for name, value in of(other).items() if wanted_there.get(name, value) != value}
     for line in interrupted:
         resumed |= isinstance(line, Interrupted)
         if not isinstance(line, Stepped):
@@ -167,15 +190,15 @@ def _more_steps(unbroken: Sequence[AnyLine], other: Sequence[AnyLine]) -> Differ
     return None
 
 
-def _between(line: Stepped, again: Stepped, passed_over: Collection[str]) -> Difference | None:
+def _between(line: Stepped, again: Stepped, passed_over: Collection[str], loose: Collection[str]) -> Difference | None:
     for library, drawn in line.random.items():
         if library not in passed_over and again.random.get(library) != drawn:
             return Difference(line.step, "random", random_in_words(library), library)
     # Each start learns anew which gradients no step reads any more. If one is missing that matters, the weights differ.
     known = line.gradients.keys() & again.gradients.keys()
     before, after = ({name: each.gradients[name] for name in line.gradients if name in known} for each in (line, again))
-    changed = _changed(line.state | before, again.state | after)
-    return None if changed is None else Difference(line.step, "state", changed)
+    changed = _changed(line.state | before, again.state | after, loose)
+    return Difference(line.step, "state", in_words(changed), names=changed) if changed else None
 
 
 def random_in_words(library: str) -> str:
@@ -183,11 +206,13 @@ def random_in_words(library: str) -> str:
     return _RANDOM.get(library, f"the random numbers of {library}")
 
 
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
-    """Return the first name whose value differs; tensors first, since small values often only follow them."""
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    if not names:
-        return None
+def _changed(before: Mapping[str, str], after: Mapping[str, str], loose: Collection[str]) -> tuple[str, ...]:
+    """Return the names whose values differ; tensors first, since small values often only follow them."""
+    return tuple(name for name in {**before, **after} if before.get(name) != after.get(name) and name not in loose)
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Return the first of several names, and how many more there are."""
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return f"{names[0].replace('/', '.')}{more}"
 

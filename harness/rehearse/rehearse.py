@@ -28,8 +28,8 @@ from harness.rehearse.compare import (
     other_variables,
     random_in_words,
     unused,
-    without_seed,
 )
+from harness.rehearse.itself import Itself, of_itself
 from harness.rehearse.passes import Pass, Rehearsal
 from harness.rehearse.points import Plan, choose, in_words
 from harness.rehearse.verdict import Verdict
@@ -81,29 +81,26 @@ def rehearse(
         passed_over = unused(unbroken.lines)
         difference = first_of_ranks(unbroken.ranks, interrupted.ranks, passed_over)
         files = {*unbroken.files, *interrupted.files}
-        of_itself, unseeded = None, set[str]()
+        itself, again = Itself(), Pass()
         if difference is not None:
             say("they differ. Once more unbroken, to see whether the program differs from itself")
             again = rehearsal.run("again", steps)
             files |= {*again.files}
-            of_itself = first_of_ranks(unbroken.ranks, again.ranks, passed_over)
-            while of_itself is not None and of_itself.library:  # drawn without a seed, which may not matter
-                unseeded.add(of_itself.library)
-                of_itself = first_of_ranks(unbroken.ranks, again.ranks, passed_over | unseeded)
-            if of_itself is not None:
-                unseeded |= without_seed(unbroken.lines, again.lines)
-            difference = first_of_ranks(unbroken.ranks, interrupted.ranks, passed_over | unseeded)
+            itself = of_itself(unbroken.ranks, again.ranks, passed_over)
+            passed_over |= itself.passed_over
+            difference = first_of_ranks(unbroken.ranks, interrupted.ranks, passed_over, itself.loose)
         return Verdict(
             _in_words(interrupted.reached, unbroken.lines),
             seen,
             difference,
-            of_itself,
+            itself.difference,
             (*plan.missing, *_not_reached(plan, interrupted, unbroken.lines)),
             _unseen(unbroken),
-            tuple(random_in_words(name) for name in sorted(unseeded)),
-            tuple(other_variables(unbroken.lines, interrupted.lines)),
-            tuple(other_objects(unbroken.lines, interrupted.lines)),
+            tuple(random_in_words(name) for name in sorted(itself.unseeded)),
+            tuple(other_variables(unbroken.lines, interrupted.lines, again.lines)),
+            tuple(other_objects(unbroken.lines, interrupted.lines, again.lines)),
             tuple(sorted(files)),
+            itself.loose,
         )
 
 

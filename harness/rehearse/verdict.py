@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.words import listed
-from harness.rehearse.compare import Difference, Observed, Variable
+from harness.rehearse.compare import Difference, Observed, Variable, in_words
 
 CAUSES = (
     (
@@ -26,6 +26,7 @@ CAUSES = (
 OF_ITSELF = (
     "an operation is not deterministic: torch.use_deterministic_algorithms(True), cudnn.benchmark = False",
     "a seed is missing, or taken from the clock",
+    "memory is used that was never initialised: torch.empty, np.empty",
     "threads or processes race: a pool, workers that share a file",
 )
 """The usual causes of a program that differs from itself."""
@@ -51,6 +52,7 @@ class Verdict:
         variables: the program's own, as far as an interruption has changed them.
         objects: those with a state of their own that were not given to the Checkpointer, likewise.
         files: files that the passes wrote in the current directory.
+        loose: names of what differs in two unbroken passes, while all else is the same.
     """
 
     places: tuple[str, ...]
@@ -63,6 +65,7 @@ class Verdict:
     variables: tuple[Variable, ...] = ()
     objects: tuple[Variable, ...] = ()
     files: tuple[str, ...] = ()
+    loose: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
@@ -86,7 +89,8 @@ class Verdict:
                 f"DIFFERENT after interruptions at steps {places}: {first.name} differs first, after step {first.step}"
             )
         if self.difference is None:
-            return f"bit-identical at step {self.seen.step} after interruptions at steps {places}"
+            but = f", but for {in_words(self.loose)}" if self.loose else ""
+            return f"bit-identical at step {self.seen.step} after interruptions at steps {places}{but}"
         found = _found(self.difference)
         if self.of_itself is not None:
             itself = _found(self.of_itself)
@@ -105,12 +109,18 @@ class Verdict:
         if self.of_itself is not None:
             seed = [f"  - {numbers} have no seed: set one as the program begins" for numbers in self.unseeded]
             lines += ["usual causes:", *seed, *(f"  - {cause}" for cause in OF_ITSELF)]
-        else:
-            lines += self._beside
+        lines += self._beside
         if self.of_itself is None and self.difference is not None and not self.objects:
             lines += ["usual causes:", *(f"  - {cause}: {remedy}" for cause, remedy in CAUSES)]
         lines += [f"not reached: {what}" for what in self.missing]
         lines += [f"not observed: {what}" for what in self.unseen]
+        if self.loose:
+            names = [name.replace("/", ".") for name in self.loose[:_SHOWN]]
+            names += [f"{len(self.loose) - _SHOWN} more"] if len(self.loose) > _SHOWN else []
+            lines += [
+                f"not observed: {listed(names)}: two unbroken passes differ there, and in nothing else (a time, or "
+                "memory that is never initialised, as of torch.empty)"
+            ]
         if self.of_itself is None:
             lines += [f"not observed: {numbers}: they have no seed" for numbers in self.unseeded]
         return lines
@@ -153,6 +163,7 @@ class Verdict:
             "not_reached": list(self.missing),
             "not_observed": list(self.unseen),
             "without_a_seed": list(self.unseeded),
+            "differs_by_itself": list(self.loose),
             "variables": [dataclasses.asdict(each) for each in self.variables],
             "objects_not_given": [dataclasses.asdict(each) for each in self.objects],
             "files": list(self.files),

@@ -110,9 +110,11 @@ class Witness:
         drawn = {name: digest(state) for name, state in random.items()}
         last = self._over = step >= self._instructions.stop
         variables, objects = self._variables.look(thorough=last)
-        self._write(
-            rehearsal.Stepped(step, epoch, drawn, states | small, variables, objects, {**(optimizers or {})}, gradients)
+        trained = tuple(_trained(captured.tree.values()))
+        line = rehearsal.Stepped(
+            step, epoch, drawn, states | small, variables, objects, dict(optimizers or {}), gradients, trained
         )
+        self._write(line)
         wanted = self._instructions.interruption
         if last:
             self._interrupt(step, "")
@@ -179,6 +181,12 @@ def _paths(tree: Mapping[str, Any]) -> Iterator[tuple[str, TensorRef]]:
     for name, node in tree.items():
         if node["kind"] == Kind.OPTIMIZER:
             yield from _references(node["state"], name)
+
+
+def _trained(nodes: Iterable[Any]) -> Iterator[str]:
+    """Yield the names of the parameters that the nodes of optimizers have."""
+    groups = (group for node in nodes for group in node.get("params", ()))
+    yield from (param for group in groups for param in group if isinstance(param, str))
 
 
 def _gradients(nodes: Iterable[Any]) -> Iterator[str]:

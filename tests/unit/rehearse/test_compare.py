@@ -32,6 +32,13 @@ def test_what_differs_without_an_interruption_is_a_clock() -> None:
     assert other_variables(UNBROKEN, interrupted) == []
 
 
+def test_what_differs_in_two_unbroken_passes_is_a_clock_too() -> None:
+    interrupted = [stepped(1), Interrupted(1, "step"), stepped(2, clock="11:01", best="inf")]
+    again = [stepped(1, clock="12:00")]
+
+    assert other_variables(UNBROKEN, interrupted, again) == [Variable(2, "best", "2", "inf")]
+
+
 def test_what_the_program_does_not_have_yet_is_not_compared() -> None:
     assert other_variables(UNBROKEN, [Interrupted(1, "step"), stepped(2, late="y"), stepped(3)]) == []
 
@@ -53,7 +60,9 @@ def test_a_gradient_that_only_one_pass_has_is_no_difference_and_one_of_other_byt
 
     assert first_difference([line(stale="aa", pending="bb")], [line(pending="bb")]) is None
     assert first_difference([line(pending="bb")], [line(stale="aa", pending="bb")]) is None
-    assert first_difference([line(pending="bb")], [line(pending="cc")]) == Difference(2, "state", "pending")
+    assert first_difference([line(pending="bb")], [line(pending="cc")]) == Difference(
+        2, "state", "pending", names=("pending",)
+    )
 
 
 def test_libraries_without_a_seed_are_those_that_the_steps_draw_from_and_torch() -> None:

@@ -109,3 +109,22 @@ def test_a_record_fits_the_same_program_with_other_folders() -> None:
     assert not record.fits(("python", "train.py#aa", "--out=/data/run-1/x", "--lr", "0.2"))
     assert not record.fits(("python", "train.py#ab", "--out=/data/run-1/x", "--lr", "0.1"))
     assert not record.fits(("python", "train.py#aa"))
+
+
+def test_what_differs_by_itself_is_named_beside_the_verdict() -> None:
+    identical = Verdict(("7",), SEEN, loose=("memory/_assoc", "ckpt.extra/begun"))
+
+    assert identical.identical
+    assert identical.summary.endswith("interruptions at steps 7, but for memory._assoc (and 1 more)")
+    different = Verdict(("7",), SEEN, DIFFERENT, variables=(BEST,), loose=("memory/_assoc",))
+    assert not different.identical
+    for verdict in (identical, different):
+        assert verdict.lines[-1].startswith("not observed: memory._assoc")
+    assert "memory._assoc and ckpt.extra.begun: two unbroken passes differ there" in identical.lines[-1]
+
+
+def test_what_an_interruption_has_changed_is_named_in_a_program_that_differs_from_itself() -> None:
+    lines = Verdict(("7",), SEEN, DIFFERENT, DIFFERENT, variables=(BEST,), objects=(EMA,)).lines
+
+    assert any(line.startswith("not given to the Checkpointer: ema") for line in lines)
+    assert any(line.startswith("  best in main()") for line in lines)
