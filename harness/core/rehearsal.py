@@ -115,9 +115,15 @@ class EpochEnded(Line, frozen=True):
 
 
 class Resumed(Line, frozen=True):
-    """A snapshot of this step was restored; without one, the program has begun at step 0."""
+    """A snapshot of this step was restored; without one, the program has begun at step 0.
+
+    Attributes:
+        step: completed steps.
+        seed: the one that torch's global generator got last; each start draws one for itself if the program sets none.
+    """
 
     step: int
+    seed: int | None = None
 
 
 class Interrupted(Line, frozen=True):

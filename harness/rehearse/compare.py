@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.core.rehearsal import AnyLine, Finished, Handed, Interrupted, Stepped
+from harness.core.rehearsal import AnyLine, Finished, Handed, Interrupted, Resumed, Stepped
 
 _RANDOM = {"python": "Python's random numbers", "numpy": "numpy's random numbers", "torch": "torch's random numbers"}
 
@@ -87,13 +87,21 @@ def unused(lines: Sequence[AnyLine]) -> frozenset[str]:
 def without_seed(unbroken: Sequence[AnyLine], again: Sequence[AnyLine]) -> frozenset[str]:
     """Return the libraries whose random states are other ones in two unbroken passes from the first step on.
 
-    A library from which no step draws is left out, except torch: a program draws its weights before its first step.
+    A library from which no step draws is left out, except torch: a program draws its weights before its first step. If
+    torch has a seed, what draws before that step is another one: then each that has none is named.
     """
     here, there = (next((line for line in lines if isinstance(line, Stepped)), None) for lines in (unbroken, again))
     if here is None or there is None:
         return frozenset()
-    passed_over = unused(unbroken) - {"torch"}
-    return frozenset(name for name, state in here.random.items() if there.random.get(name) != state) - passed_over
+    differing = frozenset(name for name, state in here.random.items() if there.random.get(name) != state)
+    seed = _seed(unbroken)
+    if seed is not None and seed == _seed(again):
+        return differing - {"torch"}
+    return differing - (unused(unbroken) - {"torch"})
+
+
+def _seed(lines: Sequence[AnyLine]) -> int | None:
+    return next((line.seed for line in lines if isinstance(line, Resumed)), None)
 
 
 def first_of_ranks(

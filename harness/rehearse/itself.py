@@ -49,7 +49,7 @@ def of_itself(
         return Itself(None, passed, passed)
     if loose := _loose(unbroken, again, {*passed_over, *libraries}, found):
         return Itself(None, passed, passed, loose)
-    return Itself(found, passed, passed | without_seed(unbroken[0], again[0]))
+    return Itself(found, passed, without_seed(unbroken[0], again[0]))
 
 
 def _loose(

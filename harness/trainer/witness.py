@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from harness.core import rehearsal
 from harness.core.rehearsal import AnyLine, Instructions
@@ -136,7 +137,7 @@ class Witness:
 
     def resumed(self, step: int) -> None:
         """Write down that the snapshot was restored, or the run has begun."""
-        self._write(rehearsal.Resumed(step))
+        self._write(rehearsal.Resumed(step, torch.initial_seed()))
 
     def finished(self, step: int) -> None:
         """Write down that the program has reached its own end."""

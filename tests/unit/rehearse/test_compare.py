@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from harness.core.rehearsal import AnyLine, Interrupted, Stepped
+import pytest
+
+from harness.core.rehearsal import AnyLine, Interrupted, Resumed, Stepped
 from harness.rehearse.compare import (
     Difference,
     Variable,
@@ -75,3 +77,14 @@ def test_libraries_without_a_seed_are_those_that_the_steps_draw_from_and_torch()
     assert without_seed(steps("a", "a", "a"), steps("b", "b", "b")) == {"python", "torch"}
     assert without_seed(steps("a", "a", "a"), steps("a", "b", "a")) == set()
     assert without_seed(steps("a", "a", "a"), []) == set()
+
+
+@pytest.mark.parametrize(("there", "named"), [(1, {"python"}), (2, {"torch"})])
+def test_torch_has_a_seed_if_that_is_the_same(there: int, named: set[str]) -> None:
+    """Its state may follow what another library has drawn before the loop, and steps need not draw from that."""
+
+    def lines(seed: int, python: str, torch: str) -> list[AnyLine]:
+        steps = [Stepped(step, None, {"python": python, "torch": f"{torch}{step}"}, {}) for step in (1, 2)]
+        return [Resumed(0, seed), *steps]
+
+    assert without_seed(lines(1, "a", "a"), lines(there, "b", "b")) == named

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.rehearsal import VARIABLE, Instructions, Stepped, decode_lines
+from harness.core.rehearsal import VARIABLE, Instructions, Resumed, Stepped, decode_lines
 from harness.trainer.driven import PROGRESS
 from harness.trainer.state.capture import capture
 from harness.trainer.variables import Variables
@@ -123,3 +123,14 @@ def test_which_optimizers_have_stepped_is_written_down(tmp_path: Path, monkeypat
         {"optimizer": True, "late": True, "wrapped": True},
         {"optimizer": True, "late": True, "wrapped": True},
     ]
+
+
+def test_torchs_seed_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "lines"
+    monkeypatch.setenv(VARIABLE, f'{{"file": "{file}", "stop": 9}}')
+    with torch.random.fork_rng():
+        torch.manual_seed(1234)
+        for _ in Program().ckpt.steps(1):
+            pass
+
+    assert decode_lines(file.read_bytes())[0] == Resumed(0, 1234)
