@@ -43,7 +43,6 @@ _LOOK_S = 0.5
 _MOST_FILES = 20_000
 _PASSED_OVER = (".git", "__pycache__", ".venv", "node_modules")
 _LAST_LINES = 20
-_UNSET = ("NameError:", "UnboundLocalError:", "ZeroDivisionError:")
 
 
 class ProgramFailed(HarnessError):
@@ -179,14 +178,7 @@ def _check(code: int, lines: Sequence[AnyLine], output: Path) -> None:
     shown = "".join(f"\n    {line}" for line in text)
     if code == ExitCode.FINISHED:
         raise ConfigError(f"the program made no Checkpointer, or no step. Its last lines:{shown}")
-    hint = ""
-    unset = any(error in line for error in _UNSET for line in text)
-    if unset and not any(isinstance(line, Stepped) for line in lines):
-        hint = (
-            "\nIt went on where a loop had come to its end: there the loop yields nothing, and what only its body sets "
-            "is not there behind it. Set it before the loop too"
-        )
-    raise ProgramFailed(f"the program failed with exit code {code}. Its last lines:{shown}{hint}")
+    raise ProgramFailed(f"the program failed with exit code {code}. Its last lines:{shown}")
 
 
 def _files_here() -> dict[str, tuple[int, int]]:

@@ -78,10 +78,16 @@ class Process:
         return self._exit_failed or self.crashed
 
     @property
+    def errors(self) -> list[BaseException]:
+        """The exceptions that end the process: one that nothing has caught, and one in whose handler it exits."""
+        found = (getattr(sys, "last_value", None), self._exit_error)
+        return [error for error in found if error is not None]
+
+    @property
     def hopeless(self) -> bool:
         """Whether the process ends by a `ConfigError` or `StateError`: the same program would meet it again."""
         # A framework may have wrapped the error, or have caught it and called sys.exit(1).
-        return any(_is_hopeless(error) for error in (getattr(sys, "last_value", None), self._exit_error))
+        return any(_is_hopeless(error) for error in self.errors)
 
     def go_on(self) -> None:
         """Note that this thread trains. If the program has called sys.exit before, it has caught that."""

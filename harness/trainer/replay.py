@@ -154,6 +154,8 @@ class Replay:
         """Whether the program has left a loop of the Checkpointer before its end, as far as that is known."""
         self.begun = Loop("", 0)
         """The loop that began last."""
+        self.yielded_nothing = False
+        """Whether the loop that ended last has yielded nothing: the place of the snapshot is not before its end."""
         self.stack: list[Loop] = []
         """The loops that are inside an iteration, outermost first, without `epochs` and hand-written ones."""
         self._keeping: set[tuple[int, ...]] = set()
@@ -232,6 +234,7 @@ class Replay:
             # Nothing tells the end of a hand-written loop: the program would run on, and train nothing.
             raise StateError(f"loop {self.begun.ordinal} begins, but {_there(target)} was not reached: {_OTHER_LOOPS}")
         self._draw_again(self._draws_after_loops(target, len(around)))
+        self.yielded_nothing = True
         return Way.SKIP
 
     def enter_evaluation(self, step: int = 0) -> Way:
@@ -296,8 +299,10 @@ class Replay:
     def handing_out(self, loop: Loop) -> Iterator[None]:
         """Context manager around the iterations of any other loop of the Checkpointer."""
         self.stack.append(loop)
+        begun, self.yielded_nothing = loop.number, False
         try:
             yield
+            self.yielded_nothing = loop.number == begun
         finally:
             self.stack.remove(loop)
             self._note_draws()

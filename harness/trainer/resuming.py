@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -29,6 +29,18 @@ from harness.trainer.state.random_states import RandomStates
 from harness.trainer.state.restore import restore, restore_values
 from harness.trainer.state.stored import Pieces
 from harness.trainer.state.unlisted import Unlisted
+
+BEHIND_A_LOOP: Final = (
+    "the program went on behind a loop, which has yielded nothing in this start. What only the loop's body sets is not "
+    "there then: set it before the loop. What only its body adds to (a sum, a count, a list) is empty: keep it in "
+    "ckpt.extra, or let the code behind the loop allow for it"
+)
+"""Explains a failure of which `misses_iterations` is true."""
+
+
+def misses_iterations(error: BaseException) -> bool:
+    """Whether an exception may come of a loop that has yielded nothing."""
+    return isinstance(error, (NameError, ZeroDivisionError, IndexError)) or "empty" in str(error)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,14 @@ from harness.trainer.loaders.known import Loaders
 from harness.trainer.meeting import Meeting
 from harness.trainer.process import Process
 from harness.trainer.replay import Loop, Replay
-from harness.trainer.resuming import ResumedFrom, Resumption, SmallState, refill
+from harness.trainer.resuming import (
+    BEHIND_A_LOOP,
+    ResumedFrom,
+    Resumption,
+    SmallState,
+    misses_iterations,
+    refill,
+)
 from harness.trainer.saving import Saving
 from harness.trainer.staging.overlap import Overlap, before_updates
 from harness.trainer.staging.stager import Stager
@@ -418,7 +425,14 @@ class Training:
         A loop without an end of its own gets its final snapshot here, at its last boundary.
         """
         if not self.inert:
+            self._explain_failure()
             self._part(process_lives=False)
+
+    def _explain_failure(self) -> None:
+        """Say why a start may have failed that resumed behind a loop, and has made no step."""
+        made = self.resumed_from is None or self.boundary.step > self.resumed_from.step
+        if not made and self.replay.yielded_nothing and any(map(misses_iterations, self.process.errors)):
+            say(BEHIND_A_LOOP)
 
     def close(self) -> None:
         """Part from the agent while the process continues. See `Checkpointer.close`."""
