@@ -52,6 +52,7 @@ from harness.trainer.state.kinds import optimizers_in
 from harness.trainer.state.random_states import RandomStates
 from harness.trainer.state.rng import capture_moment, capture_rng
 from harness.trainer.state.unlisted import Unlisted
+from harness.trainer.variables import Variables
 from harness.trainer.voice import say, warn
 from harness.trainer.witness import Witness
 
@@ -154,7 +155,8 @@ class Training:
         os.environ["HARNESS_RESTARTS"] = str(link.restarts)
         self.process = Process(self.takes_signal, self._become_inert, self.at_exit, self.boundary.look_soon)
         self.process.attach()
-        self.witness = Witness.of(os.environ, self.states, self._announce, link.rank.number)
+        variables = Variables(self.states, self.loaders.given)
+        self.witness = Witness.of(os.environ, variables, self._announce, link.rank.number)
         self.replay.begin()
         if self.replay.target is None:
             self.hazards.begin()

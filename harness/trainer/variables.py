@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -39,9 +39,14 @@ _OPAQUE = (types.ModuleType, type, types.FunctionType, types.MethodType, types.B
 class Variables:
     """The variables of one program."""
 
-    def __init__(self, given: Mapping[str, object]) -> None:
-        """`given`: the Checkpointer's states, by name. They are compared elsewhere."""
-        self._given = given
+    def __init__(self, given: Mapping[str, object], loaders: Callable[[], Iterable[object]] = tuple) -> None:
+        """Look at nothing yet.
+
+        Args:
+            given: the Checkpointer's states, by name. They are compared elsewhere.
+            loaders: returns the loaders that its loops iterate over. It restores their positions, and the batches tell.
+        """
+        self._given, self._loaders = given, loaders
 
     def look(self, *, thorough: bool) -> tuple[dict[str, str], dict[str, str]]:
         """Return the program's plain values, and its objects with a state of their own that were not given.
@@ -51,7 +56,7 @@ class Variables:
         Args:
             thorough: look at tensors of any size.
         """
-        found = _Found(self._given, sys.maxsize if thorough else _LARGE_BYTES)
+        found = _Found(self._given, self._loaders(), sys.maxsize if thorough else _LARGE_BYTES)
         for name, state in self._given.items():
             if isinstance(state, nn.Module):
                 found.attributes_of(name, state)
@@ -68,11 +73,11 @@ class Variables:
 
 
 class _Found:
-    def __init__(self, given: Mapping[str, object], most_bytes: int) -> None:
+    def __init__(self, given: Mapping[str, object], loaders: Iterable[object], most_bytes: int) -> None:
         self.values: dict[str, str] = {}
         self.objects: dict[str, str] = {}
         self._most_bytes = most_bytes
-        self._seen = {id(state) for state in given.values()}
+        self._seen = {id(each) for each in (*given.values(), *loaders)}
         for state in given.values():
             if isinstance(state, nn.Module):
                 self._seen |= {id(part) for part in (*state.modules(), *state.parameters())}

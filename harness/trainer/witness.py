@@ -54,13 +54,13 @@ class Witness:
 
     @classmethod
     def of(
-        cls, environ: Mapping[str, str], states: Mapping[str, object], announce: Callable[[int], object], rank: int
+        cls, environ: Mapping[str, str], variables: Variables, announce: Callable[[int], object], rank: int
     ) -> Witness | None:
         """Return the witness that the environment asks for; `None` outside of a rehearsal."""
         text = environ.get(rehearsal.VARIABLE)
         if text is None:
             return None
-        return cls(msgspec.json.decode(text, type=Instructions), Variables(states), announce, rank)
+        return cls(msgspec.json.decode(text, type=Instructions), variables, announce, rank)
 
     def watch(self, batches: Iterator[Any], epoch: int | None, first: int, again: Callable[[], bool]) -> Iterator[Any]:
         """Yield the batches of a loop, and write down each.

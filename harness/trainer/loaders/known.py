@@ -189,6 +189,10 @@ class Loaders:
                 "own: DataLoader(…, generator=torch.Generator().manual_seed(number))"
             )
 
+    def given(self) -> list[Any]:
+        """Return the loaders of the loops that have begun."""
+        return [known.made.loader for known in self._known.values()]
+
     # ---- the snapshot -----------------------------------------------------------------------------------------------
 
     def store(self) -> StoredLoaders:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from harness.trainer.driven import PROGRESS
 from harness.trainer.state.capture import capture
 from harness.trainer.variables import Variables
 from harness.trainer.witness import Witness
-from tests.support.played_agent import Program, no_checkpointer
+from tests.support.played_agent import BATCHES, Program, no_checkpointer
 
 as_it_was = pytest.fixture(autouse=True)(no_checkpointer)
 
@@ -134,3 +134,32 @@ def test_torchs_seed_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyP
             pass
 
     assert decode_lines(file.read_bytes())[0] == Resumed(0, 1234)
+
+
+class Loader(State):
+    """Knows its own position."""
+
+    def __init__(self) -> None:
+        super().__init__({"position": 0})
+
+    def __iter__(self) -> Iterator[Any]:
+        for position, batch in enumerate(BATCHES, 1):
+            self._state = {"position": position}
+            yield batch
+
+
+def test_a_loader_with_a_state_over_which_a_loop_iterates_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "lines"
+    monkeypatch.setenv(VARIABLE, f'{{"file": "{file}", "stop": 9}}')
+    given, other = Loader(), Loader()
+    program = Program()
+
+    for _ in program.ckpt.batches(given):
+        program.train()
+    next(iter(other))
+
+    steps = [line for line in decode_lines(file.read_bytes()) if isinstance(line, Stepped)]
+    assert len(steps) == len(BATCHES)
+    assert {name.split()[0] for line in steps for name in line.objects} == {"other"}
