@@ -202,7 +202,8 @@ def _between(line: Stepped, again: Stepped, passed_over: Collection[str], loose:
     for library, drawn in line.random.items():
         if library not in passed_over and again.random.get(library) != drawn:
             return Difference(line.step, "random", random_in_words(library), library)
-    # Each start learns anew which gradients no step reads any more. If one is missing that matters, the weights differ.
+    # Each start finds out by itself which gradients no step reads any more. If one that matters is missing, the weights
+    # differ.
     known = line.gradients.keys() & again.gradients.keys()
     before, after = ({name: each.gradients[name] for name in line.gradients if name in known} for each in (line, again))
     changed = _changed(line.state | before, again.state | after, loose)

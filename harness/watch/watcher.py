@@ -36,7 +36,7 @@ _IN_VAIN = 3  # looks at a checkpoint that has just changed each time, until two
 _LEAST_S = 0.02  # between them, at last
 _SHARE = 0.1  # of the time, at most, that looks at a directory of very many files take
 _SURVIVORS_S = 5.0  # how long processes of a program that has ended are waited for; then they are killed, if it died
-_STANDS_S = 60.0  # a reason that has kept a running program from being saved for so long is told
+_STANDS_S = 60.0  # after so long, it is logged why nothing newer is saved
 _DIGITS = re.compile(r"[0-9]+")
 _NOT_BELOW_BYTES = 256 << 20  # of the disk, that a copy leaves free
 
