@@ -21,7 +21,8 @@ step to CURVE.RANK, and the final digests to FINAL.RANK.
     --uneven                           the last rank makes one step more
     --fails-early                      the last rank raises an exception before it says hello, once FILE exists
     --raise-at STEP                    the last rank raises an exception after STEP
-    --save-at STEP                     rank 0 asks for a snapshot after STEP, and waits until it is durable
+    --save-at STEP                     rank 0 wants a snapshot of the step after STEP, stays there until the ranks are
+                                       asked for one, and waits until it is durable
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from harness.core.policy.meeting import Hold
 from harness.core.shard import TensorSpec, header_bytes, parse_header, plan_shards
 from harness.core.snapshot import shard_name
 from harness.errors import StateError
-from harness.ipc.control_page import Request, Said, Word
+from harness.ipc.control_page import Command, Request, Said, Word
 from harness.ipc.slots import Slot, SlotRecord, place_shards, slot_bytes
 from harness.trainer.boundary import Boundary
 from harness.trainer.link import Link
@@ -326,6 +327,7 @@ class TinyRank:
                 self._stay_away(step, options.pauses)
                 if options.save_at == step - 1 and self.rank.number == 0:
                     self.meeting.want(wait=True)
+                    news = self._wait_asked()  # else how many more steps there are depends on the agent's speed
                 if (news != boundary.seen or step == boundary.next_due) and self.meeting.attend(overlap=False):
                     return self.leave()
                 while self._waits():
@@ -351,7 +353,23 @@ class TinyRank:
         is_behind = self._together is not None and self._together.is_behind(step - self._begun)
         asks = step < options.steps and not is_behind  # else there is no ask to wait for
         awaited = asks and is_awaited(self.link, step)
+        # The agent may be late with the slots, and the run may end before a snapshot that is wanted without them.
+        awaited |= (
+            step < options.steps
+            and options.save_at is not None
+            and self.link.granted(self._grant, self._sequence) is None
+        )
         return held or (not options.careless and (awaited or self._is_on_its_way()))
+
+    def _wait_asked(self) -> int:
+        """Wait until the agent commands something for this step or the next; the word of it."""
+        while not self.link.gone:
+            news = self.link.page.news
+            agreed = self.link.page.agreed(news)
+            if Command.of(news) is not Command.NOTHING and (agreed is None or agreed.step <= self.boundary.step + 1):
+                break
+            threading.Event().wait(LOOK_S)
+        return self.link.page.news
 
     def _has_passed(self) -> bool:
         """Whether it has said that it will not seal this step: it makes the next one, as a Checkpointer does."""
