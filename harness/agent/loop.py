@@ -38,9 +38,13 @@ class Loop:
         self._selector.unregister(fd)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a descriptor is readable or something is posted; act on the descriptors. Posts stay."""
+        """Wait until a descriptor is readable or something is posted; act on the descriptors. Posts stay.
+
+        A descriptor that an action before it has closed is left alone, also where another one has its number by then.
+        """
         for key, _mask in self._selector.select(timeout_s):
-            key.data()
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
 
     def run_posts(self) -> None:
         """Run the posted actions, in their order."""
