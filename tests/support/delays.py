@@ -1,6 +1,6 @@
 """Delays at named seams: finds on a quiet machine what load finds once in a hundred runs.
 
-    HARNESS_TEST_DELAY=slots=0.2,trainer-send=0.05 ./scripts/test tests/process
+    HARNESS_TEST_DELAY=slots=0.2,trainer-send=0.05 ./scripts/test tests/process tests/ranks
 
 At each seam whoever comes by waits so many seconds first. Load slows everybody alike; a delay of one of two who meet is
 what shows which of them was only ever faster. The agent of `tests.support.harness_run` has the seams of AGENT, trainers

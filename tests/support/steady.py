@@ -2,7 +2,7 @@
 
     python -m tests.support.steady [--busy N | --seams | --seam NAME] [--times K] [--show]
 
-A round is all that has to hold before a change lands, on the machine as it is, or beside N busy loops; or tests/process
+A round is all that has to hold before a change lands, on the machine as it is, or beside N busy loops; or DELAYED
 with a delay at one seam (delays.py). A round is clean if nothing failed, not even a test that would pass alone. Rounds
 are on record in .steady.json, which counts for these very files: it begins anew after a change of harness/, cloud/ or
 tests/. Without options it does what is still missing of GOAL.
@@ -32,6 +32,7 @@ from tests.support.second_run import PARALLEL, Run, run_pytest
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / ".steady.json"
 COUNTED = ("harness", "cloud", "tests")
+DELAYED = ("tests/process", "tests/ranks")
 LOOP = (sys.executable, "-c", "while True: pass")
 
 
@@ -44,7 +45,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     Attributes:
         busy: how many busy loops run beside it.
-        seam: where there is a delay; then the round is tests/process alone.
+        seam: where there is a delay; then the round is DELAYED alone.
     """
 
     busy: int = 0
@@ -128,7 +129,7 @@ def counted() -> list[Path]:
 def make(setting: Setting) -> Round:
     """Make one round; blocks until it is over. Raises Interrupted."""
     delayed = {VARIABLE: f"{setting.seam}={(AGENT | TRAINER)[setting.seam][1]}"} if setting.seam else {}
-    which = ["tests/process"] if setting.seam else ["--all"]
+    which = DELAYED if setting.seam else ("--all",)
     with tempfile.TemporaryDirectory(prefix="harness-steady-") as kept, contextlib.ExitStack() as stack:
         for _ in range(setting.busy):
             loop = subprocess.Popen(with_parent.command(*LOOP), cwd=ROOT)
