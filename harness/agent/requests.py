@@ -88,10 +88,11 @@ class Requests:
     def _drop_incomplete(self) -> None:
         """Drop what some ranks have sealed and others will not, and tell those that wait for it to become durable.
 
-        An agent that takes over knows nothing of the ask that the dead one left half carried out: it is taken back.
+        An agent that takes over knows nothing of the ask that the dead one left half carried out: it is taken back. A
+        rank may carry that out even later, when all have been asked for another step.
         """
-        if self._ranks.complete and not self._ranks.meeting.is_open and self._drain.current is None:
-            self._ranks.drop(self._pipeline.forget())
+        if self._ranks.complete and self._drain.current is None:
+            self._ranks.drop(self._pipeline.forget_others(self._ranks.meeting.agreed))
         missed = self._ranks.meeting.take_missed()
         if missed is not None:
             self._missed = missed

@@ -282,7 +282,7 @@ DEFECTS = (
     one(
         "what an agent inherits half sealed keeps its ranks waiting",
         "harness/agent/requests.py",
-        "            self._ranks.drop(self._pipeline.forget())\n",
+        "            self._ranks.drop(self._pipeline.forget_others(self._ranks.meeting.agreed))\n",
         "            pass\n",
         "tests/ranks",
     ),

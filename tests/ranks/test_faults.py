@@ -265,6 +265,21 @@ def test_a_set_that_is_half_sealed_as_the_agent_dies_keeps_no_rank_waiting(world
     check_unbroken(world)
 
 
+def test_what_is_sealed_late_for_an_agent_that_is_dead_keeps_no_rank_waiting(world: World) -> None:
+    """By then, all ranks are asked for a later step, and the third one, in lockstep, is on its way to that."""
+    with heard(world.place) as log:
+        process = world.start(*ranks(world, "--save-at", "3", "--half-sealed"), env=alone(world))
+        process.wait_for(r"(?:test: rank \d is about to seal[^\0]*){3}")
+        os.kill(int(log.wait_for(r"AgentStarted [^\n]*pid=(\d+)")[1]), signal.SIGKILL)
+        process.wait_for("test: rank 0 goes on")
+        world.released.touch()
+
+        assert process.wait() == 0, process.stderr
+    world.wait_gone()
+    assert world.survey().finished_at == STEPS
+    check_unbroken(world)
+
+
 def test_ranks_without_harness_run_leave_at_a_signal_and_go_on(world: World) -> None:
     process = world.start(*ranks(world, "--hold-at", "6"), env=alone(world))
     world.wait_until_durable(5)

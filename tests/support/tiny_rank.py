@@ -23,6 +23,7 @@ step to CURVE.RANK, and the final digests to FINAL.RANK.
     --raise-at STEP                    the last rank raises an exception after STEP
     --save-at STEP                     rank 0 wants a snapshot of the step after STEP, stays there until the ranks are
                                        asked for one, and waits until it is durable
+    --half-sealed                      rank 0 does not seal the first snapshot, and the others not before FILE exists
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ class TinyRank:
         self._told, self._grown = 0, False
         self._grant = self._sequence = self._begun = 0
         self._together: Together | None = None
+        self._first_at: int | None = None  # the step at which it was first to seal a snapshot
 
     # ---- what a stager does -----------------------------------------------------------------------------------------
 
@@ -189,6 +191,8 @@ class TinyRank:
             return True
         if (error := self.link.slot_error) is not None:
             raise error
+        if self.options.half_sealed and not self._takes_half():
+            return False
         granted = self.link.granted(self._grant, self._sequence)
         if granted is None:
             return False
@@ -226,6 +230,17 @@ class TinyRank:
         size, index = sum(span.size for span in self._spans), self.link.index_of(slot)
         self.link.send(messages.Sealed(index, self.boundary.step, size, 1e-4, 1e-4, assignment=self._assignment))
         return True
+
+    def _takes_half(self) -> bool:
+        """Whether it seals its first snapshot, if this is that: rank 0 does not, and the others wait for FILE."""
+        if self._first_at is None:
+            self._first_at = self.boundary.step
+            os.write(2, f"test: rank {self.rank.number} is about to seal\n".encode())
+        while self._first_at == self.boundary.step and self.rank.number and not self.options.hold_until.exists():
+            threading.Event().wait(LOOK_S)
+            if not self.planned:  # another agent asks for a snapshot only once all have their slots
+                self.plan(self.boundary.step)
+        return self._first_at != self.boundary.step or self.rank.number > 0
 
     def _compared(self, thoroughly: bool) -> tuple[str, ...]:
         assert self._used is not None, "it is planned"
@@ -310,6 +325,8 @@ class TinyRank:
             while boundary.step < options.steps + (options.uneven and is_last_rank):
                 step = boundary.step
                 self._stay_away(step, options.late)
+                if options.half_sealed and self._first_at == step:
+                    os.write(2, f"test: rank {self.rank.number} goes on\n".encode())
                 self.own, self.common = advance(self.own, step), advance(self.common, step)
                 if options.differs_at == step and is_last_rank:
                     self.common = advance(self.common, 7)
@@ -328,12 +345,12 @@ class TinyRank:
                 if options.save_at == step - 1 and self.rank.number == 0:
                     self.meeting.want(wait=True)
                     news = self._wait_asked()  # else how many more steps there are depends on the agent's speed
-                if (news != boundary.seen or step == boundary.next_due) and self.meeting.attend(overlap=False):
+                if (news != boundary.seen or step == boundary.next_due) and self._attend():
                     return self.leave()
                 while self._waits():
                     threading.Event().wait(LOOK_S)
                     page = self.link.page
-                    if (page.news != boundary.seen or not self.planned) and self.meeting.attend(overlap=False):
+                    if (page.news != boundary.seen or not self.planned) and self._attend():
                         return self.leave()
         if self.meeting.attend_last() or self.sealed_step != boundary.step:
             return self.leave()
@@ -350,16 +367,28 @@ class TinyRank:
         later = agreed is not None and agreed.step > step and (options.careless or agreed.step == options.up_to)
         goes_on = self.link.page.command.leaves or later
         held = step in (options.hold_at, options.up_to) and not goes_on and not options.hold_until.exists()
-        is_behind = self._together is not None and self._together.is_behind(step - self._begun)
-        asks = step < options.steps and not is_behind  # else there is no ask to wait for
+        asks = step < options.steps and not self._is_behind  # else there is no ask to wait for
         awaited = asks and is_awaited(self.link, step)
         # The agent may be late with the slots, and the run may end before a snapshot that is wanted without them.
-        awaited |= (
-            step < options.steps
-            and options.save_at is not None
-            and self.link.granted(self._grant, self._sequence) is None
-        )
+        awaited |= asks and options.save_at is not None and self.link.granted(self._grant, self._sequence) is None
         return held or (not options.careless and (awaited or self._is_on_its_way()))
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether another rank waits for this one, in lockstep."""
+        return self._together is not None and self._together.is_behind(self.boundary.step - self._begun)
+
+    def _attend(self) -> bool:
+        """Look at what the agent wants, with the first slots: it asks as soon as it has sent them. Whether to leave."""
+        while self._awaits_first_slot():
+            threading.Event().wait(LOOK_S)
+        return self.meeting.attend(overlap=False)
+
+    def _awaits_first_slot(self) -> bool:
+        link = self.link
+        if self.options.careless or self._is_behind or not self.planned or self._grant or link.page.command.leaves:
+            return False
+        return not link.gone and not link.slot_error and link.granted(self._grant, self._sequence) is None
 
     def _wait_asked(self) -> int:
         """Wait until the agent commands something for this step or the next; the word of it."""
@@ -414,6 +443,7 @@ def main() -> int:
     parser.add_argument("--fails-early", action="store_true")
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--save-at", type=int)
+    parser.add_argument("--half-sealed", action="store_true")
     options = parser.parse_args()
     delays.install(delays.TRAINER)
     detached = SOCKET_VARIABLE not in os.environ

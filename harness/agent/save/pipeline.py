@@ -247,6 +247,10 @@ class SavePipeline:
         ]
         return self.forget(passed)
 
+    def forget_others(self, asked: int | None) -> list[Dropped]:
+        """Drop the incomplete sets of all steps but the one that ranks are asked to seal, if they are."""
+        return self.forget([step for step in self._gathering.steps if step != asked])
+
     def forget(self, steps: Collection[int] | None = None) -> list[Dropped]:
         """Drop the incomplete sets, of these steps or of all."""
         waited = self._gathering.indexes

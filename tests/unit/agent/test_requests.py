@@ -32,7 +32,12 @@ class EnteringRanks:
         self.sealed_step = 7
         self.holdings = SimpleNamespace(compares=False)
         self.meeting = SimpleNamespace(
-            is_open=True, given_up=None, take_missed=self.take_missed, turn=lambda sealed: None, close=lambda: None
+            is_open=True,
+            agreed=None,
+            given_up=None,
+            take_missed=self.take_missed,
+            turn=lambda sealed: None,
+            close=lambda: None,
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -57,7 +62,7 @@ def test_a_validation_s_snapshot_that_a_rank_has_missed_is_not_asked_for_again()
     settings = SimpleNamespace(every_s=1000.0, durable_every_s=1000.0, local=None, every_steps=None)
     context: Any = SimpleNamespace(settings=settings, emit=told.append)
     pipeline: Any = SimpleNamespace(
-        sealed_step=7, sealed_at=None, forget=lambda *steps: [], forget_passed=lambda *steps: []
+        sealed_step=7, sealed_at=None, forget=lambda *_: [], forget_others=lambda *_: [], forget_passed=lambda *_: []
     )
     drain: Any = SimpleNamespace(current=None)
     lateness: Any = SimpleNamespace(in_the_way=False)

@@ -361,6 +361,18 @@ def test_a_step_that_is_given_up_is_dropped_though_no_rank_has_passed_it(scene: 
     assert scene.pipeline.forget_passed([10, 10], given_up=10) == [Dropped(0, 1)]
 
 
+def test_a_step_that_ranks_are_not_asked_for_is_dropped_though_they_are_asked_for_another(
+    scene: Scene, two: TwoRanks
+) -> None:
+    """One may seal, late, what an agent had asked for that is dead by then."""
+    two.seal(0, 0, 10, 1)
+
+    assert scene.pipeline.forget_others(10) == []
+    assert scene.pipeline.forget_others(11) == [Dropped(0, 1)]
+    two.seal(0, 1, 11, 2)
+    assert scene.pipeline.forget_others(None) == [Dropped(0, 2)]
+
+
 def test_what_is_dropped_is_no_part_of_a_set_even_if_its_step_is_sealed_again(scene: Scene, two: TwoRanks) -> None:
     two.seal(0, 0, 10, 1)
     scene.pipeline.forget([10])
