@@ -143,9 +143,13 @@ def main() -> None:
                 curve.write(f"{ckpt.step_count + 1} {loss.item().hex()}\n")
                 curve.flush()
             if told.saves is not None:
+                if rank == 0 and told.saves == "one":
+                    dist.barrier()  # the others have left the loop: else they may be in time for the snapshot
                 if rank == 0 or told.saves == "all":
                     ckpt.save()
                 break
+    if told.saves == "one" and rank != 0:
+        dist.barrier()
     if told.saves is not None:
         dist.barrier()
     text = "".join(f"{name} {value.tolist()}\n" for name, value in held(model, optimizer))
