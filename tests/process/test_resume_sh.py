@@ -212,7 +212,7 @@ def test_a_watched_program_whose_agent_is_killed_is_ended_and_goes_on_from_its_c
     command = [sys.executable, "-m", "tests.support.saving_program", *files, *held]
     process = resume(world, *world.options(), "--watch", world.root / "out", command=command)
     os.kill(started(process), signal.SIGKILL)
-    process.wait_for("the program that it watched is ended")
+    process.wait_for("(?s)the program that it watched is ended.* AgentStarted ")
     world.released.touch()
 
     assert process.wait() == 0, process.stderr

@@ -15,6 +15,7 @@ import harness.node.main
 import harness.node.platform
 from harness.cli.app import main
 from harness.node.supervisor import Limits
+from tests.support import delays
 
 LONGER = float(os.environ.get("HARNESS_TEST_LONGER", "10"))
 """Limits that a machine must not miss where it only stands still for a moment: so many times the real ones."""
@@ -24,6 +25,7 @@ LIMITS = Limits(margin_s=0.3, let_go_s=0.3, tick_s=0.05, back_off_s=0.1)
 def as_python(arguments: list[str]) -> None:
     """`python -P -m harness …`, with other limits."""
     assert arguments[:3] == ["-P", "-m", "harness"]
+    delays.install(delays.NODE)
     harness.node.main.resume = functools.partial(harness.node.main.resume, limits=LIMITS)  # type: ignore[assignment]
     harness.node.fleet_reporter.LOOK_S = harness.node.fleet_reporter.ASK_S = harness.node.actions.LOOK_AGAIN_S = 0.1
     harness.node.actions.ACT_S = float(os.environ.get("HARNESS_TEST_ACT_S", harness.node.actions.ACT_S))

@@ -26,7 +26,7 @@ import msgspec
 import pytest
 
 from tests.support import with_parent
-from tests.support.delays import AGENT, TRAINER, VARIABLE
+from tests.support.delays import SEAMS, VARIABLE
 from tests.support.second_run import PARALLEL, Run, run_pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ GOAL: dict[Setting, int] = {
     Setting(): 10,
     Setting(busy=2): 5,
     Setting(busy=4): 3,
-    **{Setting(seam=seam): 1 for seam in (*AGENT, *TRAINER)},
+    **{Setting(seam=seam): 1 for seam in SEAMS},
 }
 """How many clean rounds in a row are wanted."""
 
@@ -128,7 +128,7 @@ def counted() -> list[Path]:
 
 def make(setting: Setting) -> Round:
     """Make one round; blocks until it is over. Raises Interrupted."""
-    delayed = {VARIABLE: f"{setting.seam}={(AGENT | TRAINER)[setting.seam][1]}"} if setting.seam else {}
+    delayed = {VARIABLE: f"{setting.seam}={SEAMS[setting.seam].seconds}"} if setting.seam else {}
     which = DELAYED if setting.seam else ("--all",)
     with tempfile.TemporaryDirectory(prefix="harness-steady-") as kept, contextlib.ExitStack() as stack:
         for _ in range(setting.busy):
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/steady", description="Run the tests again and again; keep count.")
     parser.add_argument("--busy", type=int, metavar="N", help="only rounds beside so many busy loops")
     parser.add_argument("--seams", action="store_true", help="only rounds with a delay, one for each seam")
-    parser.add_argument("--seam", choices=[*AGENT, *TRAINER], help="only rounds with a delay at this seam")
+    parser.add_argument("--seam", choices=list(SEAMS), help="only rounds with a delay at this seam")
     parser.add_argument(
         "--times", type=int, metavar="K", help="so many rounds more (default: what the goal still lacks)"
     )

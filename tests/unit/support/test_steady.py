@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import steady
-from tests.support.delays import AGENT, TRAINER
+from tests.support.delays import SEAMS
 from tests.support.steady import GOAL, ROOT, Record, Round, Setting
 
 QUIET, BUSY = Setting(), Setting(busy=2)
@@ -43,7 +43,7 @@ def test_what_is_missing_is_what_the_goal_wants_beyond_the_last_failure() -> Non
 
 
 def test_the_goal_has_every_seam() -> None:
-    assert {setting.seam for setting in GOAL if setting.seam} == AGENT.keys() | TRAINER.keys()
+    assert {setting.seam for setting in GOAL if setting.seam} == SEAMS.keys()
 
 
 def test_the_summary_says_which_test_failed_how_often() -> None:
