@@ -28,6 +28,7 @@ import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from circumstances import Row, Verdict, at_least, at_most, circumstances, environment, show, spread
 from gpt_state import Size
@@ -112,12 +113,12 @@ def wait_for(result: Path, process: subprocess.Popen[bytes]) -> None:
     assert result.exists(), f"the session ended with {process.returncode}"
 
 
-def of_journal(store: Path, ranks: int, told: dict[str, object]) -> dict[str, list[float]]:
+def of_journal(store: Path, ranks: int, told: dict[str, Any]) -> dict[str, Any]:
     """What the agent has seen of each snapshot that was asked for: bytes copied, the agreement, and all sealed."""
     due_at, agreed = None, list[float]()
     sealed: dict[int, list[events.Sealed]] = defaultdict(list)
     after: list[float] = []
-    step_s = statistics.median(told["step_s"])  # type: ignore[arg-type]
+    step_s = statistics.median(told["step_s"])
     for line in read_journal(DirectoryStore(store), RunKeys(RUN)):
         match line.body:
             case events.Due(reason="save"):
@@ -132,7 +133,7 @@ def of_journal(store: Path, ranks: int, told: dict[str, object]) -> dict[str, li
                     due_at = None
     whole = [sum(seal.bytes for seal in seals) for seals in sealed.values() if len(seals) == ranks]
     return {
-        "copied": [size / float(str(told["bytes"])) for size in whole],
+        "copied": [size / told["bytes"] for size in whole],
         "agreed_s": agreed,
         "sealed_after": after[1:],
     }
@@ -157,10 +158,8 @@ def rows_of(size: Size, found: dict[int, Found]) -> list[Row]:
                     "a step, ms": spread([1e3 * each for each in one.step_s]) if ours else "",
                 }
             )
-        rows += [
-            dict.fromkeys(rows[-1], "") | {"state": what, "who": who, "stall, s": why}
-            for who, why in one.absent.items()
-        ]
+        empty: Row = dict.fromkeys(rows[-1], "")
+        rows += [empty | {"state": what, "who": who, "stall, s": why} for who, why in one.absent.items()]
     return rows
 
 

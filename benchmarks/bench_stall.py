@@ -132,7 +132,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.project(self.attend(self.before(x)).chunk(3, -1)[0])
-        return x + self.down(nn.functional.gelu(self.up(self.after(x))))
+        change: torch.Tensor = self.down(nn.functional.gelu(self.up(self.after(x))))
+        return x + change
 
 
 class Snapshots:

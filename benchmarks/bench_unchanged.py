@@ -38,6 +38,7 @@ sys.path.insert(0, str(ROOT))
 from cloud.digest import crc64nvme
 from cloud.directory.store import DirectoryStore
 from cloud.notice import Deadline
+from harness.core.manifest import Manifest
 from harness.core.snapshot import RunKeys, SnapshotId, shard_name
 from harness.snapshots import commit, retire
 from harness.snapshots.dedup import Deduplicator, Wanted
@@ -230,7 +231,7 @@ def on_disk(directory: Path, data: memoryview, number: int) -> OnDisk:
     return OnDisk(write_s, link_s, read_s, vain_s)
 
 
-def publish(store: DirectoryStore, data: memoryview, step: int, unchanged: Deduplicator) -> commit.Manifest:
+def publish(store: DirectoryStore, data: memoryview, step: int, unchanged: Deduplicator) -> Manifest:
     part = commit.StagedPart(
         rank=0, world_size=1, state=b"{}", environment={}, sealed_at="", shards=shards(data)
     )  # fmt: skip

@@ -53,7 +53,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.before(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(nn.functional.gelu(self.up(self.after(x))))
+        change: Tensor = self.down(nn.functional.gelu(self.up(self.after(x))))
+        return x + change
 
 
 class Training:
@@ -73,7 +74,7 @@ class Training:
         with torch.autocast("cuda", torch.bfloat16):
             logits = self.model(self._tokens[:, :-1])
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), self._tokens[:, 1:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
         loss.item()  # as a loop does that prints it: the CPU is one step ahead at most

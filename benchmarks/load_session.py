@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -117,4 +116,4 @@ def wait_for(log: Path, words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -116,7 +116,7 @@ class DcpAsync:
             async_checkpointer_type=self._kind,
             async_stager=self._stager,
         )
-        return _when(self._background.submit(lambda: (saved.result(), sync_tree(target))))
+        return _when(self._background.submit(_sync_after, saved.result, target))
 
     def close(self) -> None:
         self._background.shutdown()
@@ -141,7 +141,7 @@ class Torchsnapshot:
     def save(self, state: State, target: Path) -> Durable:
         app_state = {"model": state.model, "optimizer": state.optimizer}
         pending = self._library.Snapshot.async_take(str(target), app_state, **self._options)
-        return _when(self._background.submit(lambda: (pending.wait(), sync_tree(target))))
+        return _when(self._background.submit(_sync_after, pending.wait, target))
 
     def close(self) -> None:
         self._background.shutdown()
@@ -264,6 +264,12 @@ def _planner() -> Any:
     from torch.distributed.checkpoint import DefaultSavePlanner
 
     return DefaultSavePlanner(enable_plan_caching=True)
+
+
+def _sync_after(written: Callable[[], object], target: Path) -> None:
+    """Wait until all of it is written, and sync it."""
+    written()
+    sync_tree(target)
 
 
 def _when(done: Future[Any]) -> Durable:

@@ -112,7 +112,7 @@ class Session:
             self.held_s += time.perf_counter() - began
             return told
 
-        Meeting._rest = timed  # type: ignore[method-assign]
+        Meeting._rest = timed  # type: ignore[method-assign, assignment]
 
     def step(self) -> float:
         """Make one step, in lockstep with the others; how long its boundary took."""

@@ -161,7 +161,7 @@ class Sink(ThreadingHTTPServer):
         if self._context is not None:
             request = self._context.wrap_socket(request, server_side=True)
         with contextlib.suppress(OSError):  # the client has gone
-            self.RequestHandlerClass(request, client_address, self)
+            super().finish_request(request, client_address)
 
 
 def write_certificates(directory: Path) -> tuple[Path, Path, Path]:

@@ -91,7 +91,12 @@ class Ours:
         self._ckpt.resume()
         self.boundary = self._ckpt.step
         self._ckpt.save()  # the first boundaries plan the layout, and pass until there is a slot
-        _wait(lambda: self._ckpt.durable_step is not None, lambda: (self.boundary(), time.sleep(POLL_S)))
+
+        def train() -> None:
+            self.boundary()
+            time.sleep(POLL_S)
+
+        _wait(lambda: self._ckpt.durable_step is not None, train)
 
     def save(self, _state: State, _target: Path) -> Durable:
         self._ckpt.save()

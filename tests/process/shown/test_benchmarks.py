@@ -16,6 +16,7 @@ pytestmark = pytest.mark.long("a benchmark of several processes with torch")
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 STEP = ["--steps", "100", "--rounds", "5"]
+CHEAP = {"save", "stall", "window"}
 QUICK = {
     "agent": ["--starts", "1", "--saves", "1", "--idle-s", "0.5", "--mb", "4"],
     "s3": ["--quick"],
@@ -35,7 +36,7 @@ def python(world: World, *arguments: str | Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "save" else [pytest.mark.nightly]) for name in QUICK]
+    "name", [pytest.param(name, marks=[] if name in CHEAP else [pytest.mark.nightly]) for name in QUICK]
 )
 def test_a_benchmark_ends_in_verdicts(name: str, world: World) -> None:
     code, said, stderr = python(world, BENCHMARKS / f"bench_{name}.py", *QUICK[name], "--json")
