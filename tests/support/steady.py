@@ -2,10 +2,10 @@
 
     python -m tests.support.steady [--busy N | --seams | --seam NAME] [--times K] [--show]
 
-A round is all that has to hold before a change lands, on the machine as it is, or beside N busy loops; or DELAYED
-with a delay at one seam (delays.py). A round is clean if nothing failed, not even a test that would pass alone. Rounds
-are on record in .steady.json, which counts for these very files: it begins anew after a change of harness/, cloud/ or
-tests/. Without options it does what is still missing of GOAL.
+A round is all that has to hold before a change lands, on the machine as it is, or beside N busy loops; or the tests
+that come by a seam, with a delay there (delays.py). A round is clean if nothing failed, not even a test that would pass
+alone. Rounds are on record in .steady.json, which counts for these very files: it begins anew after a change of
+harness/, cloud/ or tests/. Without options it does what is still missing of GOAL.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ import msgspec
 import pytest
 
 from tests.support import with_parent
-from tests.support.delays import SEAMS, VARIABLE
+from tests.support.delays import NODE, SEAMS, VARIABLE
 from tests.support.second_run import PARALLEL, Run, run_pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / ".steady.json"
 COUNTED = ("harness", "cloud", "tests")
-DELAYED = ("tests/process", "tests/ranks")
 LOOP = (sys.executable, "-c", "while True: pass")
 
 
@@ -45,11 +44,18 @@ class Setting(msgspec.Struct, frozen=True):
 
     Attributes:
         busy: how many busy loops run beside it.
-        seam: where there is a delay; then the round is DELAYED alone.
+        seam: where there is a delay; then the round has only the tests that come by there.
     """
 
     busy: int = 0
     seam: str = ""
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """What pytest is given."""
+        if not self.seam:
+            return ("--all",)
+        return ("tests/process", "tests/node" if self.seam in NODE else "tests/ranks")
 
     @property
     def words(self) -> str:
@@ -129,7 +135,6 @@ def counted() -> list[Path]:
 def make(setting: Setting) -> Round:
     """Make one round; blocks until it is over. Raises Interrupted."""
     delayed = {VARIABLE: f"{setting.seam}={SEAMS[setting.seam].seconds}"} if setting.seam else {}
-    which = DELAYED if setting.seam else ("--all",)
     with tempfile.TemporaryDirectory(prefix="harness-steady-") as kept, contextlib.ExitStack() as stack:
         for _ in range(setting.busy):
             loop = subprocess.Popen(with_parent.command(*LOOP), cwd=ROOT)
@@ -137,7 +142,7 @@ def make(setting: Setting) -> Round:
             stack.callback(loop.kill)
         os.environ.update(delayed)
         began = time.monotonic()
-        code, run = run_pytest(Path(kept), "round", [*PARALLEL, "--quiet", *which])
+        code, run = run_pytest(Path(kept), "round", [*PARALLEL, "--quiet", *setting.tests])
         for name in delayed:
             del os.environ[name]
         if code == pytest.ExitCode.INTERRUPTED or code > 128:

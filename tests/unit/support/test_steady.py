@@ -46,6 +46,12 @@ def test_the_goal_has_every_seam() -> None:
     assert {setting.seam for setting in GOAL if setting.seam} == SEAMS.keys()
 
 
+def test_a_round_with_a_delay_has_the_tests_that_come_by_there() -> None:
+    assert Setting(busy=2).tests == ("--all",)
+    assert Setting(seam="publish").tests == Setting(seam="trainer-send").tests == ("tests/process", "tests/ranks")
+    assert Setting(seam="resume-act").tests == ("tests/process", "tests/node")
+
+
 def test_the_summary_says_which_test_failed_how_often() -> None:
     said = steady.summary(Record("digest", [red(QUIET, "a", "b"), clean(QUIET), red(BUSY, "b")]))
 
