@@ -11,7 +11,8 @@ Options come in pairs; those of `harness run` are passed on. Beside them:
                                  terminate-group (to its process group: trainer and DataLoader workers as well), or
                                  release (nothing but FILE, see below);
                                  EVENT@remote and EVENT@local count those of one tier
-    --release FILE               a file that the first kill creates: a trainer that holds waits for it
+    --release FILE               a file that the first kill creates: a trainer that holds waits for it (beside it,
+                                 `terminate` creates one: see tests.support.ending)
     --answer-s SECONDS           how long an answer of the metadata service may take
     --fail VERB:N[-M]            calls N to M of the store's VERB fail as if it were down
     --notices WORD[,...]         what each poll of a source says: rebalance, interrupt, nothing, down; the last stays
@@ -78,7 +79,7 @@ from harness.core.policy.end import EndTimes
 from harness.core.policy.restart import after_crash
 from harness.errors import HarnessError
 from harness.snapshots.open import open_soon
-from tests.support import delays
+from tests.support import delays, ending
 from tests.support.stores import FaultyStore
 
 LONGER = 10
@@ -137,6 +138,7 @@ class At:
         child = self.agent.trainer.child
         os.write(2, f"test: {self.action} at {self.event} {self.nth}\n".encode())
         if self.action == "terminate":
+            ending.tell()
             os.kill(os.getpid(), signal.SIGTERM)
             return
         if self.action == "terminate-group":
@@ -247,6 +249,8 @@ def main(arguments: list[str]) -> int:
     pairs, command = arguments[:split], arguments[split + 1 :]
     options = {pairs[i].removeprefix("--"): pairs[i + 1] for i in range(0, len(pairs), 2)}
     release = Path(options.pop("release")) if "release" in options else None
+    if release is not None:
+        ending.prepare(release.with_name("ending"))
     at = [At.parse(text, release) for text in options.pop("at", "").split(",") if text]
     fresh = options.pop("fresh", None)
     fail, notices = options.pop("fail", None), options.pop("notices", None)

@@ -21,6 +21,7 @@ from harness import Checkpointer
 from harness.trainer.driven import Driven
 from harness.trainer.ranks import Rank
 from harness.trainer.training import Training
+from tests.support import ending
 from tests.support.tiny_rank import is_awaited
 
 LOOK_S = 0.002
@@ -41,8 +42,8 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
     count_step = loops._count_step
 
     def is_held() -> bool:
-        goes_on = not training.link.rank.is_alone and training.page.command.leaves  # to the step that all take
-        return ckpt.step_count == hold_at and hold_until is not None and not hold_until.exists() and not goes_on
+        held = ckpt.step_count == hold_at and hold_until is not None and not hold_until.exists()
+        return held and not _goes_on(training)
 
     def count_and_wait(kind: str) -> None:
         count_step(kind)
@@ -55,13 +56,16 @@ def patient(ckpt: Checkpointer, *, hold_at: int | None = None, hold_until: Path 
 def all_patient() -> None:
     """Make every training of this process wait so: by a Checkpointer, or by a framework.
 
-    Of one rank, also where a validation begins with a snapshot: a real one goes on without if there is no slot yet.
+    A framework's also stays, once its end is about to be asked for (ending.py), at the first step without a snapshot.
+    Of one rank, a training waits also where a validation begins with a snapshot: a real one goes on without if there is
+    no slot yet.
     """
     boundary, made, at_boundary = Driven.boundary, Checkpointer.__init__, Training.at_boundary
 
     def wait_at_boundary(driven: Driven, step: int, **options: Any) -> None:
         boundary(driven, step, **options)
-        _wait(driven.training, functools.partial(driven.training.at_boundary, "step"))
+        training = driven.training
+        _wait(training, functools.partial(training.at_boundary, "step"), functools.partial(_is_ending, training))
 
     def wait_before_validation(training: Training, kind: str, **options: Any) -> None:
         at_boundary(training, kind, **options)
@@ -75,6 +79,18 @@ def all_patient() -> None:
     Driven.boundary = wait_at_boundary  # type: ignore[method-assign]
     Training.at_boundary = wait_before_validation  # type: ignore[method-assign]
     Checkpointer.__init__ = make  # type: ignore[method-assign]
+
+
+def _goes_on(training: Training) -> bool:
+    """Whether it is one of several ranks, on its way to the step that all take."""
+    return not training.link.rank.is_alone and training.page.command.leaves
+
+
+def _is_ending(training: Training) -> bool:
+    """Whether it stays for the end that is about to be asked for, and not where there is a snapshot already."""
+    if not ending.is_told() or training.interrupted or training.link.gone:
+        return False
+    return training.boundary.step != training.stager.sealed_step and not _goes_on(training)
 
 
 class _GoneOn:
