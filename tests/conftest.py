@@ -18,6 +18,10 @@ from tests.support.patience import limit_s
 
 os.environ |= GIVEN  # before a test's file imports torch, which reads it once
 
+# A fork leaves the garbage of earlier tests alone. A data worker that collected a DDP model of one would wait without
+# end for the threads of its process group, which only the parent has.
+os.register_at_fork(after_in_child=gc.freeze)
+
 pytest_plugins = [
     "tests.support.failed_tests",
     "tests.support.order",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,24 @@ def test_settings_of_the_package_index_come_back_where_a_test_fetches(monkeypatc
 
     assert os.environ["PIP_INDEX_URL"] == "https://index"
     assert "SLURM_JOB_ID" not in os.environ
+
+
+class Garbage:
+    """Refers to itself, so that only a collection ends it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_fork_does_not_collect_what_tests_before_it_have_left() -> None:
+    gc.disable()
+    try:
+        left = weakref.ref(Garbage())
+        if not (child := os.fork()):
+            gc.collect()
+            os._exit(0 if left() is not None else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        gc.enable()
+    gc.collect()
+    assert left() is None
