@@ -211,7 +211,8 @@ class _Server:
         return int.from_bytes(answer, "big")
 
     def close(self) -> None:
-        """End it."""
+        """End it, even if a data worker that was forked from here holds the connection as well."""
+        self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         if self._process is not None:
             self._process.wait()

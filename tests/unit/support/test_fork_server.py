@@ -174,3 +174,19 @@ def test_other_variables_that_are_read_at_the_begin_take_another_server(world: W
     first, second = (portrait(world, env={"OMP_NUM_THREADS": threads}) for threads in ("1", "2"))
     assert [seen["environment"]["OMP_NUM_THREADS"] for seen in (first, second)] == ["1", "2"]
     assert len([key for key in fork_server._servers if key[0] == "plain"]) >= 2
+
+
+def test_it_ends_though_a_data_worker_of_an_earlier_test_is_left() -> None:
+    """It was forked while the server was there, and holds its connection as well."""
+    server = fork_server._started("plain", {})
+    waits, go = os.pipe()
+    if not (left := os.fork()):
+        os.close(go)
+        os.read(waits, 1)
+        os._exit(0)
+    server.close()
+    assert server._process is not None
+    assert server._process.returncode == 0
+    os.close(go)
+    os.close(waits)
+    os.waitpid(left, 0)
